@@ -1,0 +1,29 @@
+"""Train PyTorch modules and ONNX models as one optimized graph."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "ORTModule": "onnxtrain.ortmodule",
+    "DebugOptions": "onnxtrain.ortmodule",
+    "LogLevel": "onnxtrain.ortmodule",
+    "verify": "onnxtrain.ortmodule",
+    "Options": "onnxtrain.options",
+    "OnnxTrainError": "onnxtrain.errors",
+}
+__all__ = ["__version__", *_PUBLIC]
+
+
+def __getattr__(name: str) -> Any:
+    """Resolve a public name on first use, so that importing onnxtrain needs no torch."""
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'onnxtrain' has no attribute {name!r}")
+    return getattr(importlib.import_module(_PUBLIC[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

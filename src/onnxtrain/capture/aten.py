@@ -1,0 +1,92 @@
+"""Operators that torch.onnx cannot translate: kept as ``ATen`` nodes, which torch itself runs and differentiates."""
+
+from __future__ import annotations
+
+import json
+import operator
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from onnxtrain.ir.graphs import DOMAIN
+
+ATEN = "ATen"
+
+
+def untranslatable(program: torch.export.ExportedProgram, known: set[Any]) -> set[torch._ops.OpOverload]:
+    """ATen overloads of a captured program that have neither a translation nor a decomposition."""
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    registry = ONNXRegistry.from_torchlib()
+    decomposed = {*torch.export.default_decompositions(), *torch._decomp.decomposition_table}
+    found = set()
+    for node in _calls(program.graph_module):
+        target = node.target
+        if isinstance(target, torch._ops.OpOverload) and target.namespace not in ("prim", "prims"):
+            composite = target._can_decompose()
+            if not (registry.is_registered(target) or target in decomposed or target in known or composite):
+                found.add(target)
+    return {t for t in found if returns_tensors(t)}
+
+
+def returns_tensors(target: torch._ops.OpOverload) -> bool:
+    """Whether all results of an overload are tensors, so that it can be one node."""
+    kinds = [str(r.type) for r in target._schema.returns]
+    return bool(kinds) and all(kind == "Tensor" for kind in kinds)
+
+
+def failed_overload(error: BaseException) -> torch._ops.OpOverload | None:
+    """The overload that torch.onnx says it could not translate, read from the chain of errors."""
+    seen: BaseException | None = error
+    while seen is not None:
+        found = re.search(r"target=torch\.ops\.(\w+)\.(\w+)\.(\w+)", str(seen))
+        if found:
+            namespace, name, overload = found.groups()
+            return getattr(getattr(getattr(torch.ops, namespace), name), overload)
+        seen = seen.__cause__ or seen.__context__
+    return None
+
+
+def translation_of(target: torch._ops.OpOverload) -> Callable[..., Any]:
+    """A translation that records the call as one ATen node."""
+
+    def record(*args: Any, **kwargs: Any) -> Any:
+        from onnxscript import evaluator
+        from torch.onnx._internal.exporter._tensors import SymbolicTensor
+
+        recorder = evaluator.default()
+        inputs: list[ir.Value] = []
+        arguments = json.dumps([_encode(a, inputs) for a in args])
+        keywords = json.dumps({k: _encode(v, inputs) for k, v in kwargs.items()})
+        count = len(target._schema.returns)
+        outputs = [SymbolicTensor(recorder.opset) for _ in range(count)]  # type: ignore[attr-defined]
+        attributes = {"operator": str(target.name()), "overload": target._overloadname}
+        attributes |= {"arguments": arguments, "keywords": keywords}
+        made = ir.Node(
+            DOMAIN, ATEN, inputs, attributes=[ir.AttrString(k, v) for k, v in attributes.items()], outputs=outputs
+        )
+        recorder.nodes.append(made)  # type: ignore[attr-defined]
+        return outputs[0] if count == 1 else tuple(outputs)
+
+    return record
+
+
+def _encode(argument: Any, inputs: list[ir.Value]) -> Any:
+    """An argument as JSON: a tensor is ``{"input": its position}``."""
+    if isinstance(argument, ir.Value):
+        inputs.append(argument)
+        return {"input": len(inputs) - 1}
+    if isinstance(argument, list | tuple):
+        return [_encode(a, inputs) for a in argument]
+    if isinstance(argument, bool | int | float | str | None):
+        return argument
+    return {"text": str(argument)}
+
+
+def _calls(module: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
+    for inner in module.modules():
+        if isinstance(inner, torch.fx.GraphModule):
+            yield from (n for n in inner.graph.nodes if n.op == "call_function" and n.target is not operator.getitem)

@@ -1,0 +1,193 @@
+"""ExportedProgram → ForwardGraph: ONNX nodes, the user's names, weights as inputs, source lines, symbolic sizes."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import onnx_ir as ir
+import sympy
+import torch
+
+from onnxtrain.capture import aten
+from onnxtrain.capture.export import PREFIX
+from onnxtrain.capture.translations import TRANSLATIONS
+from onnxtrain.errors import CaptureError
+from onnxtrain.ir import shapes
+from onnxtrain.ir.graphs import SOURCE, ForwardGraph, Signature
+
+_TRACE = "pkg.torch.onnx.stack_trace"
+_ATTEMPTS = 16
+
+
+def to_graph(program: torch.export.ExportedProgram, input_names: Sequence[str], opset: int) -> ForwardGraph:
+    """Translate a captured program.
+
+    Args:
+        program: what ``capture.export`` made of a ``FlatModule``.
+        input_names: one name for each user input.
+        opset: ONNX opset of the result.
+
+    Raises:
+        CaptureError: torch.onnx cannot translate the program.
+    """
+    onnx_program = _translate(program, opset)
+    model, ep = onnx_program.model, onnx_program.exported_program
+    _name_inputs(model.graph, input_names)
+    signature = _weights_to_inputs(model.graph, ep, input_names)
+    _distinct_outputs(model.graph)
+    _rename_symbols(model.graph, ep)
+    for node in model.graph:
+        _keep_source(node)
+    shapes.infer_graph(model.graph)
+    outputs = tuple(str(v.name) for v in model.graph.outputs[: len(model.graph.outputs) - len(signature.buffer_updates)])
+    updates = dict(zip(signature.buffer_updates, (str(v.name) for v in model.graph.outputs[len(outputs) :]), strict=True))
+    slim = ir.Model(model.graph, ir_version=10)
+    return ForwardGraph(
+        slim, Signature(signature.user_inputs, signature.parameters, signature.buffers, outputs, updates)
+    )
+
+
+def _translate(program: torch.export.ExportedProgram, opset: int) -> Any:
+    table = dict(TRANSLATIONS)
+    with _silence():
+        unknown = aten.untranslatable(program, set(table))
+    table |= {target: aten.translation_of(target) for target in unknown}
+    for _ in range(_ATTEMPTS):
+        try:
+            with _silence():
+                return torch.onnx.export(
+                    program, dynamo=True, optimize=False, verbose=False, opset_version=opset, custom_translation_table=table
+                )
+        except Exception as error:
+            target = aten.failed_overload(error)
+            if target is None or target in table or not aten.returns_tensors(target):
+                raise CaptureError(
+                    f"torch.onnx cannot translate the captured program: {_last_line(error)}",
+                    node=str(target or ""),
+                    cure="keep that part outside the wrapped module",
+                ) from error
+            table[target] = aten.translation_of(target)
+    raise CaptureError(f"more than {_ATTEMPTS} operators have no translation", cure="wrap a smaller part of the model")
+
+
+def _last_line(error: BaseException) -> str:
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    lines = [line for line in str(cause).splitlines() if line.strip()]
+    return lines[0] if lines else type(cause).__name__
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Keep the exporter's own chatter out of the user's terminal; its errors are raised all the same."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _name_inputs(graph: ir.Graph, names: Sequence[str]) -> None:
+    taken = {str(n.name): n for n in graph.initializers.values()}
+    for node in graph:
+        taken.update({str(v.name): v for v in node.outputs})
+    for value, name in zip(graph.inputs, names, strict=True):
+        clash = taken.get(name)
+        if clash is not None:
+            clash.name = f"{name}_value"
+        value.name = name
+
+
+def _weights_to_inputs(
+    graph: ir.Graph, program: torch.export.ExportedProgram, input_names: Sequence[str]
+) -> Signature:
+    """Parameters and buffers become graph inputs under the user's names; buffer updates become outputs."""
+    made = program.graph_signature
+    parameters = [n for n in made.inputs_to_parameters.values() if n in graph.initializers]
+    buffers = [n for n in made.inputs_to_buffers.values() if n in graph.initializers]
+    for name in (*parameters, *buffers):
+        value = graph.initializers.pop(name)
+        value.const_value = None
+        value.name = name.removeprefix(PREFIX)
+        graph.inputs.append(value)
+    by_name = {str(v.name): v for node in graph for v in node.outputs}
+    updates: dict[str, str] = {}
+    for result, buffer in made.buffers_to_mutate.items():
+        if result in by_name:
+            graph.outputs.append(by_name[result])
+            updates[buffer.removeprefix(PREFIX)] = result
+    strip = [tuple(n.removeprefix(PREFIX) for n in names) for names in (parameters, buffers)]
+    return Signature(tuple(input_names), strip[0], strip[1], (), updates)
+
+
+def _distinct_outputs(graph: ir.Graph) -> None:
+    """Outputs that are inputs, constants or given twice get a node of their own."""
+    seen: set[ir.Value] = set()
+    for index, value in enumerate(list(graph.outputs)):
+        if value in seen or value.producer() is None:
+            node = ir.Node("", "Identity", [value], num_outputs=1)
+            node.outputs[0].type, node.outputs[0].shape = value.type, value.shape
+            graph.append(node)
+            graph.outputs[index] = node.outputs[0]
+        seen.add(graph.outputs[index])
+
+
+def _rename_symbols(graph: ir.Graph, program: torch.export.ExportedProgram) -> None:
+    """torch's ``s27`` becomes ``input_ids_dim1``: the first input dimension that is just that symbol."""
+    renamed: dict[str, str] = {}
+    for value in graph.inputs:
+        for axis, dim in enumerate(shapes.dims_of(value) or ()):
+            if not isinstance(dim, int) and dim.value and dim.value.isidentifier():
+                renamed.setdefault(dim.value, re.sub(r"\W", "_", f"{value.name}_dim{axis}"))
+    for value in _all_values(graph):
+        if value.shape is not None:
+            value.shape = ir.Shape([_renamed(d, renamed) for d in value.shape])
+
+
+def _all_values(graph: ir.Graph) -> Iterator[ir.Value]:
+    yield from graph.inputs
+    for node in graph:
+        yield from node.outputs
+
+
+def _renamed(dim: shapes.Dim, renamed: dict[str, str]) -> shapes.Dim:
+    if isinstance(dim, int) or dim.value is None:
+        return dim
+    if dim.value.isidentifier():
+        return ir.SymbolicDim(renamed.get(dim.value, dim.value))
+    expression = _parse(dim.value)
+    if expression is None:
+        return ir.SymbolicDim(None)
+    names = {s: sympy.Symbol(renamed.get(str(s), str(s)), integer=True, positive=True) for s in expression.free_symbols}
+    return shapes.simplify(ir.SymbolicDim(expression.subs(names)))
+
+
+def _parse(text: str) -> sympy.Expr | None:
+    """torch's way of writing an expression, or None where it uses something that sympy's integers do not have."""
+    try:
+        return ir.SymbolicDim(re.sub(r"\b(FloorDiv|CleanDiv)\(([^(),]+), ([^(),]+)\)", r"(\2)//(\3)", text))._expr
+    except (ValueError, TypeError):
+        return None
+
+
+def _keep_source(node: ir.Node) -> None:
+    """Reduce the exporter's metadata to the user's source line."""
+    trace = node.metadata_props.get(_TRACE, "")
+    places = re.findall(r'File "([^"]+)", line (\d+)', trace)
+    node.metadata_props.clear()
+    node.meta.clear()
+    if places:
+        users = [p for p in places if "/torch/" not in p[0]] or places
+        file, line = users[-1]
+        node.metadata_props[SOURCE] = f"{file.rsplit('/', 1)[-1]}:{line}"

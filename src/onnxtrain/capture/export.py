@@ -1,0 +1,167 @@
+"""nn.Module → ExportedProgram: ``torch.export``, every input dimension dynamic, training semantics kept."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from onnxtrain.capture.schema import Schema, flatten
+from onnxtrain.errors import CaptureError, OnnxTrainError
+
+PREFIX = "module."  # what the wrapper below puts before the user's parameter names
+
+
+@dataclasses.dataclass(frozen=True)
+class Autocast:
+    """The caller's autocast state, entered again inside the captured module (outside it would be lost)."""
+
+    device_type: str
+    enabled: bool
+    dtype: torch.dtype
+
+    @classmethod
+    def current(cls, device_type: str) -> Autocast:
+        """The state in force for a device type."""
+        return cls(device_type, torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type))
+
+    def enter(self) -> contextlib.AbstractContextManager[Any]:
+        """The context to run the forward pass in."""
+        if not self.enabled:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device_type, dtype=self.dtype, enabled=True)
+
+
+class FlatModule(torch.nn.Module):
+    """The user's module as a function of flat tensors that returns flat tensors.
+
+    Attributes:
+        outputs: schema of the last output.
+        sources: for each tensor of the output, the position among the returned (distinct) tensors.
+    """
+
+    def __init__(self, module: torch.nn.Module, inputs: Schema, autocast: Autocast) -> None:
+        super().__init__()
+        self.module = module
+        self._inputs, self._autocast = inputs, autocast
+        self.outputs: Schema | None = None
+        self.sources: tuple[int, ...] = ()
+        self.train(module.training)
+
+    def train(self, mode: bool = True) -> FlatModule:
+        """Only this wrapper's own flag: the user's submodules keep the modes they have."""
+        self.training = mode
+        return self
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Run the module; tensors that appear twice in its output are returned once."""
+        args, kwargs = self._inputs.restore(tensors)
+        with self._autocast.enter():
+            result = self.module(*args, **kwargs)
+        found, self.outputs = flatten(result, "output")
+        distinct = list({id(t): t for t in found}.values())
+        place = {id(t): i for i, t in enumerate(distinct)}
+        self.sources = tuple(place[id(t)] for t in found)
+        return tuple(distinct)
+
+
+def export(module: FlatModule, tensors: Sequence[torch.Tensor]) -> torch.export.ExportedProgram:
+    """Capture the forward pass with all dimensions dynamic.
+
+    A dimension of size 1 would be taken for a constant, so it is captured as if it were larger; where the module
+    needs it to be 1 (a mask broadcast over heads), it stays 1.
+
+    Raises:
+        CaptureError: the module's control flow depends on data, or it cannot be traced; names the source line.
+    """
+    errors: list[Exception] = []
+    for example in _examples(tensors):
+        try:
+            return _export(module, example)
+        except OnnxTrainError:
+            raise
+        except Exception as error:  # torch.export raises many types
+            errors.append(error)
+    raise _explain(errors[-1]) from errors[-1]
+
+
+def _examples(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """The example inputs with size-1 dimensions enlarged: all of them, only the first two axes, the batch axis, none."""
+    seen: set[tuple[torch.Size, ...]] = set()
+    for axes in (8, 2, 1, 0):
+        example = [_enlarge(t, axes) for t in tensors]
+        sizes = tuple(t.shape for t in example)
+        if sizes not in seen:
+            seen.add(sizes)
+            yield example
+
+
+def _enlarge(tensor: torch.Tensor, axes: int) -> torch.Tensor:
+    larger = [2 if size == 1 and axis < axes else size for axis, size in enumerate(tensor.shape)]
+    if larger == list(tensor.shape):
+        return tensor
+    return tensor.detach().expand(larger).clone().requires_grad_(tensor.requires_grad)
+
+
+def _export(module: FlatModule, example: Sequence[torch.Tensor]) -> torch.export.ExportedProgram:
+    dynamic = tuple({axis: torch.export.Dim.AUTO for axis in range(t.dim())} for t in example)
+    with _quiet(), torch.enable_grad():
+        program = torch.export.export(module, tuple(example), dynamic_shapes=(dynamic,), strict=False)
+    _stop_gradients(program.graph_module)
+    return program
+
+
+def _stop_gradients(graph_module: torch.fx.GraphModule) -> None:
+    """Detach what leaves a ``torch.no_grad()`` region: the region itself is dissolved later."""
+    region = torch.ops.higher_order.wrap_with_set_grad_enabled
+    for node in list(graph_module.graph.nodes):
+        if node.op == "call_function" and node.target is region and node.args[0] is False:
+            for result in list(node.users):
+                with graph_module.graph.inserting_after(result):
+                    stop = graph_module.graph.call_function(torch.ops.aten.detach.default, (result,))
+                stop.meta.update(result.meta)
+                result.replace_all_uses_with(stop, delete_user_cb=lambda user, stop=stop: user is not stop)
+    graph_module.recompile()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _explain(error: Exception) -> CaptureError:
+    text = str(error)
+    if "data-dependent" in text.lower() or "Could not guard" in text or "GuardOnDataDependent" in type(error).__name__:
+        what = "the module's control flow depends on the content of a tensor"
+        cure = "replace the Python branch by torch.where or torch.cond, or keep that part outside the wrapped module"
+    else:
+        what = f"the forward pass cannot be captured: {text.strip().splitlines()[0] if text.strip() else type(error).__name__}"
+        cure = "run the module once without onnxtrain; if that works, wrap the largest part that torch.export accepts"
+    return CaptureError(what, source=_user_line(error), cure=cure)
+
+
+def _user_line(error: BaseException) -> str:
+    """The innermost line of the traceback (or of the message's own stack) that is not in torch."""
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [(f.filename, f.lineno) for f in frames]
+    places += [(name, int(line)) for name, line in re.findall(r'File "([^"]+)", line (\d+)', str(error))]
+    users = [(f, n) for f, n in places if not _is_library(f)]
+    return "{}:{}".format(*users[-1]) if users else ""
+
+
+def _is_library(filename: str) -> bool:
+    return any(part in filename for part in ("/torch/", "/onnxtrain/", "<", "/contextlib.py", "/functools.py"))
+
+
+def leaves_of(data: Any) -> list[Any]:
+    """All leaves of a nested structure."""
+    return pytree.tree_leaves(data)

@@ -1,0 +1,97 @@
+"""What goes in and out of a module call: nested structures as flat tensors, and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from onnxtrain.errors import UnsupportedDataError
+
+CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device)
+
+
+@dataclasses.dataclass(frozen=True)
+class Schema:
+    """A nested structure without its tensors; equal schemas can share a graph.
+
+    Args:
+        spec: the structure.
+        constants: position and value of every leaf that is not a tensor.
+    """
+
+    spec: pytree.TreeSpec
+    constants: tuple[tuple[int, Any], ...]
+
+    def restore(self, tensors: Sequence[Any]) -> Any:
+        """The structure with these tensors in it, in order."""
+        fixed, rest = dict(self.constants), iter(tensors)
+        count = self.spec.num_leaves
+        return pytree.tree_unflatten([fixed[i] if i in fixed else next(rest) for i in range(count)], self.spec)
+
+
+def flatten(data: Any, role: str = "input") -> tuple[list[torch.Tensor], Schema]:
+    """The tensors of a nested structure in order, and the schema that restores it.
+
+    Raises:
+        UnsupportedDataError: a leaf is neither a tensor nor one of ``CONSTANTS``.
+    """
+    leaves, spec = pytree.tree_flatten(data)
+    tensors: list[torch.Tensor] = []
+    constants: list[tuple[int, Any]] = []
+    for index, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor):
+            tensors.append(leaf)
+        elif isinstance(leaf, CONSTANTS):
+            constants.append((index, leaf))
+        else:
+            raise unsupported(leaf, role, data, index)
+    return tensors, Schema(spec, tuple(constants))
+
+
+def unsupported(leaf: Any, role: str, data: Any, index: int) -> UnsupportedDataError:
+    """The error for a leaf that cannot cross the graph's border; it says where in the structure it sits."""
+    path = pytree.tree_flatten_with_path(data)[0][index][0]
+    place = pytree.keystr(path[1:] if role == "input" else path)
+    name = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
+    return UnsupportedDataError(
+        f"the {role} at {place or 'the top'} is a {name}, which a graph cannot take or return",
+        cure="pass tensors, numbers, strings, None, or lists, tuples and dicts of them (a mapping: module(**batch)), "
+        "or register the class with torch.utils._pytree.register_pytree_node",
+    )
+
+
+def input_names(forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
+    """A name for every tensor of a call, after the parameter it is bound to: ``input_ids``, ``batch_mask``."""
+    named = list(_positional(forward, len(args)))
+    names: list[str] = []
+    for path, leaf in pytree.tree_flatten_with_path((tuple(args), dict(kwargs)))[0]:
+        if isinstance(leaf, torch.Tensor):
+            first = named[path[1].idx] if path[0].idx == 0 else str(path[1].key)
+            rest = "".join(re.sub(r"\W+", "_", f"_{pytree.keystr((p,))}") for p in path[2:])
+            names.append(_unique(re.sub(r"_+", "_", first + rest).strip("_"), names))
+    return names
+
+
+def _positional(forward: Callable[..., Any], count: int) -> Sequence[str]:
+    names: list[str] = []
+    for parameter in inspect.signature(forward).parameters.values():
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            names += [f"{parameter.name}_{i}" for i in range(count)]
+        elif parameter.kind is not inspect.Parameter.VAR_KEYWORD:
+            names.append(parameter.name)
+    return names + [f"input_{i}" for i in range(len(names), count)]
+
+
+def _unique(name: str, taken: Sequence[str]) -> str:
+    if name not in taken:
+        return name
+    count = 1
+    while f"{name}_{count}" in taken:
+        count += 1
+    return f"{name}_{count}"

@@ -1,0 +1,169 @@
+"""How operators whose training meaning torch.onnx would lose, or spread over many nodes, become ONNX nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from onnxtrain.ir import functions, shapes
+
+aten = torch.ops.aten
+TRANSLATIONS: dict[Any, Callable[..., Any]] = {}
+
+
+def translation(*targets: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register how an ATen operator becomes nodes; arguments are the operator's, tensors as graph values."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        for target in targets:
+            if target in TRANSLATIONS:
+                raise ValueError(f"the translation of {target} is registered twice")
+            TRANSLATIONS[target] = function
+        return function
+
+    return register
+
+
+def _standard() -> Any:
+    from onnxscript import opset20
+
+    return opset20
+
+
+def _float(value: float) -> ir.Value:
+    return _standard().Constant(value_float=float(value))
+
+
+@translation(aten.linear.default)
+def linear(x, weight, bias=None):  # noqa: ANN001, ANN201
+    """One Linear node with a bias; MatMul with a transposed weight without."""
+    if bias is None:
+        return _standard().MatMul(x, _standard().Transpose(weight, perm=[1, 0]))
+    return functions.script_of("Linear")(x, weight, bias)
+
+
+@translation(aten.embedding.default)
+def embedding(weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False):  # noqa: ANN001, ANN201
+    """Gather; with a padding index the operator that gives that row no gradient."""
+    if padding_idx is None or padding_idx < 0:
+        return _standard().Gather(weight, indices, axis=0)
+    return functions.script_of("Embedding")(weight, indices, padding_idx=padding_idx)
+
+
+@translation(aten.detach.default)
+def detach(x):  # noqa: ANN001, ANN201
+    """Detach: the identity, and a stop for gradients."""
+    return functions.script_of("Detach")(x)
+
+
+@translation(aten._native_batch_norm_legit_functional.default)
+def batch_norm_training(x, weight, bias, running_mean, running_var, training, momentum, eps):  # noqa: ANN001, ANN201
+    """Batch statistics and updated running statistics in train mode, as torch computes them."""
+    if not training:
+        y = _standard().BatchNormalization(x, weight, bias, running_mean, running_var, epsilon=eps)
+        return y, running_mean, running_var, running_mean, running_var
+    batch_norm = functions.script_of("BatchNormTraining")
+    y, new_mean, new_var, mean, inv_std = batch_norm(
+        x, weight, bias, running_mean, running_var, epsilon=float(eps), momentum=float(momentum)
+    )
+    return y, mean, inv_std, new_mean, new_var
+
+
+@translation(aten.scaled_dot_product_attention.default)
+def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):  # noqa: ANN001, ANN201
+    """One node where a fused kernel exists in both directions; Softmax(Q K^T) V otherwise (dropout, learned masks)."""
+    size = query.shape[-1]
+    factor = float(scale) if isinstance(scale, int | float) else float(size) ** -0.5
+    if enable_gqa:
+        key, value = _repeat_heads(query, key), _repeat_heads(query, value)
+    if attn_mask is not None and attn_mask.dtype == ir.DataType.BOOL:
+        attn_mask = _additive(attn_mask, query)
+    if dropout_p == 0.0 and not _is_learned(attn_mask):
+        if attn_mask is None:
+            fused = functions.script_of("ScaledDotProductAttention")
+            return fused(query, key, value, is_causal=int(is_causal), scale=factor)[0]
+        if not is_causal:
+            fused = functions.script_of("MaskedScaledDotProductAttention")
+            return fused(query, key, value, attn_mask, scale=factor)[0]
+    return _plain_attention(query, key, value, attn_mask, float(dropout_p), bool(is_causal), factor)
+
+
+def _additive(mask: Any, model: Any) -> Any:
+    op = _standard()
+    minus_infinity = op.CastLike(_float(float("-inf")), model)
+    return op.Where(mask, op.CastLike(_float(0.0), model), minus_infinity)
+
+
+def _is_learned(mask: Any) -> bool:
+    """Whether a mask depends on a parameter: then it needs a gradient, which fused kernels do not give."""
+    todo, seen = [mask], set()
+    while todo:
+        value = todo.pop()
+        if value is None or id(value) in seen:
+            continue
+        seen.add(id(value))
+        node = value.meta.get("node")
+        if node is not None:
+            return _depends_on_parameter(node)
+        if value.producer() is not None:
+            todo.extend(value.producer().inputs)
+    return False
+
+
+def _depends_on_parameter(node: torch.fx.Node) -> bool:
+    todo, seen = [node], set()
+    while todo:
+        current = todo.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        example = current.meta.get("val")
+        if current.op == "placeholder":
+            if isinstance(example, torch.Tensor) and example.requires_grad:
+                return True
+        elif current.target is not aten.detach.default:
+            todo.extend(current.all_input_nodes)
+    return False
+
+
+def _repeat_heads(query: Any, value: Any) -> Any:
+    """Each key and value head repeated for the query heads that share it (grouped-query attention)."""
+    repeats = query.shape[1] // value.shape[1]
+    if repeats == 1:
+        return value
+    op = _standard()
+    shape = op.Shape(value)
+    first, rest = op.Slice(shape, [0], [2]), op.Slice(shape, [2], [4])
+    wide = op.Expand(op.Unsqueeze(value, [2]), op.Concat(first, [repeats], rest, axis=0))
+    return op.Reshape(wide, op.Concat(op.Slice(shape, [0], [1]), [query.shape[1]], rest, axis=0))
+
+
+def _plain_attention(query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool, scale: float) -> Any:
+    """As eager computes it: query and key scaled by sqrt(scale) each, mask added, Softmax, Dropout."""
+    op = _standard()
+    root = op.CastLike(_float(scale**0.5), query)
+    scores = op.MatMul(op.Mul(query, root), op.Transpose(op.Mul(key, root), perm=[0, 1, 3, 2]))
+    if causal:
+        size = op.Concat(op.Shape(query, start=2, end=3), op.Shape(key, start=2, end=3), axis=0)
+        seen = op.Trilu(op.ConstantOfShape(size, value=ir.tensor([True])), upper=0)
+        scores = op.Add(scores, _additive(seen, query))
+    if mask is not None:
+        scores = op.Add(scores, mask)
+    weights = op.Softmax(scores, axis=-1)
+    if dropout > 0.0:
+        weights, _ = functions_dropout(weights, dropout)
+    return op.MatMul(weights, value)
+
+
+def functions_dropout(x: Any, ratio: float) -> tuple[Any, None]:
+    """A Dropout node in training mode."""
+    op = _standard()
+    return op.Dropout(x, _float(ratio), op.Constant(value=ir.tensor(True))), None
+
+
+def is_symbolic(value: ir.Value) -> bool:
+    """Whether a value has a dimension that is not a constant."""
+    return any(not isinstance(d, int) for d in shapes.dims_of(value) or ())

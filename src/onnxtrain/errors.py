@@ -1,0 +1,55 @@
+"""Errors that say what failed, on which node, from which source line, and what to do."""
+
+from __future__ import annotations
+
+
+class OnnxTrainError(Exception):
+    """Base of every error raised on purpose by onnxtrain.
+
+    Args:
+        what: one sentence saying what failed.
+        node: the graph node concerned, printed as ``Op(name)``; empty where there is none.
+        source: the user's source line, printed as ``file:line``; empty where it is not known.
+        cure: one sentence saying what to do about it.
+    """
+
+    def __init__(self, what: str, *, node: str = "", source: str = "", cure: str = "") -> None:
+        self.what, self.node, self.source, self.cure = what, node, source, cure
+        rows = [("node", node), ("source", source), ("cure", cure)]
+        super().__init__("\n".join([what] + [f"  {name}: {text}" for name, text in rows if text]))
+
+
+class OptionError(OnnxTrainError, ValueError):
+    """An option or environment variable has a value that cannot be used."""
+
+
+class ModuleError(OnnxTrainError, TypeError):
+    """The object to be wrapped is not a module that can be trained through the graph."""
+
+
+class UnsupportedDataError(OnnxTrainError, TypeError):
+    """An input or output of the module has a type that cannot cross the graph's border."""
+
+
+class CaptureError(OnnxTrainError, RuntimeError):
+    """The forward pass could not be captured as one graph."""
+
+
+class ShapeError(OnnxTrainError, ValueError):
+    """The shapes or types of a node's inputs contradict each other."""
+
+
+class GraphError(OnnxTrainError, RuntimeError):
+    """A graph is malformed: found by ``verify`` between two passes."""
+
+
+class GradientError(OnnxTrainError, RuntimeError):
+    """The graph cannot be differentiated: a rule is missing or a value is not differentiable."""
+
+
+class BackendError(OnnxTrainError, RuntimeError):
+    """A backend cannot run the plan."""
+
+
+class VerificationError(OnnxTrainError, AssertionError):
+    """Loss, outputs, gradients or buffers differ from eager PyTorch by more than the tolerance."""

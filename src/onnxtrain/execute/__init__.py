@@ -1,0 +1,33 @@
+"""Plan → Executable: run a plan on a backend that already exists."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+
+from onnxtrain.errors import BackendError
+from onnxtrain.execute.base import Backend, Executable
+
+_BACKENDS = {
+    "torch": ("onnxtrain.execute.torch", "TorchBackend"),
+    "onnxruntime": ("onnxtrain.execute.onnxruntime", "OnnxRuntimeBackend"),
+    "reference": ("onnxtrain.execute.reference", "ReferenceBackend"),
+}
+
+
+def backend(name: str) -> Backend:
+    """The backend of that name; ``"auto"`` is torch where it is installed, else onnxruntime.
+
+    Raises:
+        BackendError: the backend's package is not installed.
+    """
+    if name == "auto":
+        name = "torch" if importlib.util.find_spec("torch") else "onnxruntime"
+    module, class_name = _BACKENDS[name]
+    package = "onnx" if name == "reference" else name
+    if importlib.util.find_spec(package) is None:
+        raise BackendError(f"the {name} backend needs the package {package}", cure=f"pip install onnxtrain[{package}]")
+    return getattr(importlib.import_module(module), class_name)()
+
+
+__all__ = ["Backend", "Executable", "backend"]

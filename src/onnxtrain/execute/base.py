@@ -1,0 +1,62 @@
+"""What a backend is, and what it makes of a plan."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import Any
+
+from onnxtrain.ir.graphs import Plan
+
+
+class Executable(abc.ABC):
+    """A plan compiled by one backend.
+
+    Tensors are whatever the backend takes without copying: ``torch.Tensor`` for the torch backend, any
+    object with ``__dlpack__`` for onnxruntime, numpy arrays for the reference.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    @abc.abstractmethod
+    def forward(self, inputs: Sequence[Any]) -> tuple[list[Any], Any]:
+        """Run the forward pass.
+
+        Args:
+            inputs: tensors in the order of ``plan.signature.inputs``.
+
+        Returns:
+            The user's outputs and then the buffer updates, in the order of the signature; and the saved values
+            that ``backward`` takes (opaque, may be used once).
+        """
+
+    @abc.abstractmethod
+    def backward(self, saved: Any, output_gradients: Sequence[Any]) -> list[Any]:
+        """Run the backward pass: gradients in the order of ``plan.gradients``.
+
+        Args:
+            saved: what ``forward`` returned; its memory is freed as the pass goes on.
+            output_gradients: gradients in the order of ``plan.output_gradients``.
+        """
+
+    def source(self, part: str) -> str:
+        """The program of ``"forward"`` or ``"backward"`` as text; backends without source print the graph."""
+        from onnxtrain.ir.printer import to_text
+
+        model = self.plan.forward if part == "forward" else self.plan.backward
+        return to_text(model) if model is not None else ""
+
+
+class Backend(abc.ABC):
+    """Compiles plans."""
+
+    name: str
+
+    @abc.abstractmethod
+    def compile(self, plan: Plan, device: str = "cpu") -> Executable:
+        """An executable for the plan on a device named as in torch: ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
+
+        Raises:
+            BackendError: the plan has an operator that the backend cannot run; the node is named.
+        """

@@ -1,0 +1,48 @@
+"""The torch backend: a plan becomes Python source that calls ATen, one line per node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from onnxtrain.execute.base import Backend, Executable
+from onnxtrain.execute.torch.codegen import Program, compile_plan
+from onnxtrain.ir.graphs import Plan
+
+
+class TorchExecutable(Executable):
+    """A plan as two Python functions over tensors."""
+
+    def __init__(self, plan: Plan, forward: Program, backward: Program | None) -> None:
+        super().__init__(plan)
+        self._forward, self._backward = forward, backward
+
+    @torch.no_grad()
+    def forward(self, inputs: Sequence[Any]) -> tuple[list[Any], Any]:
+        outputs, saved, sizes = self._forward.function(inputs)
+        return outputs, (saved, sizes)
+
+    @torch.no_grad()
+    def backward(self, saved: Any, output_gradients: Sequence[Any]) -> list[Any]:
+        assert self._backward is not None, "a plan for inference has no backward pass"
+        tensors, sizes = saved
+        return self._backward.function(tensors, sizes, output_gradients)
+
+    def source(self, part: str) -> str:
+        program = self._forward if part == "forward" else self._backward
+        return program.source if program is not None else ""
+
+
+class TorchBackend(Backend):
+    """Runs plans on PyTorch, CPU or GPU."""
+
+    name = "torch"
+
+    def compile(self, plan: Plan, device: str = "cpu") -> TorchExecutable:
+        forward, backward = compile_plan(plan, device)
+        return TorchExecutable(plan, forward, backward)
+
+
+__all__ = ["TorchBackend", "TorchExecutable"]

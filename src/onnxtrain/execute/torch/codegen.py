@@ -1,0 +1,240 @@
+"""A plan as readable Python source that calls ATen: one line per node, values deleted where they die."""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+import types
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from onnxtrain.errors import BackendError
+from onnxtrain.execute.torch.expressions import Names, data_text, dim_text, is_known, symbols_of
+from onnxtrain.execute.torch.registry import LOWERINGS, Lowering
+from onnxtrain.ir import shapes
+from onnxtrain.ir.graphs import Plan, describe, source_of
+
+_SERIAL = itertools.count()
+
+
+class Program:
+    """One generated function and its source.
+
+    Attributes:
+        source: the Python text; also what tracebacks show.
+        function: the compiled function.
+    """
+
+    def __init__(self, name: str, source: str, scope: dict[str, Any]) -> None:
+        self.source = source
+        filename = f"<onnxtrain {name} {next(_SERIAL)}>"
+        linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+        exec(compile(source, filename, "exec"), scope)
+        self.function: Callable[..., Any] = scope[name]
+
+
+def compile_plan(plan: Plan, device: str) -> tuple[Program, Program | None]:
+    """The forward and backward programs of a plan.
+
+    Saved shape tensors whose content is known symbolically are not saved: the sizes they are made of are.
+
+    Raises:
+        BackendError: an operator has no lowering.
+    """
+    if plan.backward is None:
+        return _Writer(plan.forward.graph, device).forward(plan, [], []), None
+    reader = _Writer(plan.backward.graph, device)
+    saved = [v for v in plan.backward.graph.inputs[: len(plan.saved)] if v in reader.live]
+    writer = _Writer(plan.forward.graph, device, [str(v.name) for v in saved])
+    sizes = sorted(reader.symbols & _bindable(plan.forward.graph))
+    return writer.forward(plan, [str(v.name) for v in saved], sizes), reader.backward(plan, saved, sizes)
+
+
+def _bindable(graph: ir.Graph) -> set[str]:
+    every = itertools.chain(graph.inputs, (v for n in graph for v in n.outputs))
+    return {str(d.value) for v in every for d in shapes.dims_of(v) or () if isinstance(d, ir.SymbolicDim)}
+
+
+class _Writer:
+    """Writes one graph as the body of a function."""
+
+    def __init__(self, graph: ir.Graph, device: str, saved: Sequence[str] | None = None) -> None:
+        from onnxtrain.execute.torch import lowerings  # noqa: F401  (fills LOWERINGS)
+
+        self.graph, self.device = graph, device
+        self.lines: list[str] = []
+        self.scope: dict[str, Any] = {"host": _host}
+        self.ops = types.SimpleNamespace()
+        self.scope["ops"] = self.ops
+        self.results = self._results(saved)
+        self.lowerings = {n: _lowering_of(n) for n in graph if n.op_type != "Constant"}
+        self.live = self._live()
+        self.nodes = [n for n in graph if any(v in self.live for v in n.outputs) and n in self.lowerings]
+        self.symbols = self._symbols()
+        self.bound: set[str] = set()
+        self.names = Names({"ops", "host", "saved", "sizes", "inputs", "gradients", *self.symbols})
+
+    def forward(self, plan: Plan, saved: Sequence[str], sizes: Sequence[str]) -> Program:
+        """``forward(inputs) -> outputs, saved, sizes``."""
+        signature = plan.signature
+        self.symbols |= set(sizes)
+        self._unpack(self.graph.inputs, "inputs")
+        self._body(keep=set(self.graph.inputs))
+        by_name = {str(v.name): v for v in [*self.graph.inputs, *self.results]}
+        outputs = [*signature.outputs, *signature.buffer_updates.values()]
+        lists = [f"[{', '.join(self._tensor(by_name[n]) for n in part)}]" for part in (outputs, saved)]
+        self.lines.append(f"return {lists[0]}, {lists[1]}, ({''.join(s + ', ' for s in sizes)})")
+        return self._program("forward", "inputs")
+
+    def backward(self, plan: Plan, saved: Sequence[ir.Value], sizes: Sequence[str]) -> Program:
+        """``backward(saved, sizes, gradients) -> gradients of the differentiable inputs``."""
+        count = len(plan.saved)
+        self._unpack(saved, "saved")
+        self.lines.append("saved.clear()")
+        if sizes:
+            self.lines.append(f"{', '.join(sizes)}, = sizes")
+            self.bound |= set(sizes)
+        self._unpack(self.graph.inputs[count:], "gradients")
+        self._body(keep=set())
+        self.lines.append(f"return [{', '.join(self._tensor(v) for v in self.graph.outputs)}]")
+        return self._program("backward", "saved, sizes, gradients")
+
+    def _results(self, saved: Sequence[str] | None) -> list[ir.Value]:
+        """The graph outputs that must exist as tensors: all but saved shape tensors that nobody reads."""
+        if saved is None:
+            return list(self.graph.outputs)
+        wanted = set(saved)
+        return [v for v in self.graph.outputs if v.name in wanted or not is_known(shapes.data_of(v))]
+
+    def _live(self) -> set[ir.Value]:
+        live = set(self.results)
+        for node in reversed(list(self.graph)):
+            if node in self.lowerings and any(v in live for v in node.outputs):
+                host = self.lowerings[node].host
+                live.update(v for i, v in enumerate(node.inputs) if v is not None and not _is_host(v, i, host))
+        return live
+
+    def _symbols(self) -> set[str]:
+        found: set[str] = set()
+        for node in self.nodes:
+            for index, value in enumerate(node.inputs):
+                if value is not None and _is_host(value, index, self.lowerings[node].host):
+                    data = shapes.data_of(value)
+                    found |= symbols_of(data) if data is not None else set()
+        return found
+
+    def _unpack(self, values: Sequence[ir.Value], source: str) -> None:
+        if values:
+            self.lines.append(f"{', '.join(self.names(v) for v in values)}, = {source}")
+        self._bind(values)
+
+    def _bind(self, values: Iterable[ir.Value]) -> None:
+        """Give names to sizes that are first seen in the shape of these values."""
+        for value in values:
+            for axis, dim in enumerate(shapes.dims_of(value) or ()):
+                text = dim_text(dim) if not isinstance(dim, int) and dim.value else ""
+                if text in self.symbols and text not in self.bound:
+                    self.bound.add(text)
+                    self.lines.append(f"{text} = {self.names(value)}.shape[{axis}]")
+
+    def _body(self, keep: set[ir.Value]) -> None:
+        last = self._last_uses(keep)
+        for node in self.nodes:
+            self.lines.append(self._line(node))
+            self._bind(v for v in node.outputs if v in self.live)
+            if dead := [self._tensor(v) for v in last.get(node, ())]:
+                self.lines.append(f"del {', '.join(dead)}")
+
+    def _last_uses(self, keep: set[ir.Value]) -> dict[ir.Node, list[ir.Value]]:
+        final = set(self.results) | keep
+        last: dict[ir.Value, ir.Node] = {}
+        for node in self.nodes:
+            host = self.lowerings[node].host
+            used = [v for i, v in enumerate(node.inputs) if v is not None and not _is_host(v, i, host)]
+            for value in [*used, *node.outputs]:
+                if value.name and value not in final and not _is_constant(value):
+                    last[value] = node
+        dying: dict[ir.Node, list[ir.Value]] = {}
+        for value, node in last.items():
+            dying.setdefault(node, []).append(value)
+        return dying
+
+    def _line(self, node: ir.Node) -> str:
+        found = self.lowerings[node]
+        name = node.op_type if node.domain in ("", "onnxtrain") else f"{node.domain}_{node.op_type}".replace(".", "_")
+        setattr(self.ops, name, found.function)
+        arguments = [self._argument(v, i, found) for i, v in enumerate(node.inputs)]
+        arguments += [f"{a.name}={self._attribute(a)}" for a in node.attributes.values()]
+        if found.wants_outputs:
+            arguments.append(f"outputs={len(node.outputs)}")
+        targets = ", ".join(self.names(v) if v.name else "_" for v in node.outputs)
+        comment = f"  # {source_of(node)}" if source_of(node) else ""
+        return f"{targets} = ops.{name}({', '.join(arguments)}){comment}"
+
+    def _argument(self, value: ir.Value | None, index: int, found: Lowering) -> str:
+        if value is None:
+            return "None"
+        if index not in found.host:
+            return self._tensor(value)
+        data = shapes.data_of(value)
+        if is_known(data):
+            return data_text(data)  # type: ignore[arg-type]
+        array = shapes.constant_of(value)
+        if array is not None:
+            return repr(array.item() if array.ndim == 0 else tuple(array.tolist()))
+        return f"host({self._tensor(value)})"
+
+    def _tensor(self, value: ir.Value) -> str:
+        name = self.names(value)
+        if _is_constant(value) and name not in self.scope:
+            self.scope[name] = _as_tensor(shapes.constant_of(value), self.device)
+        return name
+
+    def _attribute(self, attr: ir.Attr) -> str:
+        if isinstance(attr.value, str | int | float):
+            return repr(attr.value)
+        if attr.type == ir.AttributeType.TENSOR:
+            name = f"attribute_{len(self.scope)}"
+            self.scope[name] = attr.value.numpy()
+            return name
+        return repr(tuple(attr.value))
+
+    def _program(self, name: str, parameters: str) -> Program:
+        text = "\n    ".join(self.lines)
+        return Program(name, f"def {name}({parameters}):\n    {text}\n", self.scope)
+
+
+def _lowering_of(node: ir.Node) -> Lowering:
+    found = LOWERINGS.get((node.domain, node.op_type))
+    if found is None:
+        raise BackendError(
+            f"the torch backend has no lowering for {node.op_type}",
+            node=describe(node),
+            source=source_of(node),
+            cure=f"register one with @onnxtrain.execute.torch.registry.lowering({node.op_type!r})",
+        )
+    return found
+
+
+def _is_constant(value: ir.Value) -> bool:
+    return value.const_value is not None or (value.producer() is not None and value.producer().op_type == "Constant")
+
+
+def _is_host(value: ir.Value, index: int, host: frozenset[int]) -> bool:
+    return index in host and (is_known(shapes.data_of(value)) or shapes.constant_of(value) is not None)
+
+
+def _as_tensor(array: np.ndarray | None, device: str) -> torch.Tensor:
+    if array is not None and array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).to(device)
+    return torch.from_numpy(np.array(array)).to(device)
+
+
+def _host(value: torch.Tensor) -> Any:
+    """A tensor as a Python number or tuple: the way shapes known only at run time reach an operator."""
+    content = value.tolist()
+    return tuple(content) if isinstance(content, list) else content

@@ -1,0 +1,89 @@
+"""Symbolic dimensions and Python names as they are written in generated source."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from typing import Any
+
+import onnx_ir as ir
+import sympy
+from sympy.printing.str import StrPrinter
+
+from onnxtrain.ir import shapes
+
+
+class _Printer(StrPrinter):
+    """Integer expressions as Python: exact division and floor become ``//``."""
+
+    def _print_floor(self, expr: Any) -> str:
+        numerator, denominator = sympy.fraction(sympy.together(expr.args[0]))
+        return f"(({self._print(numerator)}) // ({self._print(denominator)}))"
+
+    def _print_ceiling(self, expr: Any) -> str:
+        numerator, denominator = sympy.fraction(sympy.together(expr.args[0]))
+        return f"(-((-({self._print(numerator)})) // ({self._print(denominator)})))"
+
+    def _print_Max(self, expr: Any) -> str:
+        return f"max({', '.join(self._print(a) for a in expr.args)})"
+
+    def _print_Min(self, expr: Any) -> str:
+        return f"min({', '.join(self._print(a) for a in expr.args)})"
+
+    def _print_Mod(self, expr: Any) -> str:
+        return f"(({self._print(expr.args[0])}) % ({self._print(expr.args[1])}))"
+
+
+def dim_text(dim: shapes.Dim) -> str:
+    """A dimension as a Python integer expression over its symbols."""
+    if isinstance(dim, int):
+        return str(dim)
+    text = str(dim.value)
+    if text.isidentifier():
+        return text
+    numerator, denominator = sympy.fraction(sympy.together(shapes.as_expression(dim)))
+    top = _Printer().doprint(numerator)
+    return top if denominator == 1 else f"({top}) // ({_Printer().doprint(denominator)})"
+
+
+def data_text(data: shapes.Data) -> str:
+    """The content of a shape tensor as Python: an int expression, or a tuple of them."""
+    if not isinstance(data, tuple):
+        return dim_text(data)
+    parts = [dim_text(d) for d in data]
+    return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
+
+
+def symbols_of(data: shapes.Data) -> set[str]:
+    """The symbols that occur in a dimension or in the content of a shape tensor."""
+    parts = data if isinstance(data, tuple) else (data,)
+    return set().union(*(d.free_symbols() for d in parts if isinstance(d, ir.SymbolicDim)), set())
+
+
+def is_known(data: shapes.Data | None) -> bool:
+    """Whether every part of the content can be written as an expression."""
+    if data is None:
+        return False
+    parts = data if isinstance(data, tuple) else (data,)
+    return all(isinstance(d, int) or d.value is not None for d in parts)
+
+
+class Names:
+    """Python identifiers for value names, unique and stable."""
+
+    def __init__(self, reserved: set[str]) -> None:
+        self._used = set(reserved)
+        self._names: dict[str, str] = {}
+
+    def __call__(self, value: ir.Value) -> str:
+        name = str(value.name)
+        if name not in self._names:
+            text = re.sub(r"\W", "_", name)
+            if not text.isidentifier() or keyword.iskeyword(text):
+                text = f"v_{text}"
+            unique, count = text, 1
+            while unique in self._used:
+                unique, count = f"{text}_{count}", count + 1
+            self._used.add(unique)
+            self._names[name] = unique
+        return self._names[name]

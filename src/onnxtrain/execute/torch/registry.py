@@ -1,0 +1,49 @@
+"""The table of lowerings: ``@lowering("Softmax")`` says how the torch backend computes an operator."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Lowering:
+    """How one operator runs on torch.
+
+    Args:
+        function: called with the inputs positionally and the attributes by keyword.
+        host: positions of inputs that arrive as Python ``int`` (rank 0) or ``tuple`` of ``int`` (rank 1).
+        view: the result may share memory with the first input.
+        wants_outputs: the function takes ``outputs=`` (the number of outputs the node has).
+    """
+
+    function: Callable[..., Any]
+    host: frozenset[int]
+    view: bool
+    wants_outputs: bool
+
+
+LOWERINGS: dict[tuple[str, str], Lowering] = {}
+
+
+def lowering(
+    *op_types: str, domain: str = "", host: Sequence[int] = (), view: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register how one or more operators run on torch; registering twice is an error.
+
+    The function gets tensors (None for a missing input), and Python integers for the inputs at ``host``
+    positions: axes, shapes, starts. Attributes are keyword-only with ONNX's defaults. It returns a tensor, or a
+    tuple with one entry for each output of the node.
+    """
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        wants = "outputs" in inspect.signature(function).parameters
+        for op_type in op_types:
+            if (domain, op_type) in LOWERINGS:
+                raise ValueError(f"the lowering of {op_type} is registered twice")
+            LOWERINGS[domain, op_type] = Lowering(function, frozenset(host), view, wants)
+        return function
+
+    return register

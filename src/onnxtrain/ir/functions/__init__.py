@@ -1,0 +1,162 @@
+"""Our operators (domain ``onnxtrain``): each is an ONNX function whose body is standard operators.
+
+A definition is an ordinary onnxscript function in one of this package's modules. It is converted when first
+used, so importing the table costs nothing. The body is the truth: a backend may lower the operator to one
+kernel, and any ONNX runtime can run the body instead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxtrain.ir import shapes
+from onnxtrain.ir.graphs import DOMAIN
+
+VERSION = 1
+OPAQUE = {"ATen"}  # operators that only the torch backend can run: no body exists
+
+
+@dataclasses.dataclass(frozen=True)
+class Definition:
+    """One operator of ours.
+
+    Args:
+        body: the Python function that onnxscript converts.
+        like: for each output, the index of the input whose type and shape it has; None asks the body.
+    """
+
+    body: Callable[..., Any]
+    like: tuple[int, ...] | None
+
+
+DEFINITIONS: dict[str, Definition] = {}
+
+
+def function(*, like: Sequence[int] | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register an operator under the Python function's name; registering twice is an error."""
+
+    def register(body: Callable[..., Any]) -> Callable[..., Any]:
+        if body.__name__ in DEFINITIONS:
+            raise ValueError(f"the operator {body.__name__} is defined twice")
+        DEFINITIONS[body.__name__] = Definition(body, None if like is None else tuple(like))
+        return body
+
+    return register
+
+
+@functools.cache
+def _load() -> None:
+    for family in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{family.name}")
+
+
+def defines(op_type: str) -> bool:
+    """Whether the operator is one of ours."""
+    _load()
+    return op_type in DEFINITIONS or op_type in OPAQUE
+
+
+@functools.cache
+def script_of(op_type: str) -> Any:
+    """One of our operators as an ``onnxscript.OnnxFunction``, converted on first use."""
+    import onnxscript
+
+    _load()
+    opset = onnxscript.values.Opset(DOMAIN, VERSION)
+    return onnxscript.script(opset, default_opset=onnxscript.opset20)(DEFINITIONS[op_type].body)
+
+
+@functools.cache
+def body_of(op_type: str) -> ir.Function:
+    """The ONNX function of one of our operators."""
+    return ir.serde.deserialize_function(script_of(op_type).to_function_proto())
+
+
+def attach(model: ir.Model) -> None:
+    """Give the model the bodies of all our operators that it uses, those that bodies use included."""
+    todo = {n.op_type for n in model.graph.all_nodes() if n.domain == DOMAIN}
+    wanted: set[str] = set()
+    while todo:
+        op_type = todo.pop()
+        if op_type in OPAQUE or op_type in wanted:
+            continue
+        wanted.add(op_type)
+        todo |= {n.op_type for n in body_of(op_type).all_nodes() if n.domain == DOMAIN}
+    for op_type in sorted(wanted):
+        model.functions[(DOMAIN, op_type, "")] = body_of(op_type)
+    if wanted:
+        model.graph.opset_imports[DOMAIN] = VERSION
+
+
+def infer_by_body(node: ir.Node) -> list[shapes.Facts]:
+    """Facts of the outputs of one of our operators: from its ``like``, else from its body run symbolically."""
+    definition = DEFINITIONS.get(node.op_type)
+    if definition is None:
+        return [shapes.Facts(v.dtype or ir.DataType.UNDEFINED, shapes.dims_of(v)) for v in node.outputs]
+    if definition.like is not None:
+        models = [node.inputs[i] for i in definition.like]
+        return [shapes.Facts(shapes.dtype_of(m), shapes.dims_of(m)) for m in models if m is not None]
+    graph = instantiate(node)
+    return [_facts(value, own) for value, own in zip(graph.outputs, node.outputs, strict=False)]
+
+
+def _facts(value: ir.Value, own: ir.Value) -> shapes.Facts:
+    dims = shapes.dims_of(value)
+    if dims is not None:  # symbols born inside the body must not be shared between instances
+        dims = tuple(d if isinstance(d, int) or not _internal(d) else shapes.fresh_dim(own, i) for i, d in enumerate(dims))
+    data = shapes.data_of(value)
+    return shapes.Facts(value.dtype or ir.DataType.UNDEFINED, dims, None if _mentions_internal(data) else data)
+
+
+def _internal(dim: ir.SymbolicDim) -> bool:
+    return dim.value is None or any(s.startswith("_body_") for s in dim.free_symbols())
+
+
+def _mentions_internal(data: shapes.Data | None) -> bool:
+    parts: Iterable[shapes.Dim] = data if isinstance(data, tuple) else () if data is None else (data,)
+    return any(_internal(d) for d in parts if not isinstance(d, int))
+
+
+def instantiate(node: ir.Node) -> ir.Graph:
+    """The body of a node of ours as a graph of its own: inputs typed as the node's, attributes filled in, inferred."""
+    body = body_of(node.op_type)
+    inputs = [_copy(v, name) for v, name in zip(node.inputs, [i.name for i in body.inputs], strict=False)]
+    known: dict[ir.Value, ir.Value | None] = dict(zip(body.inputs, inputs, strict=False))
+    graph = ir.Graph([v for v in inputs if v is not None], [], nodes=[], opset_imports={"": 20, DOMAIN: VERSION})
+    for inner in body:
+        copied = ir.Node(
+            inner.domain,
+            inner.op_type,
+            [None if v is None else known.get(v) for v in inner.inputs],
+            attributes=[a for a in (_resolve(a, node, body) for a in inner.attributes.values()) if a is not None],
+            outputs=[ir.val(f"_body_{v.name}") for v in inner.outputs],
+        )
+        graph.append(copied)
+        known.update(zip(inner.outputs, copied.outputs, strict=True))
+        shapes.infer(copied)
+    graph.outputs.extend(v for v in (known[o] for o in body.outputs) if v is not None)
+    return graph
+
+
+def _copy(value: ir.Value | None, name: str | None) -> ir.Value | None:
+    if value is None:
+        return None
+    copied = ir.Value(name=name, type=value.type, shape=value.shape, const_value=value.const_value)
+    copied.meta.update(value.meta)
+    return copied
+
+
+def _resolve(attr: ir.Attr, node: ir.Node, body: ir.Function) -> ir.Attr | None:
+    if not attr.is_ref():
+        return attr
+    found = node.attributes.get(attr.ref_attr_name) or body.attributes.get(attr.ref_attr_name)
+    if found is None or found.value is None:
+        return None
+    return ir.Attr(attr.name, found.type, found.value)

@@ -1,0 +1,108 @@
+"""The nouns that cross a stage border: Signature, ForwardGraph, TrainingGraph, Plan."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import onnx_ir as ir
+
+BACKWARD = "onnxtrain.backward"  # key in Node.meta: the node was emitted by the gradient builder
+SOURCE = "onnxtrain.source"  # key in Node.metadata_props: "file.py:12" of the user's line
+DOMAIN = "onnxtrain"  # domain of our own operators
+
+
+@dataclasses.dataclass(frozen=True)
+class Signature:
+    """Who the graph's inputs and outputs are, by value name.
+
+    Args:
+        user_inputs: tensors given at every call, in call order.
+        parameters: weights, under the user's own names; graph inputs, never initializers.
+        buffers: the module's buffers that the graph reads, under the user's own names.
+        outputs: values handed back to the user, in order.
+        buffer_updates: buffer name to the output value that holds its new content.
+        differentiable: the parameters and user inputs whose gradient is wanted.
+    """
+
+    user_inputs: tuple[str, ...]
+    parameters: tuple[str, ...]
+    buffers: tuple[str, ...]
+    outputs: tuple[str, ...]
+    buffer_updates: dict[str, str]
+    differentiable: tuple[str, ...] = ()
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """All graph inputs in order: user inputs, parameters, buffers."""
+        return self.user_inputs + self.parameters + self.buffers
+
+
+@dataclasses.dataclass
+class ForwardGraph:
+    """A captured forward pass: an ONNX model and who its inputs and outputs are."""
+
+    model: ir.Model
+    signature: Signature
+
+
+@dataclasses.dataclass
+class TrainingGraph:
+    """Forward and backward in one model.
+
+    Args:
+        model: its inputs are the forward's, then one for each entry of ``output_gradients``; its outputs are
+            the forward's, then one for each entry of ``gradients``.
+        signature: the forward's signature.
+        output_gradients: differentiable output name to the graph input that receives its gradient.
+        gradients: name of a parameter or user input to the graph output that holds its gradient.
+    """
+
+    model: ir.Model
+    signature: Signature
+    output_gradients: dict[str, str]
+    gradients: dict[str, str]
+
+
+@dataclasses.dataclass
+class Plan:
+    """What a backend compiles: a forward model, a backward model (None for inference), and what joins them.
+
+    Args:
+        forward: inputs as ``signature.inputs``; outputs are the user's, the buffer updates, then ``saved`` ones
+            that the forward computes.
+        backward: inputs are ``saved`` followed by the values of ``output_gradients``; outputs are the values
+            of ``gradients``. None where nothing is differentiated.
+        saved: names of forward values (its inputs included) that the backward reads.
+    """
+
+    forward: ir.Model
+    backward: ir.Model | None
+    signature: Signature
+    saved: tuple[str, ...] = ()
+    output_gradients: dict[str, str] = dataclasses.field(default_factory=dict)
+    gradients: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+def is_backward(node: ir.Node) -> bool:
+    """Whether the gradient builder emitted the node."""
+    return bool(node.meta.get(BACKWARD))
+
+
+def values(graph: ir.Graph) -> Iterator[ir.Value]:
+    """Every value of the graph once: inputs, initializers, then node outputs in order."""
+    yield from graph.inputs
+    yield from (v for v in graph.initializers.values() if not v.is_graph_input())
+    for node in graph:
+        yield from node.outputs
+
+
+def describe(node: ir.Node) -> str:
+    """``Op(name)``, as error messages and printed graphs call a node."""
+    domain = f"{node.domain}::" if node.domain else ""
+    return f"{domain}{node.op_type}({node.name or '?'})"
+
+
+def source_of(node: ir.Node) -> str:
+    """The user's source line of a node, ``file:line``; empty where it is not known."""
+    return node.metadata_props.get(SOURCE, "")

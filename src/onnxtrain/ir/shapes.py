@@ -1,0 +1,262 @@
+"""Type and shape of a node's outputs, symbolic dimensions and the content of shape tensors included.
+
+A dimension is an ``int`` or an ``onnx_ir.SymbolicDim``. Small integer tensors (rank 0 and 1) carry their content as
+*data*: ``Concat(Shape(x)[:1], [64])`` is known to be ``(batch, 64)``, so ``Expand`` and ``Reshape`` keep their
+dimensions. A rule of ``shape_rules`` states the facts of one operator; what has no rule is asked of ONNX's own
+inference, node by node. What is still unknown gets a symbol of its own, named after the value.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import sympy
+
+from onnxtrain.errors import ShapeError
+from onnxtrain.ir.graphs import describe, source_of
+
+Dim: TypeAlias = int | ir.SymbolicDim
+Dims: TypeAlias = tuple[Dim, ...]
+Data: TypeAlias = Dim | Dims
+
+_DATA = "onnxtrain.data"
+_LARGEST_DATA = 64
+
+
+class Facts(NamedTuple):
+    """What is known of one output: element type, dimensions (None: rank unknown), content of a small integer tensor."""
+
+    dtype: ir.DataType
+    dims: Dims | None
+    data: Data | None = None
+
+
+ShapeRule: TypeAlias = Callable[[ir.Node], Sequence[Facts]]
+RULES: dict[tuple[str, str], ShapeRule] = {}
+
+
+def shape_rule(*op_types: str, domain: str = "") -> Callable[[ShapeRule], ShapeRule]:
+    """Register the shape rule of one or more operators; registering twice is an error."""
+
+    def register(rule: ShapeRule) -> ShapeRule:
+        for op_type in op_types:
+            if (domain, op_type) in RULES:
+                raise ValueError(f"the shape rule of {op_type} is registered twice")
+            RULES[domain, op_type] = rule
+        return rule
+
+    return register
+
+
+def dims_of(value: ir.Value) -> Dims | None:
+    """The dimensions of a value, or None where its rank is not known."""
+    return None if value.shape is None else tuple(value.shape)
+
+
+def known_dims(value: ir.Value) -> Dims:
+    """The dimensions of a value.
+
+    Raises:
+        ShapeError: its rank is not known.
+    """
+    if value.shape is None:
+        raise ShapeError(f"the rank of {value.name} is not known")
+    return tuple(value.shape)
+
+
+def rank(value: ir.Value) -> int:
+    """The number of dimensions of a value (ShapeError where it is not known)."""
+    return len(known_dims(value))
+
+
+def dtype_of(value: ir.Value) -> ir.DataType:
+    """The element type of a value (ShapeError where it is not known)."""
+    if value.dtype is None:
+        raise ShapeError(f"the element type of {value.name} is not known")
+    return value.dtype
+
+
+def constant_of(value: ir.Value | None) -> np.ndarray | None:
+    """The content of a constant value as an array, or None where the value is not constant."""
+    if value is None:
+        return None
+    tensor = ir.convenience.get_const_tensor(value)
+    return None if tensor is None else tensor.numpy()
+
+
+def data_of(value: ir.Value | None) -> Data | None:
+    """The symbolic content of a small integer tensor, or None where it is not known."""
+    if value is None:
+        return None
+    if _DATA not in value.meta:
+        array = constant_of(value)
+        if array is None or array.ndim > 1 or array.size > _LARGEST_DATA or array.dtype.kind not in "iu":
+            return None
+        value.meta[_DATA] = tuple(array.tolist()) if array.ndim else int(array)
+    return value.meta[_DATA]
+
+
+def attribute(node: ir.Node, name: str, default: Any = None) -> Any:
+    """The value of an attribute, or the default where the node does not state it."""
+    found = node.attributes.get(name)
+    return default if found is None else found.value
+
+
+def operand(node: ir.Node, index: int) -> ir.Value | None:
+    """The index-th input of a node, None where it is missing or left empty."""
+    return node.inputs[index] if index < len(node.inputs) else None
+
+
+def simplify(dim: Dim) -> Dim:
+    """A dimension with constant expressions turned into ``int``."""
+    if isinstance(dim, int) or dim.value is None or dim.value.isidentifier():
+        return dim
+    return dim.evaluate({})
+
+
+def product(dims: Iterable[Dim]) -> Dim:
+    """The product of dimensions: the number of elements of a shape."""
+    return simplify(math.prod(dims, start=1))  # type: ignore[arg-type]
+
+
+def quotient(total: Dim, known: Dim) -> Dim:
+    """``total / known`` where the division is known to be exact, as for the -1 of Reshape."""
+    if isinstance(total, int) and isinstance(known, int):
+        return total // known if known else 0
+    return simplify(total / known)
+
+
+def as_expression(dim: Dim) -> sympy.Expr:
+    """A dimension as a sympy expression over positive integer symbols."""
+    return sympy.Integer(dim) if isinstance(dim, int) else dim._expr
+
+
+def fresh_dim(value: ir.Value, axis: int) -> ir.SymbolicDim:
+    """A new symbol for a dimension that cannot be expressed in known ones."""
+    return ir.SymbolicDim(re.sub(r"\W", "_", f"{value.name}_dim{axis}"))
+
+
+def fresh_dims(value: ir.Value, count: int) -> Dims:
+    """New symbols for all dimensions of a value of that rank."""
+    return tuple(fresh_dim(value, axis) for axis in range(count))
+
+
+def broadcast(*shapes: Dims, node: ir.Node | None = None) -> Dims:
+    """The shape of multidirectional broadcasting (ONNX Broadcast.md).
+
+    Where two different symbols meet, one may be 1 at run time: the result is their maximum.
+
+    Raises:
+        ShapeError: two constant dimensions differ and neither is 1.
+    """
+    width = max((len(s) for s in shapes), default=0)
+    columns = zip(*[(1,) * (width - len(s)) + tuple(s) for s in shapes], strict=True)
+    return tuple(_broadcast_dim(column, shapes, node) for column in columns)
+
+
+def _broadcast_dim(column: Sequence[Dim], shapes: Sequence[Dims], node: ir.Node | None) -> Dim:
+    constants = {d for d in column if isinstance(d, int) and d != 1}
+    if len(constants) > 1:
+        raise ShapeError(
+            f"shapes {', '.join(map(str, shapes))} cannot be broadcast",
+            node=describe(node) if node else "",
+            source=source_of(node) if node else "",
+        )
+    if constants:
+        return constants.pop()
+    symbols = list(dict.fromkeys(d for d in column if not isinstance(d, int)))
+    if len(symbols) > 1:
+        return ir.SymbolicDim(sympy.Max(*(as_expression(d) for d in symbols)))
+    return symbols[0] if symbols else 1
+
+
+def infer(node: ir.Node) -> None:
+    """Set type, shape and data of a node's outputs; what an output already states is kept and completed.
+
+    Raises:
+        ShapeError: the inputs contradict each other.
+    """
+    from onnxtrain.ir import shape_rules  # noqa: F401  (fills RULES)
+
+    rule = RULES.get((node.domain, node.op_type), _ask_onnx)
+    for value, facts in zip(node.outputs, rule(node), strict=False):
+        _complete(value, facts)
+
+
+def infer_graph(graph: ir.Graph) -> None:
+    """Run ``infer`` over all nodes in order."""
+    for node in graph:
+        infer(node)
+
+
+def _complete(value: ir.Value, facts: Facts) -> None:
+    if facts.dtype != ir.DataType.UNDEFINED and not isinstance(value.type, ir.SequenceType):
+        value.type = ir.TensorType(value.dtype or facts.dtype)
+    if facts.dims is not None:
+        stated = value.shape if value.shape is not None and len(value.shape) == len(facts.dims) else facts.dims
+        value.shape = ir.Shape([_better(old, new) for old, new in zip(stated, facts.dims, strict=True)])
+    if facts.data is not None:
+        value.meta[_DATA] = facts.data
+
+
+def _better(stated: Dim, inferred: Dim) -> Dim:
+    if isinstance(stated, int) or isinstance(inferred, int):
+        return stated if isinstance(stated, int) else inferred
+    return stated if stated.value is not None else inferred
+
+
+def _ask_onnx(node: ir.Node) -> Sequence[Facts]:
+    """ONNX's own inference for a node without a rule; our functions are inferred through their bodies."""
+    from onnxtrain.ir import functions
+
+    if node.domain == functions.DOMAIN:
+        return functions.infer_by_body(node)
+    version = node.version or (node.graph.opset_imports.get(node.domain, 20) if node.graph else 20)
+    try:
+        schema = onnx.defs.get_schema(node.op_type, version, node.domain)
+    except onnx.defs.SchemaError:
+        return [_stated(v) for v in node.outputs]
+    proto = ir.serde.serialize_node(node)
+    given = [v for v in node.inputs if v is not None]
+    types = {v.name: _type_proto(v) for v in given}
+    data = {v.name: onnx.numpy_helper.from_array(a) for v in given if (a := constant_of(v)) is not None and a.size < 1024}
+    opsets = [onnx.helper.make_opsetid(node.domain, version)]
+    try:
+        found = onnx.shape_inference.infer_node_outputs(schema, proto, types, data, opset_imports=opsets, ir_version=10)
+    except onnx.shape_inference.InferenceError as error:
+        raise ShapeError(str(error).strip(), node=describe(node), source=source_of(node)) from error
+    return [_from_proto(v, found.get(v.name or "")) for v in node.outputs]
+
+
+def _stated(value: ir.Value) -> Facts:
+    return Facts(value.dtype or ir.DataType.UNDEFINED, dims_of(value))
+
+
+def _type_proto(value: ir.Value) -> onnx.TypeProto:
+    if value.type is not None and not isinstance(value.type, ir.TensorType):
+        return ir.serde.serialize_type(value.type)
+    dims = None if value.shape is None else [d if isinstance(d, int) else d.value for d in value.shape]
+    return onnx.helper.make_tensor_type_proto(int(value.dtype or 0), dims)
+
+
+def _from_proto(value: ir.Value, proto: onnx.TypeProto | None) -> Facts:
+    if proto is None or not proto.HasField("tensor_type"):
+        if proto is not None and proto.HasField("sequence_type"):
+            value.type = ir.serde.deserialize_type_proto_for_type(proto)
+        return Facts(ir.DataType.UNDEFINED, None)
+    tensor = proto.tensor_type
+    if not tensor.HasField("shape"):
+        return Facts(ir.DataType(tensor.elem_type), None)
+    dims: list[Dim] = []
+    for axis, dim in enumerate(tensor.shape.dim):
+        if dim.HasField("dim_value"):
+            dims.append(dim.dim_value)
+        else:
+            dims.append(ir.SymbolicDim(dim.dim_param) if dim.dim_param else fresh_dim(value, axis))
+    return Facts(ir.DataType(tensor.elem_type), tuple(dims))

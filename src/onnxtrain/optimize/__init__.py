@@ -1,0 +1,38 @@
+"""Graph → Graph: the ordered lists of passes over a forward graph and over a training graph."""
+
+from __future__ import annotations
+
+from onnxtrain.ir.graphs import ForwardGraph, TrainingGraph
+from onnxtrain.ir.passes import Pipeline, Record, Step
+from onnxtrain.optimize.cleanup import (
+    CommonSubexpressionsPass,
+    ConstantsPass,
+    DeadCodePass,
+    KnownShapesPass,
+    NoOperationPass,
+)
+
+FORWARD = (
+    Step(ConstantsPass(), "first, so that later passes see constants where the exporter wrote nodes"),
+    Step(KnownShapesPass(), "after constants: shape arithmetic whose result is known becomes constant"),
+    Step(NoOperationPass(), "once types and shapes are known: casts, slices and expands that change nothing go"),
+    Step(CommonSubexpressionsPass(), "after casts and identities no longer hide equal nodes"),
+    Step(DeadCodePass(), "last: takes away what the others left without a reader"),
+)
+
+TRAINING = (
+    Step(DeadCodePass(), "first: rules emit gradients for inputs that do not need one"),
+    Step(NoOperationPass(), "gradients of views often cancel"),
+    Step(CommonSubexpressionsPass(), "rules of neighbouring nodes compute the same transposes"),
+    Step(DeadCodePass(), "last, as above"),
+)
+
+
+def optimize(graph: ForwardGraph, *, check: bool = True) -> list[Record]:
+    """Optimize a forward graph in place; says what each pass did."""
+    return Pipeline(FORWARD, check).run(graph.model)
+
+
+def optimize_training(graph: TrainingGraph, *, check: bool = True) -> list[Record]:
+    """Optimize a training graph in place; says what each pass did."""
+    return Pipeline(TRAINING, check).run(graph.model)

@@ -1,0 +1,5 @@
+"""TrainingGraph → Plan: what is computed when, and what is kept in between."""
+
+from onnxtrain.plan.partition import make_plan
+
+__all__ = ["make_plan"]
