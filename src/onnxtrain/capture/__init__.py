@@ -11,7 +11,6 @@ import torch
 from onnxtrain.capture.convert import to_graph
 from onnxtrain.capture.export import Autocast, FlatModule, export
 from onnxtrain.capture.schema import Schema, flatten, input_names
-from onnxtrain.errors import CaptureError
 from onnxtrain.ir.graphs import ForwardGraph
 
 
@@ -44,9 +43,8 @@ def capture(
     flat = FlatModule(module, inputs, Autocast.current(device))
     program = export(flat, tensors)
     graph = to_graph(program, input_names(module.forward, args, kwargs), opset)
-    if flat.outputs is None:
-        raise CaptureError("the module's forward was never reached")
-    return Captured(graph, flat.outputs, flat.sources)
+    assert flat.result.schema is not None, "the forward ran, or export raised"
+    return Captured(graph, flat.result.schema, flat.result.sources)
 
 
 __all__ = ["Autocast", "Captured", "Schema", "capture", "flatten"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import operator
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -54,27 +54,29 @@ def translation_of(target: torch._ops.OpOverload) -> Callable[..., Any]:
     """A translation that records the call as one ATen node."""
 
     def record(*args: Any, **kwargs: Any) -> Any:
-        from onnxscript import evaluator
-        from torch.onnx._internal.exporter._tensors import SymbolicTensor
-
-        recorder = evaluator.default()
-        inputs: list[ir.Value] = []
+        inputs: list[ir.Value | None] = []
         arguments = json.dumps([_encode(a, inputs) for a in args])
         keywords = json.dumps({k: _encode(v, inputs) for k, v in kwargs.items()})
-        count = len(target._schema.returns)
-        outputs = [SymbolicTensor(recorder.opset) for _ in range(count)]  # type: ignore[attr-defined]
         attributes = {"operator": str(target.name()), "overload": target._overloadname}
         attributes |= {"arguments": arguments, "keywords": keywords}
-        made = ir.Node(
-            DOMAIN, ATEN, inputs, attributes=[ir.AttrString(k, v) for k, v in attributes.items()], outputs=outputs
-        )
-        recorder.nodes.append(made)  # type: ignore[attr-defined]
-        return outputs[0] if count == 1 else tuple(outputs)
+        return record_node(ATEN, inputs, attributes, outputs=len(target._schema.returns))
 
     return record
 
 
-def _encode(argument: Any, inputs: list[ir.Value]) -> Any:
+def record_node(op_type: str, inputs: Sequence[Any], attributes: Mapping[str, Any] | None = None, *, outputs: int = 1) -> Any:
+    """Add one of our operators to the graph that torch.onnx is building; a tuple comes back for several outputs."""
+    from onnxscript import evaluator
+    from torch.onnx._internal.exporter._tensors import SymbolicTensor
+
+    recorder = evaluator.default()
+    made = [SymbolicTensor(recorder.opset) for _ in range(outputs)]  # type: ignore[attr-defined]
+    given = ir.convenience.convert_attributes(dict(attributes or {}))
+    recorder.nodes.append(ir.Node(DOMAIN, op_type, inputs, attributes=given, outputs=made))  # type: ignore[attr-defined]
+    return made[0] if outputs == 1 else tuple(made)
+
+
+def _encode(argument: Any, inputs: list[ir.Value | None]) -> Any:
     """An argument as JSON: a tensor is ``{"input": its position}``."""
     if isinstance(argument, ir.Value):
         inputs.append(argument)

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from onnxtrain.capture.schema import Schema, flatten
 from onnxtrain.errors import CaptureError, OnnxTrainError
@@ -39,20 +38,31 @@ class Autocast:
         return torch.autocast(self.device_type, dtype=self.dtype, enabled=True)
 
 
+class Result:
+    """What a traced forward pass returned; an object of its own, because torch.export resets attributes of modules.
+
+    Attributes:
+        schema: the structure of the output.
+        sources: for each tensor of the output, the position among the returned (distinct) tensors.
+    """
+
+    def __init__(self) -> None:
+        self.schema: Schema | None = None
+        self.sources: tuple[int, ...] = ()
+
+
 class FlatModule(torch.nn.Module):
     """The user's module as a function of flat tensors that returns flat tensors.
 
     Attributes:
-        outputs: schema of the last output.
-        sources: for each tensor of the output, the position among the returned (distinct) tensors.
+        result: filled by the forward pass.
     """
 
     def __init__(self, module: torch.nn.Module, inputs: Schema, autocast: Autocast) -> None:
         super().__init__()
         self.module = module
         self._inputs, self._autocast = inputs, autocast
-        self.outputs: Schema | None = None
-        self.sources: tuple[int, ...] = ()
+        self.result = Result()
         self.train(module.training)
 
     def train(self, mode: bool = True) -> FlatModule:
@@ -65,10 +75,10 @@ class FlatModule(torch.nn.Module):
         args, kwargs = self._inputs.restore(tensors)
         with self._autocast.enter():
             result = self.module(*args, **kwargs)
-        found, self.outputs = flatten(result, "output")
+        found, self.result.schema = flatten(result, "output")
         distinct = list({id(t): t for t in found}.values())
         place = {id(t): i for i, t in enumerate(distinct)}
-        self.sources = tuple(place[id(t)] for t in found)
+        self.result.sources = tuple(place[id(t)] for t in found)
         return tuple(distinct)
 
 
@@ -160,8 +170,3 @@ def _user_line(error: BaseException) -> str:
 
 def _is_library(filename: str) -> bool:
     return any(part in filename for part in ("/torch/", "/onnxtrain/", "<", "/contextlib.py", "/functools.py"))
-
-
-def leaves_of(data: Any) -> list[Any]:
-    """All leaves of a nested structure."""
-    return pytree.tree_leaves(data)

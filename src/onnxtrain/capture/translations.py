@@ -8,7 +8,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from onnxtrain.ir import functions, shapes
+from onnxtrain.capture.aten import record_node
 
 aten = torch.ops.aten
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {}
@@ -42,21 +42,19 @@ def linear(x, weight, bias=None):  # noqa: ANN001, ANN201
     """One Linear node with a bias; MatMul with a transposed weight without."""
     if bias is None:
         return _standard().MatMul(x, _standard().Transpose(weight, perm=[1, 0]))
-    return functions.script_of("Linear")(x, weight, bias)
+    return record_node("Linear", [x, weight, bias])
 
 
 @translation(aten.embedding.default)
 def embedding(weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False):  # noqa: ANN001, ANN201
-    """Gather; with a padding index the operator that gives that row no gradient."""
-    if padding_idx is None or padding_idx < 0:
-        return _standard().Gather(weight, indices, axis=0)
-    return functions.script_of("Embedding")(weight, indices, padding_idx=padding_idx)
+    """One Embedding node, which knows the row that gets no gradient."""
+    return record_node("Embedding", [weight, indices], {"padding_idx": -1 if padding_idx is None else padding_idx})
 
 
 @translation(aten.detach.default)
 def detach(x):  # noqa: ANN001, ANN201
     """Detach: the identity, and a stop for gradients."""
-    return functions.script_of("Detach")(x)
+    return record_node("Detach", [x])
 
 
 @translation(aten._native_batch_norm_legit_functional.default)
@@ -65,9 +63,11 @@ def batch_norm_training(x, weight, bias, running_mean, running_var, training, mo
     if not training:
         y = _standard().BatchNormalization(x, weight, bias, running_mean, running_var, epsilon=eps)
         return y, running_mean, running_var, running_mean, running_var
-    batch_norm = functions.script_of("BatchNormTraining")
-    y, new_mean, new_var, mean, inv_std = batch_norm(
-        x, weight, bias, running_mean, running_var, epsilon=float(eps), momentum=float(momentum)
+    y, new_mean, new_var, mean, inv_std = record_node(
+        "BatchNormTraining",
+        [x, weight, bias, running_mean, running_var],
+        {"epsilon": float(eps), "momentum": float(momentum)},
+        outputs=5,
     )
     return y, mean, inv_std, new_mean, new_var
 
@@ -83,11 +83,10 @@ def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False,
         attn_mask = _additive(attn_mask, query)
     if dropout_p == 0.0 and not _is_learned(attn_mask):
         if attn_mask is None:
-            fused = functions.script_of("ScaledDotProductAttention")
-            return fused(query, key, value, is_causal=int(is_causal), scale=factor)[0]
+            op_type = "CausalScaledDotProductAttention" if is_causal else "ScaledDotProductAttention"
+            return record_node(op_type, [query, key, value], {"scale": factor})
         if not is_causal:
-            fused = functions.script_of("MaskedScaledDotProductAttention")
-            return fused(query, key, value, attn_mask, scale=factor)[0]
+            return record_node("MaskedScaledDotProductAttention", [query, key, value, attn_mask], {"scale": factor})
     return _plain_attention(query, key, value, attn_mask, float(dropout_p), bool(is_causal), factor)
 
 
@@ -154,16 +153,5 @@ def _plain_attention(query: Any, key: Any, value: Any, mask: Any, dropout: float
         scores = op.Add(scores, mask)
     weights = op.Softmax(scores, axis=-1)
     if dropout > 0.0:
-        weights, _ = functions_dropout(weights, dropout)
+        weights = op.Dropout(weights, _float(dropout), op.Constant(value=ir.tensor(True)))
     return op.MatMul(weights, value)
-
-
-def functions_dropout(x: Any, ratio: float) -> tuple[Any, None]:
-    """A Dropout node in training mode."""
-    op = _standard()
-    return op.Dropout(x, _float(ratio), op.Constant(value=ir.tensor(True))), None
-
-
-def is_symbolic(value: ir.Value) -> bool:
-    """Whether a value has a dimension that is not a constant."""
-    return any(not isinstance(d, int) for d in shapes.dims_of(value) or ())

@@ -7,8 +7,9 @@ from typing import Any, TypeAlias
 
 import onnx_ir as ir
 
+from onnxtrain.errors import GradientError
 from onnxtrain.ir.builder import Builder
-from onnxtrain.ir.graphs import DOMAIN
+from onnxtrain.ir.graphs import DOMAIN, describe, source_of
 
 Rule: TypeAlias = Callable[..., Any]
 RULES: dict[tuple[str, str], Rule] = {}
@@ -43,6 +44,15 @@ class Context:
         if value.type is None:
             shapes.infer(self.node)
         return value
+
+    def unsupported(self, what: str) -> GradientError:
+        """The error for a case of the operator that its rule does not cover."""
+        return GradientError(
+            f"{what} is not available",
+            node=describe(self.node),
+            source=source_of(self.node),
+            cure="rewrite that line with other operators, or detach() the value if it is not trained",
+        )
 
 
 def gradient(*op_types: str, domain: str = "") -> Callable[[Rule], Rule]:

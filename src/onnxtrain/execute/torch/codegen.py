@@ -169,8 +169,8 @@ class _Writer:
         setattr(self.ops, name, found.function)
         arguments = [self._argument(v, i, found) for i, v in enumerate(node.inputs)]
         arguments += [f"{a.name}={self._attribute(a)}" for a in node.attributes.values()]
-        if found.wants_outputs:
-            arguments.append(f"outputs={len(node.outputs)}")
+        extras = {"outputs": len(node.outputs), "device": self.device, "dtype": int(node.outputs[0].dtype or 0)}
+        arguments += [f"{name}={extras[name]!r}" for name in sorted(found.wants - set(node.attributes))]
         targets = ", ".join(self.names(v) if v.name else "_" for v in node.outputs)
         comment = f"  # {source_of(node)}" if source_of(node) else ""
         return f"{targets} = ops.{name}({', '.join(arguments)}){comment}"

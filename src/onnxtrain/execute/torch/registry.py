@@ -16,15 +16,16 @@ class Lowering:
         function: called with the inputs positionally and the attributes by keyword.
         host: positions of inputs that arrive as Python ``int`` (rank 0) or ``tuple`` of ``int`` (rank 1).
         view: the result may share memory with the first input.
-        wants_outputs: the function takes ``outputs=`` (the number of outputs the node has).
+        wants: which of ``EXTRAS`` the function takes beside the node's attributes.
     """
 
     function: Callable[..., Any]
     host: frozenset[int]
     view: bool
-    wants_outputs: bool
+    wants: frozenset[str]
 
 
+EXTRAS = ("outputs", "device", "dtype")  # number of the node's outputs, where it runs, ONNX type code of its first output
 LOWERINGS: dict[tuple[str, str], Lowering] = {}
 
 
@@ -39,7 +40,7 @@ def lowering(
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        wants = "outputs" in inspect.signature(function).parameters
+        wants = frozenset(EXTRAS) & _keywords(function)
         for op_type in op_types:
             if (domain, op_type) in LOWERINGS:
                 raise ValueError(f"the lowering of {op_type} is registered twice")
@@ -47,3 +48,11 @@ def lowering(
         return function
 
     return register
+
+
+def _keywords(function: Callable[..., Any]) -> frozenset[str]:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # a builtin of torch without a signature
+        return frozenset()
+    return frozenset(p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY)

@@ -1,0 +1,38 @@
+"""ONNX element types as torch's."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import torch
+
+from onnxtrain.errors import BackendError
+
+_TYPES = {
+    ir.DataType.FLOAT: torch.float32,
+    ir.DataType.DOUBLE: torch.float64,
+    ir.DataType.FLOAT16: torch.float16,
+    ir.DataType.BFLOAT16: torch.bfloat16,
+    ir.DataType.INT64: torch.int64,
+    ir.DataType.INT32: torch.int32,
+    ir.DataType.INT16: torch.int16,
+    ir.DataType.INT8: torch.int8,
+    ir.DataType.UINT8: torch.uint8,
+    ir.DataType.UINT16: torch.uint16,
+    ir.DataType.UINT32: torch.uint32,
+    ir.DataType.UINT64: torch.uint64,
+    ir.DataType.BOOL: torch.bool,
+    ir.DataType.COMPLEX64: torch.complex64,
+    ir.DataType.COMPLEX128: torch.complex128,
+}
+
+
+def torch_dtype(code: int) -> torch.dtype:
+    """torch's element type for ONNX's code (``TensorProto.DataType``).
+
+    Raises:
+        BackendError: torch has no such type.
+    """
+    found = _TYPES.get(ir.DataType(code))
+    if found is None:
+        raise BackendError(f"torch has no element type {ir.DataType(code).name}")
+    return found

@@ -1,0 +1,7 @@
+"""Lowerings by family; importing the package fills the table in ``execute.torch.registry``."""
+
+import importlib
+import pkgutil
+
+for _family in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_family.name}")

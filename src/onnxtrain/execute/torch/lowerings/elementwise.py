@@ -1,0 +1,222 @@
+"""Arithmetic, comparison, selection and activations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from onnxtrain.execute.torch.dtypes import torch_dtype
+from onnxtrain.execute.torch.registry import lowering
+from onnxtrain.ir.graphs import DOMAIN
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+
+_SAME = {
+    "Add": torch.add,
+    "Sub": torch.sub,
+    "Mul": torch.mul,
+    "Pow": torch.pow,
+    "Neg": torch.neg,
+    "Abs": torch.abs,
+    "Exp": torch.exp,
+    "Log": torch.log,
+    "Sqrt": torch.sqrt,
+    "Reciprocal": torch.reciprocal,
+    "Sin": torch.sin,
+    "Cos": torch.cos,
+    "Tan": torch.tan,
+    "Sinh": torch.sinh,
+    "Cosh": torch.cosh,
+    "Asin": torch.asin,
+    "Acos": torch.acos,
+    "Atan": torch.atan,
+    "Asinh": torch.asinh,
+    "Acosh": torch.acosh,
+    "Atanh": torch.atanh,
+    "Erf": torch.erf,
+    "Tanh": torch.tanh,
+    "Sigmoid": torch.sigmoid,
+    "Relu": torch.relu,
+    "Softplus": F.softplus,
+    "Softsign": F.softsign,
+    "Mish": F.mish,
+    "HardSwish": F.hardswish,
+    "Floor": torch.floor,
+    "Ceil": torch.ceil,
+    "Round": torch.round,
+    "Sign": torch.sign,
+    "Not": torch.logical_not,
+    "And": torch.logical_and,
+    "Or": torch.logical_or,
+    "Xor": torch.logical_xor,
+    "BitwiseNot": torch.bitwise_not,
+    "BitwiseAnd": torch.bitwise_and,
+    "BitwiseOr": torch.bitwise_or,
+    "BitwiseXor": torch.bitwise_xor,
+    "Equal": torch.eq,
+    "Greater": torch.gt,
+    "GreaterOrEqual": torch.ge,
+    "Less": torch.lt,
+    "LessOrEqual": torch.le,
+    "IsNaN": torch.isnan,
+    "Where": torch.where,
+    "PRelu": lambda x, slope: torch.where(x < 0, x * slope, x),
+}
+for _name, _function in _SAME.items():
+    lowering(_name)(_function)
+
+_GRADIENTS: dict[str, Callable[..., Tensor]] = {
+    "GeluGrad": lambda dy, x: aten.gelu_backward(dy, x),
+    "TanhGeluGrad": lambda dy, x: aten.gelu_backward(dy, x, approximate="tanh"),
+    "Silu": F.silu,
+    "SiluGrad": aten.silu_backward,
+    "ReluGrad": lambda dy, y: aten.threshold_backward(dy, y, 0),
+    "TanhGrad": aten.tanh_backward,
+    "SigmoidGrad": aten.sigmoid_backward,
+}
+for _name, _function in _GRADIENTS.items():
+    lowering(_name, domain=DOMAIN)(_function)
+
+
+@lowering("Identity", view=True)
+@lowering("Detach", domain=DOMAIN, view=True)
+def identity(x: Tensor) -> Tensor:
+    """The same tensor."""
+    return x
+
+
+@lowering("Div")
+def div(a: Tensor, b: Tensor) -> Tensor:
+    """Integers are divided towards zero."""
+    return torch.div(a, b) if a.is_floating_point() else torch.div(a, b, rounding_mode="trunc")
+
+
+@lowering("Mod")
+def mod(a: Tensor, b: Tensor, *, fmod: int = 0) -> Tensor:
+    """The sign follows the divisor; with ``fmod`` the dividend."""
+    return torch.fmod(a, b) if fmod else torch.remainder(a, b)
+
+
+@lowering("Sum")
+def sum_(*operands: Tensor) -> Tensor:
+    """The operands added up."""
+    total = operands[0]
+    for x in operands[1:]:
+        total = total + x
+    return total
+
+
+@lowering("Max")
+def max_(*operands: Tensor) -> Tensor:
+    """The largest of the operands, element by element."""
+    best = operands[0]
+    for x in operands[1:]:
+        best = torch.maximum(best, x)
+    return best
+
+
+@lowering("Min")
+def min_(*operands: Tensor) -> Tensor:
+    """The smallest of the operands, element by element."""
+    best = operands[0]
+    for x in operands[1:]:
+        best = torch.minimum(best, x)
+    return best
+
+
+@lowering("Clip")
+def clip(x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
+    """Bounded on the sides that are given."""
+    return x if low is None and high is None else torch.clamp(x, low, high)
+
+
+@lowering("Cast")
+def cast(x: Tensor, *, to: int, saturate: int = 1, round_mode: str = "up") -> Tensor:
+    """The same content in another type."""
+    return x.to(torch_dtype(to))
+
+
+@lowering("CastLike")
+def cast_like(x: Tensor, model: Tensor, *, saturate: int = 1, round_mode: str = "up") -> Tensor:
+    """The same content in the model's type."""
+    return x.to(model.dtype)
+
+
+@lowering("IsInf")
+def is_inf(x: Tensor, *, detect_negative: int = 1, detect_positive: int = 1) -> Tensor:
+    """Which elements are infinite, of the signs asked for."""
+    if detect_negative and detect_positive:
+        return torch.isinf(x)
+    return torch.isneginf(x) if detect_negative else torch.isposinf(x)
+
+
+@lowering("Gelu")
+def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
+    """Exact, or by tanh."""
+    return F.gelu(x, approximate=approximate)
+
+
+@lowering("LeakyRelu")
+def leaky_relu(x: Tensor, *, alpha: float = 0.01) -> Tensor:
+    """x or alpha · x."""
+    return F.leaky_relu(x, alpha)
+
+
+@lowering("Elu")
+def elu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
+    """x or alpha · (exp(x) - 1)."""
+    return F.elu(x, alpha)
+
+
+@lowering("HardSigmoid")
+def hard_sigmoid(x: Tensor, *, alpha: float = 0.2, beta: float = 0.5) -> Tensor:
+    """alpha · x + beta within 0 and 1."""
+    return torch.clamp(x * alpha + beta, 0, 1)
+
+
+@lowering("Softmax")
+def softmax(x: Tensor, *, axis: int = -1) -> Tensor:
+    """Normalized exponentials along an axis."""
+    return torch.softmax(x, axis)
+
+
+@lowering("LogSoftmax")
+def log_softmax(x: Tensor, *, axis: int = -1) -> Tensor:
+    """Logarithm of the Softmax."""
+    return torch.log_softmax(x, axis)
+
+
+@lowering("SoftmaxGrad", domain=DOMAIN)
+def softmax_grad(dy: Tensor, y: Tensor, *, axis: int = -1) -> Tensor:
+    """ATen's fused kernel."""
+    return aten._softmax_backward_data(dy, y, axis, y.dtype)
+
+
+@lowering("LogSoftmaxGrad", domain=DOMAIN)
+def log_softmax_grad(dy: Tensor, y: Tensor, *, axis: int = -1) -> Tensor:
+    """ATen's fused kernel."""
+    return aten._log_softmax_backward_data(dy, y, axis, y.dtype)
+
+
+@lowering("Dropout")
+def dropout(
+    x: Tensor, ratio: Any = None, training: Any = None, *, outputs: int = 1, seed: int | None = None
+) -> tuple[Tensor, Tensor] | Tensor:
+    """torch's own random numbers, drawn as eager draws them: the same seed gives the same mask."""
+    active = training is not None and bool(training)
+    p = 0.5 if ratio is None else float(ratio)
+    if not active or p == 0.0:
+        return x if outputs == 1 else (x, torch.ones_like(x, dtype=torch.bool))
+    y, mask = torch.native_dropout(x, p, True)
+    return y if outputs == 1 else (y, mask)
+
+
+@lowering("DropoutGrad", domain=DOMAIN)
+def dropout_grad(dy: Tensor, mask: Tensor, ratio: Tensor) -> Tensor:
+    """dy · mask / (1 - ratio)."""
+    p = float(ratio)
+    return aten.native_dropout_backward(dy, mask, 0.0 if p == 1.0 else 1.0 / (1.0 - p))

@@ -1,0 +1,150 @@
+"""Gathering, scattering, and tensors made from nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from onnxtrain.execute.torch.dtypes import torch_dtype
+from onnxtrain.execute.torch.registry import lowering
+from onnxtrain.ir.graphs import DOMAIN
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+
+
+@lowering("Gather")
+def gather(x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
+    """Slices of x along an axis; indices may be negative."""
+    axis = axis % x.dim()
+    return x[(slice(None),) * axis + (indices.long(),)]
+
+
+@lowering("GatherGrad", domain=DOMAIN, host=(2,))
+def gather_grad(dy: Tensor, indices: Tensor, shape: Any, *, axis: int = 0) -> Tensor:
+    """Slices of dy added at their indices."""
+    axis = axis % len(shape)
+    flat = indices.reshape(-1).long()
+    flat = torch.where(flat < 0, flat + shape[axis], flat)
+    slices = dy.reshape(*shape[:axis], flat.numel(), *shape[axis + 1 :])
+    return torch.zeros(shape, dtype=dy.dtype, device=dy.device).index_add_(axis, flat, slices)
+
+
+@lowering("Embedding", domain=DOMAIN)
+def embedding(weight: Tensor, indices: Tensor, *, padding_idx: int = -1) -> Tensor:
+    """Rows of a table."""
+    return F.embedding(indices, weight)
+
+
+@lowering("EmbeddingGrad", domain=DOMAIN, host=(2,))
+def embedding_grad(dy: Tensor, indices: Tensor, shape: Any, *, padding_idx: int = -1) -> Tensor:
+    """Rows of dy added at their indices."""
+    return aten.embedding_dense_backward(dy, indices, shape[0], padding_idx, False)
+
+
+def _positive(indices: Tensor, size: int) -> Tensor:
+    return torch.where(indices < 0, indices + size, indices).long()
+
+
+@lowering("GatherElements")
+def gather_elements(x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
+    """One element for each index."""
+    return torch.gather(x, axis, _positive(indices, x.shape[axis]))
+
+
+@lowering("GatherND")
+def gather_nd(x: Tensor, indices: Tensor, *, batch_dims: int = 0) -> Tensor:
+    """Slices of x at index tuples."""
+    if batch_dims == 0:
+        return x[tuple(indices.long().unbind(-1))]
+    lead = x.shape[:batch_dims]
+    flat, at = x.reshape(-1, *x.shape[batch_dims:]), indices.reshape(-1, *indices.shape[batch_dims:])
+    made = torch.stack([a[tuple(i.long().unbind(-1))] for a, i in zip(flat, at, strict=True)])
+    return made.reshape(*lead, *made.shape[1:])
+
+
+_REDUCTIONS = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
+
+
+@lowering("ScatterElements")
+def scatter_elements(x: Tensor, indices: Tensor, updates: Tensor, *, axis: int = 0, reduction: str = "none") -> Tensor:
+    """Updates written to, or combined with, the elements at the indices."""
+    at = _positive(indices, x.shape[axis])
+    if reduction == "none":
+        return torch.scatter(x, axis, at, updates)
+    if reduction == "add":
+        return torch.scatter_add(x, axis, at, updates)
+    return torch.scatter_reduce(x, axis, at, updates, _REDUCTIONS[reduction], include_self=True)
+
+
+@lowering("ScatterND")
+def scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, *, reduction: str = "none") -> Tensor:
+    """Updates written to, or combined with, the slices at the index tuples."""
+    at = tuple(indices.long().unbind(-1))
+    if reduction in ("none", "add"):
+        return torch.index_put(x, at, updates, accumulate=reduction == "add")
+    sizes = x.shape[: len(at)]
+    flat = sum(_positive(i, s) * int(np.prod(sizes[k + 1 :], dtype=np.int64)) for k, (i, s) in enumerate(zip(at, sizes, strict=True)))
+    rows = x.reshape(int(np.prod(sizes, dtype=np.int64)), -1)
+    source = updates.reshape(-1, rows.shape[1])
+    made = rows.index_reduce(0, flat.reshape(-1), source, _REDUCTIONS[reduction])  # type: ignore[union-attr]
+    return made.reshape(x.shape)
+
+
+@lowering("TopK", host=(1,))
+def top_k(x: Tensor, k: Any, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> tuple[Tensor, Tensor]:  # noqa: A002
+    """The k largest or smallest elements along an axis, and their indices."""
+    count = k[0] if isinstance(k, tuple) else k
+    made = torch.topk(x, count, axis, bool(largest), bool(sorted))
+    return made.values, made.indices
+
+
+@lowering("ArgMax")
+def arg_max(x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
+    """Index of the largest element."""
+    return _arg(torch.argmax, x, axis, bool(keepdims), bool(select_last_index))
+
+
+@lowering("ArgMin")
+def arg_min(x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
+    """Index of the smallest element."""
+    return _arg(torch.argmin, x, axis, bool(keepdims), bool(select_last_index))
+
+
+def _arg(find: Any, x: Tensor, axis: int, keep: bool, last: bool) -> Tensor:
+    if not last:
+        return find(x, axis, keepdim=keep)
+    return x.shape[axis] - 1 - find(torch.flip(x, (axis,)), axis, keepdim=keep)
+
+
+@lowering("OneHot", host=(1,))
+def one_hot(indices: Tensor, depth: Any, values: Tensor, *, axis: int = -1) -> Tensor:
+    """``values[1]`` at the indices, ``values[0]`` elsewhere; indices out of range are nowhere."""
+    size = depth[0] if isinstance(depth, tuple) else int(depth)
+    axis = axis + indices.dim() + 1 if axis < 0 else axis
+    at = torch.where(indices < 0, indices + size, indices).unsqueeze(axis)
+    classes = torch.arange(size, device=indices.device).reshape([-1 if i == axis else 1 for i in range(indices.dim() + 1)])
+    return torch.where(at == classes, values[1], values[0])
+
+
+@lowering("NonZero")
+def non_zero(x: Tensor) -> Tensor:
+    """Index tuples of elements that are not 0: (rank, count)."""
+    return torch.nonzero(x).t()
+
+
+@lowering("ConstantOfShape", host=(0,))
+def constant_of_shape(shape: Any, *, device: str, value: Any = None) -> Tensor:
+    """One number in a shape."""
+    if value is None:
+        return torch.zeros(shape, dtype=torch.float32, device=device)
+    return torch.from_numpy(np.array(value)).reshape(()).to(device).expand(shape).clone()
+
+
+@lowering("Range", host=(0, 1, 2))
+def range_(start: float, limit: float, delta: float, *, dtype: int, device: str) -> Tensor:
+    """start, start + delta, … below limit."""
+    return torch.arange(start, limit, delta, dtype=torch_dtype(dtype), device=device)

@@ -1,0 +1,153 @@
+"""Matrix products, reductions, normalizations and losses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from onnxtrain.execute.torch.registry import lowering
+from onnxtrain.ir.graphs import DOMAIN
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+
+
+@lowering("MatMul")
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """As numpy.matmul."""
+    return torch.matmul(a, b)
+
+
+@lowering("Linear", domain=DOMAIN)
+def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """x @ weight.T + bias in one kernel."""
+    return F.linear(x, weight, bias)
+
+
+@lowering("Gemm")
+def gemm(
+    a: Tensor,
+    b: Tensor,
+    c: Tensor | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    transA: int = 0,  # noqa: N803
+    transB: int = 0,  # noqa: N803
+) -> Tensor:
+    """alpha · A' B' + beta · C."""
+    a, b = a.t() if transA else a, b.t() if transB else b
+    if c is None or beta == 0.0:
+        y = torch.mm(a, b)
+        return y if alpha == 1.0 else y.mul_(alpha)
+    return torch.addmm(c, a, b, beta=beta, alpha=alpha)
+
+
+def _axes(x: Tensor, axes: Any, keepdims: int, noop: int) -> tuple[int, ...] | None:
+    """The axes of a reduction; None where nothing is reduced."""
+    if axes is None or len(axes) == 0:
+        return None if noop else tuple(range(x.dim()))
+    return tuple(axes)
+
+
+def _reduction(name: str, compute: Any) -> None:
+    @lowering(name, host=(1,))
+    def reduce(x: Tensor, axes: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Tensor:
+        over = _axes(x, axes, keepdims, noop_with_empty_axes)
+        return x if over is None else compute(x, over, bool(keepdims))
+
+
+def _prod(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
+    for axis in sorted((a % x.dim() for a in axes), reverse=True):
+        x = torch.prod(x, axis, keepdim=keep)
+    return x
+
+
+_reduction("ReduceSum", lambda x, axes, keep: torch.sum(x, axes, keepdim=keep, dtype=x.dtype) if axes else x)
+_reduction("ReduceMean", lambda x, axes, keep: torch.mean(x, axes, keepdim=keep) if axes else x)
+_reduction("ReduceMax", lambda x, axes, keep: torch.amax(x, axes, keepdim=keep) if axes else x)
+_reduction("ReduceMin", lambda x, axes, keep: torch.amin(x, axes, keepdim=keep) if axes else x)
+_reduction("ReduceProd", _prod)
+_reduction("ReduceL1", lambda x, axes, keep: torch.sum(torch.abs(x), axes, keepdim=keep) if axes else torch.abs(x))
+_reduction("ReduceL2", lambda x, axes, keep: torch.sqrt(torch.sum(x * x, axes, keepdim=keep)) if axes else torch.abs(x))
+_reduction("ReduceSumSquare", lambda x, axes, keep: torch.sum(x * x, axes, keepdim=keep) if axes else x * x)
+_reduction("ReduceLogSum", lambda x, axes, keep: torch.log(torch.sum(x, axes, keepdim=keep)) if axes else torch.log(x))
+_reduction("ReduceLogSumExp", lambda x, axes, keep: torch.logsumexp(x, axes, keepdim=keep) if axes else x)
+
+
+@lowering("LayerNormalization")
+def layer_normalization(
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor | None = None,
+    *,
+    outputs: int = 1,
+    axis: int = -1,
+    epsilon: float = 1e-5,
+    stash_type: int = 1,
+) -> Tensor | tuple[Tensor, ...]:
+    """ATen's fused kernel, which also gives mean and inverse deviation."""
+    made = torch.native_layer_norm(x, x.shape[axis:], scale.reshape(x.shape[axis:]), bias, epsilon)
+    return made[0] if outputs == 1 else made[:outputs]
+
+
+@lowering("LayerNormalizationGrad", domain=DOMAIN)
+def layer_normalization_grad(
+    dy: Tensor, x: Tensor, scale: Tensor, mean: Tensor, inv_std: Tensor, *, outputs: int = 3, axis: int = -1
+) -> tuple[Tensor, ...] | Tensor:
+    """ATen's fused kernel."""
+    made = aten.native_layer_norm_backward(dy, x, x.shape[axis:], mean, inv_std, scale, scale, [True] * 3)
+    return made[0] if outputs == 1 else made[:outputs]
+
+
+def _ignored(ignore_index: int | None) -> int:
+    return -100 if ignore_index is None else ignore_index
+
+
+@lowering("SoftmaxCrossEntropyLoss")
+def softmax_cross_entropy(
+    scores: Tensor,
+    labels: Tensor,
+    weights: Tensor | None = None,
+    *,
+    outputs: int = 1,
+    reduction: str = "mean",
+    ignore_index: int | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Negative log likelihood of the LogSoftmax over axis 1."""
+    log_prob = torch.log_softmax(scores, 1)
+    loss = F.nll_loss(log_prob, labels.long(), weights, reduction=reduction, ignore_index=_ignored(ignore_index))
+    return loss if outputs == 1 else (loss, log_prob)
+
+
+@lowering("NegativeLogLikelihoodLoss")
+def negative_log_likelihood(
+    log_prob: Tensor,
+    labels: Tensor,
+    weights: Tensor | None = None,
+    *,
+    reduction: str = "mean",
+    ignore_index: int | None = None,
+) -> Tensor:
+    """Minus the log probability of each label."""
+    return F.nll_loss(log_prob, labels.long(), weights, reduction=reduction, ignore_index=_ignored(ignore_index))
+
+
+def _scatter_labels(target: Tensor, dlosses: Tensor, labels: Tensor) -> Tensor:
+    index = labels.long().unsqueeze(1)
+    index = torch.where((index < 0) | (index >= target.shape[1]), 0, index)
+    return target.scatter_add_(1, index, dlosses.unsqueeze(1).neg())
+
+
+@lowering("SoftmaxCrossEntropyLossGrad", domain=DOMAIN)
+def softmax_cross_entropy_grad(dlosses: Tensor, log_prob: Tensor, labels: Tensor) -> Tensor:
+    """dlosses · (exp(log_prob) - onehot(labels)), in one buffer."""
+    return _scatter_labels(torch.exp(log_prob).mul_(dlosses.unsqueeze(1)), dlosses, labels)
+
+
+@lowering("NegativeLogLikelihoodLossGrad", domain=DOMAIN)
+def negative_log_likelihood_grad(dlosses: Tensor, log_prob: Tensor, labels: Tensor) -> Tensor:
+    """-dlosses at the labels."""
+    return _scatter_labels(torch.zeros_like(log_prob), dlosses, labels)

@@ -1,0 +1,7 @@
+"""Gradient rules by family; importing the package fills the table in ``gradient.registry``."""
+
+import importlib
+import pkgutil
+
+for _family in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_family.name}")

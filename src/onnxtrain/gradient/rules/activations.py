@@ -1,0 +1,124 @@
+"""Gradients of activations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxtrain.gradient.registry import DOMAIN, Context, gradient
+
+Value = ir.Value
+
+
+@gradient("Relu")
+def relu(ctx: Context, dy: Value, x: Value) -> Any:
+    """dy where y > 0: needs the output, not the input."""
+    return ctx.op.ReluGrad(dy, ctx.y)
+
+
+@gradient("LeakyRelu")
+def leaky_relu(ctx: Context, dy: Value, x: Value, *, alpha: float = 0.01) -> Any:
+    """dy where x > 0, alpha · dy elsewhere."""
+    return ctx.op.Where(ctx.op.Greater(x, ctx.op.like(0.0, x)), dy, dy * alpha)
+
+
+@gradient("Elu")
+def elu(ctx: Context, dy: Value, x: Value, *, alpha: float = 1.0) -> Any:
+    """dy where x > 0, dy · (y + alpha) elsewhere."""
+    return ctx.op.Where(ctx.op.Greater(x, ctx.op.like(0.0, x)), dy, dy * (ctx.y + alpha))
+
+
+@gradient("Tanh")
+def tanh(ctx: Context, dy: Value, x: Value) -> Any:
+    """dx = dy · (1 - y²)."""
+    return ctx.op.TanhGrad(dy, ctx.y)
+
+
+@gradient("Sigmoid")
+def sigmoid(ctx: Context, dy: Value, x: Value) -> Any:
+    """dx = dy · y · (1 - y)."""
+    return ctx.op.SigmoidGrad(dy, ctx.y)
+
+
+@gradient("Softplus")
+def softplus(ctx: Context, dy: Value, x: Value) -> Any:
+    """dx = dy · sigmoid(x)."""
+    return dy * ctx.op.Sigmoid(x)
+
+
+@gradient("Softsign")
+def softsign(ctx: Context, dy: Value, x: Value) -> Any:
+    """dx = dy / (1 + |x|)²."""
+    root = ctx.op.Abs(x) + 1.0
+    return dy / (root * root)
+
+
+@gradient("HardSigmoid")
+def hard_sigmoid(ctx: Context, dy: Value, x: Value, *, alpha: float = 0.2, beta: float = 0.5) -> Any:
+    """alpha · dy where 0 < y < 1."""
+    op, y = ctx.op, ctx.y
+    inside = op.And(op.Greater(y, op.like(0.0, y)), op.Less(y, op.like(1.0, y)))
+    return op.Where(inside, dy * alpha, op.like(0.0, dy))
+
+
+@gradient("HardSwish")
+def hard_swish(ctx: Context, dy: Value, x: Value) -> Any:
+    """dy · (x/3 + 1/2) for -3 < x < 3, dy above, 0 below."""
+    op = ctx.op
+    three = op.like(3.0, x)
+    middle = op.Where(op.Less(x, three), dy * (x / three + 0.5), dy)
+    return op.Where(op.Greater(x, op.Neg(three)), middle, op.like(0.0, dy))
+
+
+@gradient("Erf")
+def erf(ctx: Context, dy: Value, x: Value) -> Any:
+    """dx = dy · 2/√π · exp(-x²)."""
+    return dy * ctx.op.Exp(ctx.op.Neg(x * x)) * 1.1283791670955126
+
+
+@gradient("Gelu")
+def gelu(ctx: Context, dy: Value, x: Value, *, approximate: str = "none") -> Any:
+    """One node: GeluGrad, or TanhGeluGrad for the approximation."""
+    return ctx.op.TanhGeluGrad(dy, x) if approximate == "tanh" else ctx.op.GeluGrad(dy, x)
+
+
+@gradient("Silu", domain=DOMAIN)
+def silu(ctx: Context, dy: Value, x: Value) -> Any:
+    """One node: SiluGrad."""
+    return ctx.op.SiluGrad(dy, x)
+
+
+@gradient("Softmax")
+def softmax(ctx: Context, dy: Value, x: Value, *, axis: int = -1) -> Any:
+    """(dy - Σ dy·y) · y: needs the output, not the input."""
+    return ctx.op.SoftmaxGrad(dy, ctx.y, axis=axis)
+
+
+@gradient("LogSoftmax")
+def log_softmax(ctx: Context, dy: Value, x: Value, *, axis: int = -1) -> Any:
+    """dy - exp(y) · Σ dy: needs the output, not the input."""
+    return ctx.op.LogSoftmaxGrad(dy, ctx.y, axis=axis)
+
+
+@gradient("PRelu")
+def prelu(ctx: Context, dy: Value, x: Value, slope: Value) -> Any:
+    """dx = dy or slope · dy by the sign of x; dslope = dy · x where x is negative."""
+    op = ctx.op
+    zero = op.like(0.0, x)
+    negative = op.Less(x, zero)
+    return op.Where(negative, dy * slope, dy), op.Where(negative, dy * x, op.like(0.0, dy))
+
+
+@gradient("ScaledDotProductAttention", "CausalScaledDotProductAttention", domain=DOMAIN)
+def attention(ctx: Context, dy: Value, q: Value, k: Value, v: Value, *, scale: float = 1.0) -> Any:
+    """One node that computes the weights again from the log of the sum of exponentials."""
+    emit = getattr(ctx.op, f"{ctx.node.op_type}Grad")
+    return emit(dy, q, k, v, ctx.y, ctx.output(1), scale=scale, outputs=3)
+
+
+@gradient("MaskedScaledDotProductAttention", domain=DOMAIN)
+def masked_attention(ctx: Context, dy: Value, q: Value, k: Value, v: Value, mask: Value, *, scale: float = 1.0) -> Any:
+    """As above; the mask gets no gradient: capture keeps learned masks out of this operator."""
+    emit = ctx.op.MaskedScaledDotProductAttentionGrad
+    return emit(dy, q, k, v, mask, ctx.y, ctx.output(1), scale=scale, outputs=3)

@@ -1,0 +1,71 @@
+"""Elementwise operators: the operands' shapes broadcast."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from onnxtrain.ir.shapes import Dim, Facts, broadcast, data_of, dims_of, dtype_of, shape_rule, simplify
+
+
+@shape_rule("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "And", "Or", "Xor")
+def compare(node: ir.Node) -> Sequence[Facts]:
+    """Bool in the broadcast shape."""
+    return [Facts(ir.DataType.BOOL, _broadcast(node, node.inputs))]
+
+
+@shape_rule("Pow", "PRelu", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Max", "Min", "Sum", "Mean")
+def arithmetic(node: ir.Node) -> Sequence[Facts]:
+    """The first operand's type in the broadcast shape."""
+    return [Facts(dtype_of(node.inputs[0]), _broadcast(node, node.inputs))]  # type: ignore[arg-type]
+
+
+@shape_rule("Where")
+def where(node: ir.Node) -> Sequence[Facts]:
+    """The branches' type in the shape of condition and branches together."""
+    dims = _broadcast(node, node.inputs)
+    data = data_of(node.inputs[1])
+    same = data is not None and data == data_of(node.inputs[2])
+    return [Facts(dtype_of(node.inputs[1]), dims, data if same else None)]  # type: ignore[arg-type]
+
+
+@shape_rule(
+    *"""Identity Neg Abs Exp Log Sqrt Reciprocal Relu LeakyRelu Elu Celu Selu Gelu Erf Tanh Sigmoid HardSigmoid HardSwish
+    Softplus Softsign Mish ThresholdedRelu Sin Cos Tan Asin Acos Atan Sinh Cosh Asinh Acosh Atanh Floor Ceil Round Sign
+    Clip Softmax LogSoftmax Hardmax CumSum Trilu LpNormalization InstanceNormalization GroupNormalization
+    LRN MeanVarianceNormalization ScatterElements ScatterND Scatter Not BitwiseNot Shrink ReverseSequence""".split()
+)
+def unary(node: ir.Node) -> Sequence[Facts]:
+    """Type and shape of the first operand."""
+    x = node.inputs[0]
+    assert x is not None
+    data = data_of(x)
+    if node.op_type == "Neg" and data is not None:
+        data = tuple(_negated(d) for d in data) if isinstance(data, tuple) else _negated(data)
+    elif node.op_type != "Identity":
+        data = None
+    return [Facts(dtype_of(x), dims_of(x), data)]
+
+
+@shape_rule("IsNaN", "IsInf")
+def predicate(node: ir.Node) -> Sequence[Facts]:
+    """Bool in the operand's shape."""
+    return [Facts(ir.DataType.BOOL, dims_of(node.inputs[0]))]  # type: ignore[arg-type]
+
+
+@shape_rule("Dropout")
+def dropout(node: ir.Node) -> Sequence[Facts]:
+    """The operand's shape twice; the mask is bool."""
+    x = node.inputs[0]
+    assert x is not None
+    return [Facts(dtype_of(x), dims_of(x)), Facts(ir.DataType.BOOL, dims_of(x))]
+
+
+def _negated(dim: Dim) -> Dim:
+    return simplify(dim * -1)
+
+
+def _broadcast(node: ir.Node, values: Sequence[ir.Value | None]) -> tuple[Dim, ...] | None:
+    shapes = [dims_of(v) for v in values if v is not None]
+    return None if None in shapes else broadcast(*shapes, node=node)  # type: ignore[arg-type]

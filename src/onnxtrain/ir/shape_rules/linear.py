@@ -1,0 +1,150 @@
+"""Matrix products, reductions, transposition and normalization."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from onnxtrain.errors import ShapeError
+from onnxtrain.ir.graphs import DOMAIN, describe, source_of
+from onnxtrain.ir.shape_rules.sizes import dims_from
+from onnxtrain.ir.shapes import (
+    Dim,
+    Dims,
+    Facts,
+    attribute,
+    broadcast,
+    constant_of,
+    dims_of,
+    dtype_of,
+    fresh_dims,
+    known_dims,
+    operand,
+    shape_rule,
+)
+
+
+@shape_rule("MatMul")
+def matmul(node: ir.Node) -> Sequence[Facts]:
+    """As numpy.matmul: batch axes broadcast."""
+    a, b = node.inputs
+    assert a is not None and b is not None
+    left, right = dims_of(a), dims_of(b)
+    if left is None or right is None:
+        return [Facts(dtype_of(a), None)]
+    _check_inner(node, left[-1], right[-2] if len(right) > 1 else right[0])
+    rows = left[-2:-1]
+    columns = right[-1:] if len(right) > 1 else ()
+    return [Facts(dtype_of(a), broadcast(left[:-2], right[:-2], node=node) + rows + columns)]
+
+
+def _check_inner(node: ir.Node, a: Dim, b: Dim) -> None:
+    if isinstance(a, int) and isinstance(b, int) and a != b:
+        raise ShapeError(f"inner dimensions {a} and {b} differ", node=describe(node), source=source_of(node))
+
+
+@shape_rule("Gemm")
+def gemm(node: ir.Node) -> Sequence[Facts]:
+    """Rows of A by columns of B, after their transposition."""
+    a, b = known_dims(node.inputs[0]), known_dims(node.inputs[1])  # type: ignore[arg-type]
+    rows = a[1] if attribute(node, "transA", 0) else a[0]
+    columns = b[0] if attribute(node, "transB", 0) else b[1]
+    return [Facts(dtype_of(node.inputs[0]), (rows, columns))]  # type: ignore[arg-type]
+
+
+@shape_rule("Linear", domain=DOMAIN)
+def linear(node: ir.Node) -> Sequence[Facts]:
+    """The last axis becomes the weight's first."""
+    x, weight = node.inputs[:2]
+    assert x is not None and weight is not None
+    return [Facts(dtype_of(x), (*known_dims(x)[:-1], known_dims(weight)[0]))]
+
+
+@shape_rule("Embedding", domain=DOMAIN)
+def embedding(node: ir.Node) -> Sequence[Facts]:
+    """The indices' shape and one more axis, as wide as the table."""
+    weight, indices = node.inputs[:2]
+    assert weight is not None and indices is not None
+    return [Facts(dtype_of(weight), known_dims(indices) + known_dims(weight)[1:])]
+
+
+@shape_rule("Transpose")
+def transpose(node: ir.Node) -> Sequence[Facts]:
+    """Dimensions in the order of ``perm`` (default: reversed)."""
+    x = node.inputs[0]
+    assert x is not None
+    dims = dims_of(x)
+    if dims is None:
+        return [Facts(dtype_of(x), None)]
+    order = attribute(node, "perm") or range(len(dims) - 1, -1, -1)
+    return [Facts(dtype_of(x), tuple(dims[i] for i in order))]
+
+
+@shape_rule(*(f"Reduce{k}" for k in "Sum Mean Max Min Prod L1 L2 LogSum LogSumExp SumSquare".split()))
+def reduce(node: ir.Node) -> Sequence[Facts]:
+    """The axes become 1, or go; none given is all, or none with ``noop_with_empty_axes``."""
+    x = node.inputs[0]
+    assert x is not None
+    dims, keep = dims_of(x), attribute(node, "keepdims", 1)
+    if dims is None:
+        return [Facts(dtype_of(x), None)]
+    content = constant_of(operand(node, 1))
+    if operand(node, 1) is not None and content is None:
+        return [Facts(dtype_of(x), fresh_dims(node.outputs[0], len(dims)) if keep else None)]
+    axes = tuple(attribute(node, "axes") or ()) if content is None else tuple(content.reshape(-1).tolist())
+    if not axes and attribute(node, "noop_with_empty_axes", 0):
+        return [Facts(dtype_of(x), dims)]
+    gone = {a % len(dims) for a in axes} if axes else set(range(len(dims)))
+    return [Facts(dtype_of(x), _reduced(dims, gone, bool(keep)))]
+
+
+def _reduced(dims: Dims, gone: set[int], keep: bool) -> Dims:
+    if keep:
+        return tuple(1 if i in gone else d for i, d in enumerate(dims))
+    return tuple(d for i, d in enumerate(dims) if i not in gone)
+
+
+@shape_rule("LayerNormalization")
+def layer_normalization(node: ir.Node) -> Sequence[Facts]:
+    """The operand's shape; mean and inverse deviation have 1 from ``axis`` on, in float32 at least."""
+    x = node.inputs[0]
+    assert x is not None
+    dims = known_dims(x)
+    axis = attribute(node, "axis", -1) % len(dims)
+    half = dtype_of(x) in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+    statistics = Facts(ir.DataType.FLOAT if half else dtype_of(x), dims[:axis] + (1,) * (len(dims) - axis))
+    return [Facts(dtype_of(x), dims), statistics, statistics]
+
+
+@shape_rule("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
+def loss(node: ir.Node) -> Sequence[Facts]:
+    """A scalar, or the labels' shape without reduction; then the log probabilities."""
+    scores, labels = node.inputs[:2]
+    assert scores is not None and labels is not None
+    reduction = attribute(node, "reduction", "mean")
+    dims = dims_of(labels) if reduction == "none" else ()
+    return [Facts(dtype_of(scores), dims), Facts(dtype_of(scores), dims_of(scores))]
+
+
+@shape_rule("ScaledDotProductAttention", "MaskedScaledDotProductAttention", domain=DOMAIN)
+def attention(node: ir.Node) -> Sequence[Facts]:
+    """Queries' rows in the values' width; one log-sum-exp for each row, float32 at least."""
+    query, _, value = node.inputs[:3]
+    assert query is not None and value is not None
+    dims = known_dims(query)
+    half = dtype_of(query) in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+    width = known_dims(value)[-1]
+    return [Facts(dtype_of(query), (*dims[:-1], width)), Facts(ir.DataType.FLOAT if half else dtype_of(query), dims[:-1])]
+
+
+@shape_rule("SumToShape", domain=DOMAIN)
+def sum_to_shape(node: ir.Node) -> Sequence[Facts]:
+    """The shape that the second operand holds."""
+    return [Facts(dtype_of(node.inputs[0]), dims_from(node.inputs[1], node.outputs[0]))]  # type: ignore[arg-type]
+
+
+@shape_rule("GatherGrad", "EmbeddingGrad", "MaxPoolGrad", domain=DOMAIN)
+def grad_of_shape(node: ir.Node) -> Sequence[Facts]:
+    """The gradient of a tensor whose shape is the third operand's content."""
+    return [Facts(dtype_of(node.inputs[0]), dims_from(node.inputs[2], node.outputs[0]))]  # type: ignore[arg-type]

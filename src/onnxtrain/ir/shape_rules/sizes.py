@@ -1,0 +1,388 @@
+"""Operators on shapes: what they give is known as symbolic *data*, so that Reshape and Expand keep their dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import onnx_ir as ir
+
+from onnxtrain.ir.shapes import (
+    Data,
+    Dim,
+    Dims,
+    Facts,
+    attribute,
+    broadcast,
+    constant_of,
+    data_of,
+    dims_of,
+    dtype_of,
+    fresh_dim,
+    fresh_dims,
+    known_dims,
+    operand,
+    product,
+    quotient,
+    shape_rule,
+    simplify,
+)
+
+INT64 = ir.DataType.INT64
+
+
+@shape_rule("Shape")
+def shape(node: ir.Node) -> Sequence[Facts]:
+    """The dimensions of the operand, from ``start`` to ``end``."""
+    dims = dims_of(node.inputs[0])  # type: ignore[arg-type]
+    if dims is None:
+        return [Facts(INT64, (fresh_dim(node.outputs[0], 0),))]
+    part = dims[slice(attribute(node, "start", 0), attribute(node, "end"))]
+    return [Facts(INT64, (len(part),), part)]
+
+
+@shape_rule("Size")
+def size(node: ir.Node) -> Sequence[Facts]:
+    """The product of the operand's dimensions."""
+    dims = dims_of(node.inputs[0])  # type: ignore[arg-type]
+    return [Facts(INT64, (), None if dims is None else product(dims))]
+
+
+@shape_rule("Constant")
+def constant(node: ir.Node) -> Sequence[Facts]:
+    """Type, shape and content of the constant."""
+    tensor = ir.convenience.get_const_tensor(node.outputs[0])
+    if tensor is None:
+        return [Facts(ir.DataType.UNDEFINED, None)]
+    data: Data | None = None
+    if tensor.dtype.is_integer() and len(tensor.shape) <= 1 and tensor.size <= 64:
+        array = tensor.numpy()
+        data = tuple(array.tolist()) if array.ndim else int(array)
+    return [Facts(tensor.dtype, tuple(int(d) for d in tensor.shape), data)]
+
+
+@shape_rule("ConstantOfShape")
+def constant_of_shape(node: ir.Node) -> Sequence[Facts]:
+    """The shape is the operand's content."""
+    value = attribute(node, "value")
+    dtype = ir.DataType.FLOAT if value is None else value.dtype
+    dims = dims_from(node.inputs[0], node.outputs[0])
+    data: Data | None = None
+    if value is not None and value.dtype.is_integer() and dims is not None and len(dims) == 1 and isinstance(dims[0], int):
+        data = (int(value.numpy().reshape(-1)[0]),) * dims[0] if dims[0] <= 64 else None
+    return [Facts(dtype, dims, data)]
+
+
+@shape_rule("Range")
+def range_(node: ir.Node) -> Sequence[Facts]:
+    """``ceil((limit - start) / delta)`` elements."""
+    start, limit, delta = (data_of(v) for v in node.inputs)
+    dim: Dim = fresh_dim(node.outputs[0], 0)
+    if start is not None and limit is not None and delta == 1 and not isinstance(start, tuple):
+        dim = simplify(limit - start) if start != 0 else limit  # type: ignore[operator,assignment]
+    data = None
+    if isinstance(start, int) and isinstance(dim, int) and dim <= 64 and dtype_of(node.inputs[0]).is_integer():  # type: ignore[arg-type]
+        data = tuple(range(start, start + dim))
+    return [Facts(dtype_of(node.inputs[0]), (dim,), data)]  # type: ignore[arg-type]
+
+
+@shape_rule("Reshape")
+def reshape(node: ir.Node) -> Sequence[Facts]:
+    """Zero copies a dimension (unless ``allowzero``), -1 takes what is left."""
+    x, wanted = node.inputs[0], data_of(node.inputs[1])
+    assert x is not None
+    if not isinstance(wanted, tuple):
+        count = dims_of(node.inputs[1])  # type: ignore[arg-type]
+        known = count is not None and len(count) == 1 and isinstance(count[0], int)
+        return [Facts(dtype_of(x), fresh_dims(node.outputs[0], count[0]) if known else None)]  # type: ignore[index,arg-type]
+    source = dims_of(x)
+    keep_zero = attribute(node, "allowzero", 0)
+    dims: list[Dim] = [
+        source[i] if d == 0 and not keep_zero and source is not None and i < len(source) else d
+        for i, d in enumerate(wanted)
+    ]
+    if -1 in dims:
+        hole = dims.index(-1)
+        rest = [d for i, d in enumerate(dims) if i != hole]
+        dims[hole] = fresh_dim(node.outputs[0], hole) if source is None else _left_over(source, rest)
+    dims = [fresh_dim(node.outputs[0], i) if not isinstance(d, int) and d.value is None else d for i, d in enumerate(dims)]
+    data = data_of(x)
+    if isinstance(data, tuple) and len(dims) == 1:
+        return [Facts(dtype_of(x), tuple(dims), data)]
+    if isinstance(data, tuple) and not dims and len(data) == 1:
+        return [Facts(dtype_of(x), (), data[0])]
+    if data is not None and not isinstance(data, tuple) and dims == [1]:
+        return [Facts(dtype_of(x), (1,), (data,))]
+    return [Facts(dtype_of(x), tuple(dims))]
+
+
+def _left_over(source: Dims, rest: Sequence[Dim]) -> Dim:
+    """``product(source) / product(rest)``, common dimensions cancelled first."""
+    top, bottom = list(source), []
+    for dim in rest:
+        if dim in top:
+            top.remove(dim)
+        else:
+            bottom.append(dim)
+    return quotient(product(top), product(bottom)) if bottom else product(top)
+
+
+@shape_rule("Expand")
+def expand(node: ir.Node) -> Sequence[Facts]:
+    """Broadcast to the shape that the second operand holds."""
+    x = node.inputs[0]
+    assert x is not None
+    wanted = dims_from(node.inputs[1], node.outputs[0])
+    if wanted is None:
+        return [Facts(dtype_of(x), None)]
+    dims = broadcast(known_dims(x), wanted, node=node)
+    data = data_of(x)
+    if data is not None and len(dims) == 1 and isinstance(dims[0], int) and dims[0] <= 64:
+        parts = data if isinstance(data, tuple) else (data,)
+        data = parts * dims[0] if len(parts) == 1 else parts
+    else:
+        data = None
+    return [Facts(dtype_of(x), dims, data)]
+
+
+@shape_rule("Squeeze")
+def squeeze(node: ir.Node) -> Sequence[Facts]:
+    """Drop the axes, or all of size 1."""
+    x = node.inputs[0]
+    assert x is not None
+    dims, axes = known_dims(x), _axes(node, 1)
+    if axes is None:
+        axes = tuple(i for i, d in enumerate(dims) if d == 1)
+    dropped = {a % max(len(dims), 1) for a in axes}
+    data = data_of(x)
+    if isinstance(data, tuple) and dropped:
+        data = data[0]
+    return [Facts(dtype_of(x), tuple(d for i, d in enumerate(dims) if i not in dropped), data)]
+
+
+@shape_rule("Unsqueeze")
+def unsqueeze(node: ir.Node) -> Sequence[Facts]:
+    """Add axes of size 1."""
+    x, axes = node.inputs[0], _axes(node, 1)
+    assert x is not None
+    if axes is None:
+        return [Facts(dtype_of(x), None)]
+    dims = list(known_dims(x))
+    total = len(dims) + len(axes)
+    for axis in sorted(a % total for a in axes):
+        dims.insert(axis, 1)
+    data = data_of(x)
+    data = (data,) if data is not None and not isinstance(data, tuple) and len(dims) == 1 else None
+    return [Facts(dtype_of(x), tuple(dims), data)]
+
+
+@shape_rule("Concat")
+def concat(node: ir.Node) -> Sequence[Facts]:
+    """Sizes add up along the axis."""
+    given = [v for v in node.inputs if v is not None]
+    shapes = [dims_of(v) for v in given]
+    if any(s is None for s in shapes):
+        return [Facts(dtype_of(given[0]), None)]
+    dims = list(shapes[0])  # type: ignore[arg-type]
+    axis = attribute(node, "axis", 0) % len(dims)
+    total: Dim = 0
+    for s in shapes:
+        total = total + s[axis]  # type: ignore[operator,index]
+    dims[axis] = simplify(total)
+    for i in range(len(dims)):
+        constants = [s[i] for s in shapes if isinstance(s[i], int)]  # type: ignore[index]
+        if i != axis and constants:
+            dims[i] = constants[0]
+    data: Data | None = None
+    if len(dims) == 1:
+        parts = [data_of(v) for v in given]
+        if all(isinstance(p, tuple) for p in parts):
+            data = tuple(d for p in parts for d in p)  # type: ignore[union-attr]
+    return [Facts(dtype_of(given[0]), tuple(dims), data)]
+
+
+@shape_rule("Slice")
+def slice_(node: ir.Node) -> Sequence[Facts]:
+    """Per axis ``ceil((end - start) / step)`` with ONNX's clamping."""
+    x = node.inputs[0]
+    assert x is not None
+    dims = list(known_dims(x))
+    starts, ends = data_of(node.inputs[1]), data_of(node.inputs[2])
+    axes = _axes(node, 3)
+    steps = data_of(operand(node, 4))
+    if not isinstance(starts, tuple) or not isinstance(ends, tuple):
+        touched = range(len(dims)) if operand(node, 3) is not None and axes is None else axes or range(len(dims))
+        for axis in touched:
+            dims[axis] = fresh_dim(node.outputs[0], axis % len(dims))
+        return [Facts(dtype_of(x), tuple(dims))]
+    axes = axes if axes is not None else tuple(range(len(starts)))
+    steps = steps if isinstance(steps, tuple) else (1,) * len(starts)
+    data = data_of(x)
+    sliced: Data | None = None
+    if isinstance(data, tuple) and all(isinstance(v, int) for v in (*starts, *ends, *steps)):
+        sliced = data[slice(starts[0], _clip(ends[0]), steps[0])]  # type: ignore[misc]
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        axis %= len(dims)
+        length = _sliced(dims[axis], start, end, step)
+        dims[axis] = fresh_dim(node.outputs[0], axis) if length is None else length
+    return [Facts(dtype_of(x), tuple(dims), sliced)]
+
+
+def _clip(end: Dim) -> int | None:
+    return None if isinstance(end, int) and abs(end) > 2**31 else end  # type: ignore[return-value]
+
+
+def _sliced(dim: Dim, start: Dim, end: Dim, step: Dim) -> Dim | None:
+    if isinstance(dim, int) and all(isinstance(v, int) for v in (start, end, step)):
+        return len(range(dim)[slice(start, end, step)])
+    if step != 1:
+        return None
+    huge = isinstance(end, int) and end >= 2**31
+    if start == 0 and (huge or end == dim):
+        return dim
+    if isinstance(start, int) and start >= 0 and (huge or end == dim):
+        return _shorter(dim, start)
+    if start == 0 and isinstance(end, int) and end < 0:
+        return _shorter(dim, -end)
+    if isinstance(start, int) and start < 0 and huge:
+        return -start if isinstance(dim, int) or start == -1 else None
+    if start == 0 and end == 1:  # no dimension is empty
+        return 1
+    return None
+
+
+def _shorter(dim: Dim, by: int) -> Dim | None:
+    return simplify(dim - by) if not isinstance(dim, int) else max(dim - by, 0)
+
+
+@shape_rule("Gather")
+def gather(node: ir.Node) -> Sequence[Facts]:
+    """The indices' shape replaces the axis."""
+    x, indices = node.inputs
+    assert x is not None and indices is not None
+    dims, inner = known_dims(x), dims_of(indices)
+    if inner is None:
+        return [Facts(dtype_of(x), None)]
+    axis = attribute(node, "axis", 0) % len(dims)
+    data, at = data_of(x), data_of(indices)
+    picked: Data | None = None
+    if isinstance(data, tuple) and isinstance(at, int):
+        picked = data[at]
+    elif isinstance(data, tuple) and isinstance(at, tuple) and all(isinstance(i, int) for i in at):
+        picked = tuple(data[i] for i in at)  # type: ignore[index]
+    return [Facts(dtype_of(x), dims[:axis] + inner + dims[axis + 1 :], picked)]
+
+
+@shape_rule("Cast")
+def cast(node: ir.Node) -> Sequence[Facts]:
+    """The type changes; integers keep their content."""
+    x = node.inputs[0]
+    assert x is not None
+    dtype = ir.DataType(attribute(node, "to"))
+    return [Facts(dtype, dims_of(x), data_of(x) if dtype.is_integer() else None)]
+
+
+@shape_rule("CastLike")
+def cast_like(node: ir.Node) -> Sequence[Facts]:
+    """The second operand's type; integers keep their content."""
+    x, model = node.inputs
+    assert x is not None and model is not None
+    dtype = dtype_of(model)
+    return [Facts(dtype, dims_of(x), data_of(x) if dtype.is_integer() else None)]
+
+
+@shape_rule("Tile")
+def tile(node: ir.Node) -> Sequence[Facts]:
+    """Every dimension times its repeats."""
+    x = node.inputs[0]
+    assert x is not None
+    repeats, dims = data_of(node.inputs[1]), known_dims(x)
+    if not isinstance(repeats, tuple):
+        return [Facts(dtype_of(x), fresh_dims(node.outputs[0], len(dims)))]
+    return [Facts(dtype_of(x), tuple(product(pair) for pair in zip(dims, repeats, strict=True)))]
+
+
+@shape_rule("Split")
+def split(node: ir.Node) -> Sequence[Facts]:
+    """Given sizes, or equal parts of which the last may be smaller."""
+    x = node.inputs[0]
+    assert x is not None
+    dims, axis, count = known_dims(x), attribute(node, "axis", 0), len(node.outputs)
+    axis %= len(dims)
+    sizes = data_of(operand(node, 1))
+    if not isinstance(sizes, tuple):
+        sizes = _even_parts(dims[axis], count) if operand(node, 1) is None else None
+    facts = []
+    for index, value in enumerate(node.outputs):
+        part = fresh_dim(value, axis) if sizes is None else sizes[index]
+        facts.append(Facts(dtype_of(x), (*dims[:axis], part, *dims[axis + 1 :])))
+    return facts
+
+
+def _even_parts(dim: Dim, count: int) -> Dims | None:
+    if not isinstance(dim, int):
+        return None
+    part = -(-dim // count)
+    return (*[part] * (count - 1), dim - part * (count - 1))
+
+
+def _axes(node: ir.Node, index: int) -> tuple[int, ...] | None:
+    content = constant_of(operand(node, index))
+    if content is not None:
+        return tuple(int(a) for a in content.reshape(-1))
+    data = data_of(operand(node, index))
+    return data if isinstance(data, tuple) and all(isinstance(d, int) for d in data) else None  # type: ignore[return-value]
+
+
+def dims_from(value: ir.Value | None, result: ir.Value) -> Dims | None:
+    """A shape operand's content as dimensions; unknown parts become new symbols."""
+    data = data_of(value)
+    if isinstance(data, tuple):
+        return tuple(fresh_dim(result, i) if not isinstance(d, int) and d.value is None else d for i, d in enumerate(data))
+    count = None if value is None else dims_of(value)
+    if count is None or len(count) != 1 or not isinstance(count[0], int):
+        return None
+    return fresh_dims(result, count[0])
+
+
+def _arithmetic(compute: Callable[[Dim, Dim], Dim | None]) -> Callable[[ir.Node], Sequence[Facts]]:
+    def rule(node: ir.Node) -> Sequence[Facts]:
+        a, b = node.inputs
+        assert a is not None and b is not None
+        shapes = [dims_of(a), dims_of(b)]
+        dims = None if None in shapes else broadcast(*shapes, node=node)  # type: ignore[arg-type]
+        dtype = a.dtype or b.dtype or ir.DataType.UNDEFINED
+        if dims is None or not dtype.is_integer():
+            return [Facts(dtype, dims)]
+        return [Facts(dtype, dims, _each(compute, data_of(a), data_of(b)))]
+
+    return rule
+
+
+def _each(compute: Callable[[Dim, Dim], Dim | None], a: Data | None, b: Data | None) -> Data | None:
+    if a is None or b is None:
+        return None
+    if not isinstance(a, tuple) and not isinstance(b, tuple):
+        return compute(a, b)
+    left = a if isinstance(a, tuple) else (a,) * len(b)  # type: ignore[arg-type]
+    right = b if isinstance(b, tuple) else (b,) * len(left)
+    if len(left) != len(right):
+        left, right = (left * len(right), right) if len(left) == 1 else (left, right * len(left))
+    made = tuple(compute(x, y) for x, y in zip(left, right, strict=True))
+    return None if any(m is None for m in made) else made  # type: ignore[return-value]
+
+
+def _divide(a: Dim, b: Dim) -> Dim | None:
+    if isinstance(a, int) and isinstance(b, int):
+        return int(a / b) if b else None  # ONNX integer division truncates
+    return simplify(a // b) if b != 0 else None
+
+
+def _modulo(a: Dim, b: Dim) -> Dim | None:
+    return a % b if isinstance(a, int) and isinstance(b, int) and b else None
+
+
+shape_rule("Add")(_arithmetic(lambda a, b: simplify(a + b)))
+shape_rule("Sub")(_arithmetic(lambda a, b: simplify(a - b)))
+shape_rule("Mul")(_arithmetic(lambda a, b: simplify(a * b)))
+shape_rule("Div")(_arithmetic(_divide))
+shape_rule("Mod")(_arithmetic(_modulo))

@@ -1,0 +1,63 @@
+"""One table of facts per operator: what passes and planners may assume about it."""
+
+from __future__ import annotations
+
+import enum
+
+import onnx_ir as ir
+
+from onnxtrain.ir.graphs import DOMAIN
+
+
+class Trait(enum.Flag):
+    """A fact about an operator.
+
+    ELEMENTWISE: each output element depends on the input elements at its (broadcast) place.
+    VIEW: the output holds the first input's elements, in memory it may share.
+    RANDOM: two runs on the same inputs differ; never merged, folded or run twice.
+    EXPENSIVE: costs far more than reading its inputs; not computed again to save memory.
+    ROW_WISE: each row (all axes but the last) is computed from the same row of the first input alone.
+    IDENTITY: the output equals the first input.
+    """
+
+    NONE = 0
+    ELEMENTWISE = enum.auto()
+    VIEW = enum.auto()
+    RANDOM = enum.auto()
+    EXPENSIVE = enum.auto()
+    ROW_WISE = enum.auto()
+    IDENTITY = enum.auto()
+
+
+_GROUPS = {
+    Trait.ELEMENTWISE | Trait.ROW_WISE: """
+        Abs Acos Acosh Add And Asin Asinh Atan Atanh BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast CastLike Ceil Celu Clip
+        Cos Cosh Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish IsInf IsNaN LeakyRelu Less
+        LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or PRelu Pow Reciprocal Relu Round Selu Sigmoid Sign Sin Sinh
+        Softplus Softsign Sqrt Sub Sum Tan Tanh ThresholdedRelu Where Xor onnxtrain::GeluGrad onnxtrain::DropoutGrad""",
+    Trait.VIEW: "Reshape Squeeze Unsqueeze Flatten Transpose Expand Slice Split",
+    Trait.VIEW | Trait.IDENTITY | Trait.ELEMENTWISE | Trait.ROW_WISE: "Identity onnxtrain::Detach",
+    Trait.ELEMENTWISE | Trait.RANDOM | Trait.ROW_WISE: "Dropout",
+    Trait.RANDOM: "Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike onnxtrain::ATen",
+    Trait.EXPENSIVE: """
+        Conv ConvTranspose Einsum Gemm MatMul LSTM GRU RNN onnxtrain::ScaledDotProductAttention onnxtrain::ConvGrad
+        onnxtrain::MaskedScaledDotProductAttention onnxtrain::ScaledDotProductAttentionGrad
+        onnxtrain::MaskedScaledDotProductAttentionGrad""",
+    Trait.EXPENSIVE | Trait.ROW_WISE: "onnxtrain::Linear",
+    Trait.ROW_WISE: "onnxtrain::SoftmaxGrad onnxtrain::LogSoftmaxGrad",
+}
+TRAITS: dict[str, Trait] = {name: traits for traits, names in _GROUPS.items() for name in names.split()}
+
+
+def traits_of(node: ir.Node) -> Trait:
+    """The facts known of a node's operator; those that depend on attributes are decided here."""
+    name = f"{DOMAIN}::{node.op_type}" if node.domain == DOMAIN else node.op_type
+    found = TRAITS.get(name, Trait.NONE)
+    if node.op_type in ("Softmax", "LogSoftmax", "LayerNormalization") and _axis(node) == -1:
+        found |= Trait.ROW_WISE
+    return found
+
+
+def _axis(node: ir.Node) -> int:
+    found = node.attributes.get("axis")
+    return -1 if found is None else int(found.value)

@@ -1,0 +1,268 @@
+"""Cleanup: constants, known shapes, nodes that do nothing, equal nodes, dead nodes. Trainable weights are never touched."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx.reference import ReferenceEvaluator
+
+from onnxtrain.ir import shapes
+from onnxtrain.ir.graphs import is_backward
+from onnxtrain.ir.traits import Trait, traits_of
+
+_LARGEST_FOLD = 65536  # elements of a folded constant
+
+
+class ConstantsPass(ir.passes.InPlacePass):
+    """Constant nodes become initializers; a node whose inputs are all constants becomes its result.
+
+    Weights are graph inputs, so nothing computed from one is ever folded.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Run the pass."""
+        modified = False
+        for node in list(model.graph):
+            content = _content(node)
+            if content is not None:
+                _replace_by_constants(model.graph, node, content)
+                modified = True
+        return ir.passes.PassResult(model, modified)
+
+
+def _content(node: ir.Node) -> list[np.ndarray] | None:
+    """The results of a node that depends on constants alone, or None."""
+    if node.op_type == "Constant" and node.domain == "":
+        tensor = ir.convenience.get_const_tensor(node.outputs[0])
+        return None if tensor is None else [tensor.numpy()]
+    if node.op_type == "CastLike" and node.domain == "":
+        array = shapes.constant_of(node.inputs[0])
+        return None if array is None or node.outputs[0].dtype is None else [array.astype(node.outputs[0].dtype.numpy())]
+    if node.domain != "" or not node.inputs or Trait.RANDOM in traits_of(node) or any(o.is_graph_output() for o in node.outputs):
+        return None
+    arrays = [shapes.constant_of(v) if v is not None else None for v in node.inputs]
+    if any(a is None and v is not None for a, v in zip(arrays, node.inputs, strict=True)):
+        return None
+    if any(_too_large(v) for v in node.outputs):
+        return None
+    return _evaluate(node, arrays)
+
+
+def _too_large(value: ir.Value) -> bool:
+    dims = shapes.dims_of(value)
+    size = None if dims is None else shapes.product(dims)
+    return not isinstance(size, int) or size > _LARGEST_FOLD
+
+
+def _evaluate(node: ir.Node, arrays: list[np.ndarray | None]) -> list[np.ndarray] | None:
+    """Run one node in ONNX's reference evaluator; None where it has no implementation."""
+    version = node.graph.opset_imports.get("", 20) if node.graph is not None else 20
+    names = [f"i{k}" if a is not None else "" for k, a in enumerate(arrays)]
+    proto = onnx.helper.make_node(node.op_type, names, [f"o{k}" for k in range(len(node.outputs))])
+    proto.attribute.extend(ir.serde.serialize_attribute(a) for a in node.attributes.values())
+    graph = onnx.helper.make_graph(
+        [proto],
+        "fold",
+        [onnx.helper.make_tensor_value_info(n, int(v.dtype or 1), None) for n, v in zip(names, node.inputs, strict=True) if n],
+        [onnx.helper.make_tensor_value_info(o, int(v.dtype or 1), None) for o, v in zip(proto.output, node.outputs, strict=True)],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", version)], ir_version=10)
+    try:
+        made = ReferenceEvaluator(model).run(None, {n: a for n, a in zip(names, arrays, strict=True) if n})
+    except (RuntimeError, TypeError, ValueError, NotImplementedError):
+        return None
+    return [np.asarray(m) for m in made]
+
+
+def _replace_by_constants(graph: ir.Graph, node: ir.Node, content: list[np.ndarray]) -> None:
+    for value, array in zip(node.outputs, content, strict=True):
+        _to_constant(graph, value, array)
+    graph.remove(node, safe=True)
+
+
+def _to_constant(graph: ir.Graph, value: ir.Value, array: np.ndarray) -> None:
+    tensor = ir.tensor(array, dtype=value.dtype) if value.dtype is not None else ir.tensor(array)
+    constant = ir.Value(name=f"{value.name}_const", type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
+    if value.is_graph_output():
+        return
+    graph.register_initializer(constant)
+    value.replace_all_uses_with(constant)
+
+
+class KnownShapesPass(ir.passes.InPlacePass):
+    """Shape arithmetic whose result is a constant becomes that constant."""
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Run the pass."""
+        modified = False
+        for node in list(model.graph):
+            value = node.outputs[0]
+            data = shapes.data_of(value)
+            if len(node.outputs) != 1 or data is None or value.is_graph_output() or not value.uses():
+                continue
+            parts = data if isinstance(data, tuple) else (data,)
+            if all(isinstance(p, int) for p in parts) and value.dtype is not None:
+                _to_constant(model.graph, value, np.array(data, value.dtype.numpy()))
+                modified = True
+        return ir.passes.PassResult(model, modified)
+
+
+class NoOperationPass(ir.passes.InPlacePass):
+    """Nodes that give back their first input are bypassed: Identity, casts to the same type, reshapes to the same shape."""
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Run the pass."""
+        modified = False
+        for node in list(model.graph):
+            modified |= _join(node)
+            x = node.inputs[0] if node.inputs else None
+            y = node.outputs[0]
+            if x is None or not _is_noop(node, x, y) or len([o for o in node.outputs if o.uses()]) > 1:
+                continue
+            if y.is_graph_output():
+                continue
+            y.replace_all_uses_with(x)
+            modified = True
+        return ir.passes.PassResult(model, modified)
+
+
+_SAME_SHAPE = frozenset(("Reshape", "Expand", "Squeeze", "Unsqueeze", "Flatten", "Tile"))
+
+
+def _is_noop(node: ir.Node, x: ir.Value, y: ir.Value) -> bool:
+    if node.domain != "":
+        return False
+    op_type, same = node.op_type, _same_dims(x, y)
+    if op_type == "Identity":
+        return True
+    if op_type in ("Cast", "CastLike"):
+        return x.dtype == y.dtype and x.dtype is not None
+    if op_type == "Transpose":
+        order = shapes.attribute(node, "perm")
+        return order is not None and list(order) == sorted(order)
+    if op_type in _SAME_SHAPE or op_type == "Slice":
+        return same and (op_type != "Slice" or _whole(node))
+    if op_type in ("Concat", "Sum", "Max", "Min", "Mean"):
+        return len(node.inputs) == 1
+    if op_type == "Dropout":
+        training = shapes.constant_of(shapes.operand(node, 2))
+        ratio = shapes.constant_of(shapes.operand(node, 1))
+        return shapes.operand(node, 2) is None or training is not None and not training or ratio is not None and ratio == 0
+    return _is_neutral(node, same)
+
+
+def _whole(node: ir.Node) -> bool:
+    """Whether a Slice that keeps its input's shape also keeps its order."""
+    steps = shapes.constant_of(shapes.operand(node, 4))
+    return shapes.operand(node, 4) is None or (steps is not None and bool((steps > 0).all()))
+
+
+def _is_neutral(node: ir.Node, same: bool) -> bool:
+    """``x + 0``, ``x - 0``, ``x * 1``, ``x / 1``."""
+    neutral = {"Add": 0, "Sub": 0, "Mul": 1, "Div": 1}.get(node.op_type)
+    if neutral is None or not same:
+        return False
+    other = shapes.constant_of(node.inputs[1])
+    return other is not None and other.size <= 64 and bool((other == neutral).all())
+
+
+def _same_dims(x: ir.Value, y: ir.Value) -> bool:
+    a, b = shapes.dims_of(x), shapes.dims_of(y)
+    return a is not None and a == b and all(isinstance(d, int) or d.value is not None for d in a)
+
+
+def _join(node: ir.Node) -> bool:
+    """Two views in a row that can be one: Reshape of a view, Transpose of a Transpose."""
+    x = node.inputs[0] if node.inputs else None
+    before = None if x is None else x.producer()
+    if before is None or node.domain or before.domain or before.inputs[0] is None or is_backward(node) != is_backward(before):
+        return False
+    if node.op_type == "Reshape" and before.op_type in ("Reshape", "Squeeze", "Unsqueeze", "Flatten"):
+        wanted = shapes.constant_of(node.inputs[1])
+        if wanted is None or (wanted != 0).all():
+            node.replace_input_with(0, before.inputs[0])
+            return True
+    if node.op_type == "Transpose" and before.op_type == "Transpose":
+        first, second = shapes.attribute(before, "perm"), shapes.attribute(node, "perm")
+        if first is not None and second is not None:
+            node.attributes["perm"] = ir.AttrInt64s("perm", [first[i] for i in second])
+            node.replace_input_with(0, before.inputs[0])
+            return True
+    return False
+
+
+class CommonSubexpressionsPass(ir.passes.InPlacePass):
+    """Equal nodes on equal inputs are computed once; random ones, and ones of different passes, are left alone."""
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Run the pass."""
+        seen: dict[Hashable, ir.Node] = {}
+        modified = _merge_constants(model.graph)
+        for node in list(model.graph):
+            if Trait.RANDOM in traits_of(node) or node.op_type == "BatchNormTraining":
+                continue
+            first = seen.setdefault(_key(node), node)
+            if first is not node and not any(v.is_graph_output() for v in node.outputs):
+                for old, new in zip(node.outputs, first.outputs, strict=True):
+                    if old.uses():
+                        old.replace_all_uses_with(new)
+                        modified = True
+        return ir.passes.PassResult(model, modified)
+
+
+def _merge_constants(graph: ir.Graph) -> bool:
+    seen: dict[Hashable, ir.Value] = {}
+    modified = False
+    for value in list(graph.initializers.values()):
+        array = None if value.is_graph_input() else shapes.constant_of(value)
+        if array is None or array.size > 64:
+            continue
+        first = seen.setdefault((str(array.dtype), array.shape, array.tobytes()), value)
+        if first is not value:
+            value.replace_all_uses_with(first)
+            graph.initializers.pop(str(value.name))
+            modified = True
+    return modified
+
+
+def _key(node: ir.Node) -> Hashable:
+    attributes = tuple(sorted((a.name, _attribute_key(a)) for a in node.attributes.values()))
+    named = tuple(bool(v.name) for v in node.outputs)
+    return node.domain, node.op_type, tuple(id(v) for v in node.inputs), attributes, len(named)
+
+
+def _attribute_key(attr: ir.Attr) -> Any:
+    if attr.type == ir.AttributeType.TENSOR:
+        array = attr.value.numpy()
+        return str(array.dtype), array.shape, array.tobytes()
+    return tuple(attr.value) if isinstance(attr.value, list) else repr(attr.value)
+
+
+class DeadCodePass(ir.passes.InPlacePass):
+    """Nodes and constants that nothing reads are removed."""
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Run the pass."""
+        graph, modified = model.graph, False
+        for node in reversed(list(graph)):
+            if not any(v.uses() or v.is_graph_output() for v in node.outputs):
+                graph.remove(node, safe=True)
+                modified = True
+        for name, value in list(graph.initializers.items()):
+            if not value.uses() and not value.is_graph_output() and not value.is_graph_input():
+                graph.initializers.pop(name)
+                modified = True
+        return ir.passes.PassResult(model, modified)
+
+
+__all__ = [
+    "CommonSubexpressionsPass",
+    "ConstantsPass",
+    "DeadCodePass",
+    "KnownShapesPass",
+    "NoOperationPass",
+]
