@@ -67,10 +67,10 @@ def capture_module(
 
     with report.stage("capture"):
         captured = capture(module, args, kwargs, opset=options.opset)
-    _dump(options, module, "captured", captured.graph)
+    _dump(options, "captured", captured.graph)
     with report.stage("optimize"):
         report.passes += optimize(captured.graph, check=options.verify_passes)
-    _dump(options, module, "optimized", captured.graph)
+    _dump(options, "optimized", captured.graph)
     return captured
 
 
@@ -97,7 +97,7 @@ def compile_graph(
         with report.stage("gradient"):
             training = build_gradient(_with(graph, differentiable), outputs)
             report.passes += optimize_training(training, check=options.verify_passes)
-        _dump(options, None, "training", training)
+        _dump(options, "training", training)
     with report.stage("plan"):
         plan = make_plan(training or graph)
     with report.stage("compile"):
@@ -110,7 +110,6 @@ def _with(graph: ForwardGraph, differentiable: Sequence[str]) -> ForwardGraph:
     return ForwardGraph(graph.model, signature)
 
 
-def _dump(options: Options, module: Any, stage: str, graph: ForwardGraph | TrainingGraph) -> None:
+def _dump(options: Options, stage: str, graph: ForwardGraph | TrainingGraph) -> None:
     if options.save_onnx is not None:
-        prefix = f"{type(module).__name__}_" if module is not None else ""
-        save(graph.model, options.save_onnx / f"{prefix}{stage}.onnx")
+        save(graph.model, options.save_onnx / f"{options.onnx_prefix}{stage}.onnx")

@@ -25,6 +25,7 @@ class Options:
         verify: compare the first training step of every new graph with eager PyTorch.
         verify_passes: run ``ir.verify`` after every pass.
         save_onnx: folder that receives one ``.onnx`` file for each stage; None saves nothing.
+        onnx_prefix: how the names of these files begin.
         log_level: one of ``LOG_LEVELS``.
 
     Raises:
@@ -36,6 +37,7 @@ class Options:
     verify: bool = False
     verify_passes: bool = True
     save_onnx: Path | None = None
+    onnx_prefix: str = ""
     log_level: str = "WARNING"
 
     def __post_init__(self) -> None:

@@ -20,11 +20,13 @@ class Captured:
 
     Args:
         graph: the ONNX graph; its user inputs are the call's tensors in order.
+        inputs: schema of the call, ``(args, kwargs)``.
         outputs: schema of the module's output.
         sources: for each tensor of the output, the position among the graph's outputs.
     """
 
     graph: ForwardGraph
+    inputs: Schema
     outputs: Schema
     sources: tuple[int, ...]
 
@@ -44,7 +46,7 @@ def capture(
     program = export(flat, tensors)
     graph = to_graph(program, input_names(module.forward, args, kwargs), opset)
     assert flat.result.schema is not None, "the forward ran, or export raised"
-    return Captured(graph, flat.result.schema, flat.result.sources)
+    return Captured(graph, inputs, flat.result.schema, flat.result.sources)
 
 
 __all__ = ["Autocast", "Captured", "Schema", "capture", "flatten"]

@@ -1,0 +1,124 @@
+"""One captured graph of a module and the compiled variants of it that training needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from onnxtrain.capture import Captured
+from onnxtrain.compiler import Compiled, Report, capture_module, compile_graph
+from onnxtrain.errors import UnsupportedDataError
+from onnxtrain.ir.traits import Trait, traits_of
+from onnxtrain.options import Options
+from onnxtrain.ortmodule import verification
+from onnxtrain.ortmodule.guards import size_check
+
+
+class Session:
+    """A captured graph bound to a module's own tensors.
+
+    A variant is compiled for each set of outputs that receives a gradient: at first the scalar ones (a loss) where
+    there are some, later those that really did.
+
+    Args:
+        module: the user's module; its parameters and buffers are used in place.
+        args: positional arguments of the first call.
+        kwargs: keyword arguments of the first call.
+        options: backend and checks.
+    """
+
+    def __init__(self, module: torch.nn.Module, args: Sequence[Any], kwargs: dict[str, Any], options: Options) -> None:
+        self.module, self.options, self.report = module, options, Report()
+        self.captured: Captured = capture_module(module, args, kwargs, options, self.report)
+        self.fits = size_check(self.captured)
+        self.signature = self.captured.graph.signature
+        tensors = dict(module.named_parameters(remove_duplicate=False))
+        tensors |= dict(module.named_buffers(remove_duplicate=False))
+        self.parameters = [tensors[name] for name in self.signature.parameters]
+        self.buffers = [tensors[name] for name in self.signature.buffers]
+        self._updated = [tensors[name] for name in self.signature.buffer_updates]
+        self._variants: dict[tuple[str, ...], Compiled] = {}
+        self._watched: dict[int, frozenset[str]] = {}
+        self.expected: tuple[str, ...] | None = None  # outputs that will receive a gradient
+        self.verification: verification.Report | None = None
+        self.is_random = any(Trait.RANDOM in traits_of(node) for node in self.captured.graph.model.graph)
+
+    def inputs(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """All graph inputs of a call: the user's tensors, parameters, buffers."""
+        return [*tensors, *self.parameters, *self.buffers]
+
+    def differentiable(self, tensors: Sequence[torch.Tensor]) -> list[str]:
+        """Names of the inputs and parameters that require a gradient, where one is wanted at all."""
+        if not torch.is_grad_enabled():
+            return []
+        signature = self.signature
+        named = zip(signature.user_inputs + signature.parameters, [*tensors, *self.parameters], strict=True)
+        return [name for name, tensor in named if tensor.requires_grad]
+
+    def variant(self, differentiable: Sequence[str], outputs: Sequence[str]) -> Compiled:
+        """The compiled graph whose given outputs receive gradients; compiled when first asked for."""
+        key = (*differentiable, "", *outputs)
+        if key not in self._variants:
+            device = next((str(t.device) for t in self.inputs([])), "cpu")
+            made = compile_graph(self.captured.graph, differentiable, outputs, self.options, self.report, device)
+            self._variants[key] = made
+            self._watched[id(made)] = _visible(made)
+        return self._variants[key]
+
+    @property
+    def latest(self) -> Compiled:
+        """The variant compiled last, training ones before those for inference."""
+        compiled = list(self._variants.values())
+        return ([c for c in compiled if c.training is not None] or compiled)[-1]
+
+    def predicted_outputs(self) -> tuple[str, ...]:
+        """The outputs expected to receive a gradient."""
+        if self.expected is None:
+            named = {str(v.name): v for v in self.captured.graph.model.graph.outputs}
+            floating = [n for n in self.signature.outputs if (d := named[n].dtype) is not None and d.is_floating_point()]
+            scalars = [n for n in floating if named[n].shape is not None and len(named[n].shape) == 0]
+            self.expected = tuple(scalars or floating)
+        return self.expected
+
+    def write_buffers(self, updates: Sequence[torch.Tensor]) -> None:
+        """Write new buffer contents (running statistics) into the module's own buffers."""
+        with torch.no_grad():
+            for buffer, content in zip(self._updated, updates, strict=True):
+                buffer.copy_(content)
+
+    def watched(self, compiled: Compiled) -> frozenset[str]:
+        """Names of inputs and outputs whose memory the backward pass of a variant reads."""
+        return self._watched[id(compiled)]
+
+    def restore(self, outputs: Sequence[torch.Tensor]) -> Any:
+        """The user's output structure with these tensors in it."""
+        return self.captured.outputs.restore([outputs[i] for i in self.captured.sources])
+
+
+def _visible(compiled: Compiled) -> frozenset[str]:
+    """Inputs and outputs that share memory with a saved value, through any number of views."""
+    graph, signature = compiled.plan.forward.graph, compiled.plan.signature
+    named = {str(v.name): v for v in (*graph.inputs, *graph.outputs)}
+    roots = {_root(named[name]) for name in compiled.plan.saved}
+    return frozenset(n for n in signature.inputs + signature.outputs if n in named and _root(named[n]) in roots)
+
+
+def _root(value: ir.Value) -> ir.Value:
+    """The value whose memory a view shares; itself where it is none."""
+    node = value.producer()
+    while node is not None and Trait.VIEW in traits_of(node) and node.inputs[0] is not None:
+        value = node.inputs[0]
+        node = value.producer()
+    return value
+
+
+def as_torch(value: Any) -> torch.Tensor:
+    """A backend's tensor as torch's, without copying."""
+    if isinstance(value, torch.Tensor):
+        return value
+    if hasattr(value, "__dlpack__"):
+        return torch.from_dlpack(value)
+    raise UnsupportedDataError(f"the backend returned a {type(value).__name__}")

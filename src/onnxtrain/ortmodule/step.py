@@ -1,0 +1,138 @@
+"""One training step inside autograd: forward and backward of the whole module as one node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from onnxtrain.compiler import Compiled
+from onnxtrain.errors import GradientError
+from onnxtrain.ortmodule.session import Session, as_torch
+from onnxtrain.ortmodule.verification import Verification
+
+
+def run(session: Session, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Run a call of the module; the outputs carry gradients where any input or parameter requires one."""
+    differentiable = session.differentiable(tensors)
+    if not differentiable:
+        compiled = session.variant((), ())
+        outputs, _ = compiled.executable.forward(session.inputs(tensors))
+        return _finish(session, outputs)
+    compiled = session.variant(differentiable, session.predicted_outputs())
+    state = _State(session, compiled, tensors, differentiable)
+    named = dict(zip(session.signature.inputs, session.inputs(tensors), strict=False))
+    return list(_Step.apply(state, *(named[name] for name in differentiable)))
+
+
+def _finish(session: Session, outputs: Sequence[Any]) -> list[torch.Tensor]:
+    """Write buffers back; the user's outputs as torch tensors."""
+    made = [as_torch(v) for v in outputs]
+    count = len(session.signature.outputs)
+    session.write_buffers(made[count:])
+    return made[:count]
+
+
+class _State:
+    """What one step keeps between its forward and its backward."""
+
+    def __init__(
+        self, session: Session, compiled: Compiled, tensors: Sequence[torch.Tensor], differentiable: Sequence[str]
+    ) -> None:
+        self.session, self.compiled, self.differentiable = session, compiled, list(differentiable)
+        self.tensors = [t.detach() for t in tensors]
+        self.random = torch.get_rng_state() if session.is_random else None
+        self.saved: Any = None
+        self.used = False
+        self.visible: list[tuple[str, torch.Tensor, int]] = []
+        self.like: dict[str, tuple[torch.Size, torch.dtype, torch.device]] = {}
+        self.verification: Verification | None = None
+
+    def forward(self) -> list[torch.Tensor]:
+        """Run the forward pass and note the versions of all tensors that the user could change before the backward."""
+        session = self.session
+        if session.options.verify and session.verification is None:
+            self.verification = Verification(session.module, session.captured, self.tensors)
+            session.verification = self.verification.report
+        outputs, self.saved = self.compiled.executable.forward(session.inputs(self.tensors))
+        made = _finish(session, outputs)
+        self.like = {n: (t.shape, t.dtype, t.device) for n, t in zip(session.signature.outputs, made, strict=True)}
+        watched = session.watched(self.compiled)
+        named = [*zip(session.signature.inputs, session.inputs(self.tensors), strict=True)]
+        named += zip(session.signature.outputs, (t.detach() for t in made), strict=True)
+        self.visible = [(n, t, t._version) for n, t in named if n in watched]
+        if self.verification is not None:
+            self.verification.check_forward(made)
+        return made
+
+    def backward(self, dys: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """Gradients of the differentiable inputs, in order."""
+        self._check()
+        received = tuple(n for n, dy in zip(self.session.signature.outputs, dys, strict=True) if dy is not None)
+        self._choose(received)
+        plan = self.compiled.plan
+        given = dict(zip(self.session.signature.outputs, dys, strict=True))
+        received_dys = dys if self.verification is not None else ()
+        seeds = [self._seed(given[name], name) for name in plan.output_gradients]
+        del dys, given
+        made = self.compiled.executable.backward(self.saved, seeds)
+        self.saved, self.visible = None, []
+        gradients = dict(zip(plan.gradients, map(as_torch, made), strict=True))
+        result = [gradients.get(name) for name in self.differentiable]
+        if self.verification is not None:
+            self.verification.check_backward(received_dys, dict(zip(self.differentiable, result, strict=True)))
+        return result
+
+    def _seed(self, dy: torch.Tensor | None, name: str) -> torch.Tensor:
+        """The gradient of an output as the graph wants it: zeros where there is none."""
+        if dy is not None:
+            return dy.contiguous()
+        shape, dtype, device = self.like[name]
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    def _check(self) -> None:
+        if self.used:
+            raise GradientError(
+                "backward ran a second time through the same forward pass, whose saved values are freed",
+                cure="call the module again before the second backward; retain_graph is not supported",
+            )
+        self.used = True
+        for name, tensor, version in self.visible:
+            if tensor._version != version:
+                raise GradientError(
+                    f"{name} was modified in place between the forward pass and the backward pass that needs it",
+                    cure="run the backward pass first, or modify a copy",
+                )
+
+    def _choose(self, received: tuple[str, ...]) -> None:
+        """Take the variant for the outputs that received a gradient; where too few were expected, run forward again."""
+        session = self.session
+        expected = set(self.compiled.plan.output_gradients)
+        if set(received) == expected:
+            return
+        session.expected = received if set(received) - expected or len(received) < len(expected) else session.expected
+        if set(received) <= expected:
+            return
+        self.compiled = session.variant(self.differentiable, received)
+        with torch.random.fork_rng(devices=[]):
+            if self.random is not None:
+                torch.set_rng_state(self.random)
+            _, self.saved = self.compiled.executable.forward(session.inputs(self.tensors))
+
+
+class _Step(torch.autograd.Function):
+    """The module's forward and backward as one autograd node."""
+
+    @staticmethod
+    def forward(ctx: Any, state: _State, *differentiable: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        outputs = state.forward()
+        ctx.state = state
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*(t for t in outputs if not t.is_floating_point()))
+        return tuple(outputs)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *dys: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        return (None, *ctx.state.backward(dys))
