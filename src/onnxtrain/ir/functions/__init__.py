@@ -80,7 +80,13 @@ def body_of(op_type: str) -> ir.Function:
 
 
 def attach(model: ir.Model) -> None:
-    """Give the model the bodies of all our operators that it uses, those that bodies use included."""
+    """Give the model the bodies of all our operators that it uses, those that bodies use included.
+
+    Nodes of ours get all the outputs that their body has: runtimes do not accept fewer.
+    """
+    for node in model.graph:
+        if node.domain == DOMAIN and node.op_type not in OPAQUE:
+            _complete_outputs(node)
     todo = {n.op_type for n in model.graph.all_nodes() if n.domain == DOMAIN}
     wanted: set[str] = set()
     while todo:
@@ -93,6 +99,15 @@ def attach(model: ir.Model) -> None:
         model.functions[(DOMAIN, op_type, "")] = body_of(op_type)
     if wanted:
         model.graph.opset_imports[DOMAIN] = VERSION
+
+
+def _complete_outputs(node: ir.Node) -> None:
+    count = len(body_of(node.op_type).outputs)
+    if len(node.outputs) < count:
+        node.resize_outputs(count)
+    for index, value in enumerate(node.outputs):
+        if not value.name:
+            value.name = f"{node.outputs[0].name}__{index}"
 
 
 def infer_by_body(node: ir.Node) -> list[shapes.Facts]:

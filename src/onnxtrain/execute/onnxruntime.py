@@ -1,0 +1,102 @@
+"""The onnxruntime backend: the ordinary wheel, tensors bound over DLPack, weights as inputs, nothing copied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import onnx_ir as ir
+import onnxruntime as ort
+
+from onnxtrain.errors import BackendError
+from onnxtrain.execute.base import Backend, Executable
+from onnxtrain.ir.functions import DOMAIN, OPAQUE, attach
+from onnxtrain.ir.graphs import Plan, describe, source_of
+
+_FATAL_ONLY = 4  # onnxruntime's log severity; its errors are raised all the same
+
+
+class _Part:
+    """One model of a plan as an onnxruntime session."""
+
+    def __init__(self, model: ir.Model, device: str) -> None:
+        self.device_type, _, index = device.partition(":")
+        self.device_index = int(index or 0)
+        self.inputs = [str(v.name) for v in model.graph.inputs]
+        self.outputs = list(dict.fromkeys(str(v.name) for v in model.graph.outputs))
+        attach(model)
+        options = ort.SessionOptions()
+        options.log_severity_level = _FATAL_ONLY
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+        providers = ["CUDAExecutionProvider"] if self.device_type == "cuda" else []
+        proto = ir.to_proto(model).SerializeToString()
+        try:
+            self.session = ort.InferenceSession(proto, options, providers=[*providers, "CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime raises many types
+            raise BackendError(
+                f"onnxruntime cannot load the plan: {str(error).strip().splitlines()[0]}",
+                cure="use backend='torch', or a type and operators that onnxruntime has kernels for",
+            ) from error
+        self._read = {i.name for i in self.session.get_inputs()}
+
+    def run(self, values: Iterable[ort.OrtValue]) -> dict[str, ort.OrtValue]:
+        """All outputs by name, in memory that onnxruntime allocates."""
+        binding = self.session.io_binding()
+        for name, value in zip(self.inputs, values, strict=True):
+            if name in self._read:
+                binding.bind_ortvalue_input(name, value)
+        for name in self.outputs:
+            binding.bind_output(name, self.device_type, self.device_index)
+        self.session.run_with_iobinding(binding)
+        return dict(zip(self.outputs, binding.get_outputs(), strict=True))
+
+
+class OnnxRuntimeExecutable(Executable):
+    """A plan as two onnxruntime sessions."""
+
+    def __init__(self, plan: Plan, device: str) -> None:
+        super().__init__(plan)
+        self._forward = _Part(plan.forward, device)
+        self._backward = None if plan.backward is None else _Part(plan.backward, device)
+
+    def forward(self, inputs: Sequence[Any]) -> tuple[list[Any], Any]:
+        values = [_bind(x) for x in inputs]
+        signature = self.plan.signature
+        made = self._forward.run(values)
+        known = dict(zip(signature.inputs, values, strict=True)) | made
+        outputs = [known[n] for n in (*signature.outputs, *signature.buffer_updates.values())]
+        return outputs, [known[n] for n in self.plan.saved]
+
+    def backward(self, saved: Any, output_gradients: Sequence[Any]) -> list[Any]:
+        assert self._backward is not None, "a plan for inference has no backward pass"
+        values = [*saved, *(_bind(dy) for dy in output_gradients)]
+        saved.clear()
+        made = self._backward.run(values)
+        return [made[name] for name in self.plan.gradients.values()]
+
+
+def _bind(tensor: Any) -> ort.OrtValue:
+    """A tensor's memory as onnxruntime's, without copying where it is contiguous."""
+    if isinstance(tensor, ort.OrtValue):
+        return tensor
+    if hasattr(tensor, "detach"):
+        tensor = tensor.detach().contiguous()
+    return ort.OrtValue.from_dlpack(tensor)
+
+
+class OnnxRuntimeBackend(Backend):
+    """Runs plans on the ordinary onnxruntime wheel."""
+
+    name = "onnxruntime"
+
+    def compile(self, plan: Plan, device: str = "cpu") -> OnnxRuntimeExecutable:
+        for model in (plan.forward, plan.backward):
+            for node in () if model is None else model.graph:
+                if node.domain == DOMAIN and node.op_type in OPAQUE:
+                    raise BackendError(
+                        f"onnxruntime cannot run the ATen operator {node.attributes['operator'].value}",
+                        node=describe(node),
+                        source=source_of(node),
+                        cure="use backend='torch'",
+                    )
+        return OnnxRuntimeExecutable(plan, device)

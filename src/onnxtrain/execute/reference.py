@@ -1,0 +1,80 @@
+"""The reference backend: ONNX's own evaluator in numpy, slow and independent of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
+
+from onnxtrain.errors import BackendError
+from onnxtrain.execute.base import Backend, Executable
+from onnxtrain.ir.functions import attach
+from onnxtrain.ir.graphs import Plan
+
+
+class GatherElements(OpRun):
+    """onnx's own implementation fails for leading axes of size 1 (onnx 1.23)."""
+
+    op_domain = ""
+
+    def _run(self, data: np.ndarray, indices: np.ndarray, axis: int = 0) -> tuple[np.ndarray]:
+        where = np.where(indices < 0, indices + data.shape[axis], indices)
+        others = [np.arange(n).reshape([-1 if i == k else 1 for k in range(data.ndim)]) for i, n in enumerate(indices.shape)]
+        others[axis] = where
+        return (data[tuple(others)],)
+
+
+class _Part:
+    """One model of a plan as an evaluator."""
+
+    def __init__(self, model: ir.Model) -> None:
+        attach(model)
+        self.inputs = [str(v.name) for v in model.graph.inputs]
+        self.outputs = list(dict.fromkeys(str(v.name) for v in model.graph.outputs))
+        self.evaluator = ReferenceEvaluator(ir.to_proto(model), new_ops=[GatherElements])
+
+    def run(self, arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+        """All outputs by name."""
+        made = self.evaluator.run(self.outputs, dict(zip(self.inputs, arrays, strict=True)))
+        return {name: np.asarray(array) for name, array in zip(self.outputs, made, strict=True)}
+
+
+class ReferenceExecutable(Executable):
+    """A plan as two evaluators."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        try:
+            self._forward = _Part(plan.forward)
+            self._backward = None if plan.backward is None else _Part(plan.backward)
+        except (NotImplementedError, RuntimeError) as error:
+            raise BackendError(f"ONNX's reference evaluator cannot run the plan: {error}", cure="use another backend") from error
+
+    def forward(self, inputs: Sequence[Any]) -> tuple[list[Any], Any]:
+        arrays = [_array(x) for x in inputs]
+        signature = self.plan.signature
+        known = dict(zip(signature.inputs, arrays, strict=True)) | self._forward.run(arrays)
+        outputs = [known[n] for n in (*signature.outputs, *signature.buffer_updates.values())]
+        return outputs, [known[n] for n in self.plan.saved]
+
+    def backward(self, saved: Any, output_gradients: Sequence[Any]) -> list[Any]:
+        assert self._backward is not None, "a plan for inference has no backward pass"
+        made = self._backward.run([*saved, *(_array(dy) for dy in output_gradients)])
+        return [made[name] for name in self.plan.gradients.values()]
+
+
+def _array(tensor: Any) -> np.ndarray:
+    return np.asarray(tensor.detach() if hasattr(tensor, "detach") else tensor)
+
+
+class ReferenceBackend(Backend):
+    """Runs plans in numpy."""
+
+    name = "reference"
+
+    def compile(self, plan: Plan, device: str = "cpu") -> ReferenceExecutable:
+        return ReferenceExecutable(plan)
