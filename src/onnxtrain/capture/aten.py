@@ -64,15 +64,22 @@ def translation_of(target: torch._ops.OpOverload) -> Callable[..., Any]:
     return record
 
 
-def record_node(op_type: str, inputs: Sequence[Any], attributes: Mapping[str, Any] | None = None, *, outputs: int = 1) -> Any:
-    """Add one of our operators to the graph that torch.onnx is building; a tuple comes back for several outputs."""
+def record_node(
+    op_type: str,
+    inputs: Sequence[Any],
+    attributes: Mapping[str, Any] | None = None,
+    *,
+    outputs: int = 1,
+    domain: str = DOMAIN,
+) -> Any:
+    """Add an operator, by default one of ours, to the graph that torch.onnx is building; several outputs are a tuple."""
     from onnxscript import evaluator
     from torch.onnx._internal.exporter._tensors import SymbolicTensor
 
     recorder = evaluator.default()
     made = [SymbolicTensor(recorder.opset) for _ in range(outputs)]  # type: ignore[attr-defined]
     given = ir.convenience.convert_attributes(dict(attributes or {}))
-    recorder.nodes.append(ir.Node(DOMAIN, op_type, inputs, attributes=given, outputs=made))  # type: ignore[attr-defined]
+    recorder.nodes.append(ir.Node(domain, op_type, inputs, attributes=given, outputs=made))  # type: ignore[attr-defined]
     return made[0] if outputs == 1 else tuple(made)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import re
+import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
@@ -125,6 +127,8 @@ def _export(module: FlatModule, example: Sequence[torch.Tensor]) -> torch.export
     with _quiet(), torch.enable_grad():
         program = torch.export.export(module, tuple(example), dynamic_shapes=(dynamic,), strict=False)
     _stop_gradients(program.graph_module)
+    _settle_layouts(program.graph_module)
+    program.graph_module.recompile()
     return program
 
 
@@ -136,16 +140,46 @@ def _stop_gradients(graph_module: torch.fx.GraphModule) -> None:
             for result in list(node.users):
                 with graph_module.graph.inserting_after(result):
                     stop = graph_module.graph.call_function(torch.ops.aten.detach.default, (result,))
-                stop.meta.update(result.meta)
-                result.replace_all_uses_with(stop, delete_user_cb=lambda user, stop=stop: user is not stop)
-    graph_module.recompile()
+                _take_place(result, stop)
+
+
+def _settle_layouts(graph_module: torch.fx.GraphModule) -> None:
+    """Copy attention's result: the exporter sees other strides at each of its stages, and drops copies it needs later."""
+    attention = torch.ops.aten.scaled_dot_product_attention.default
+    for node in list(graph_module.graph.nodes):
+        if node.op == "call_function" and node.target is attention:
+            with graph_module.graph.inserting_after(node):
+                arguments = {"memory_format": torch.contiguous_format}
+                copied = graph_module.graph.call_function(torch.ops.aten.clone.default, (node,), arguments)
+            _take_place(node, copied)
+
+
+def _take_place(node: torch.fx.Node, substitute: torch.fx.Node) -> None:
+    substitute.meta.update(node.meta)
+    node.replace_all_uses_with(substitute, delete_user_cb=lambda user: user is not substitute)
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
+    """No warnings, and no graph printed where capture fails: what goes wrong is raised, and explained below."""
+    with warnings.catch_warnings(), contextlib.redirect_stderr(_WithoutGraphs(sys.stderr)):  # type: ignore[type-var]
         warnings.simplefilter("ignore")
         yield
+
+
+class _WithoutGraphs(io.TextIOBase):
+    """A stream that passes on everything but the graph that torch.export prints when it fails."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        if "def forward(self" not in text:
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
 
 
 def _explain(error: Exception) -> CaptureError:

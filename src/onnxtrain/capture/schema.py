@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,8 @@ from torch.utils import _pytree as pytree
 
 from onnxtrain.errors import UnsupportedDataError
 
-CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device)
+CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device, type)
+_CACHES = "transformers.cache_utils"  # the module whose classes are taken apart: key-value caches and their layers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,36 +23,59 @@ class Schema:
 
     Args:
         spec: the structure.
-        constants: position and value of every leaf that is not a tensor.
+        constants: position and value of every leaf that is neither a tensor nor an object.
+        objects: position, class and state of every leaf that is an object holding tensors (a key-value cache).
+        tensors: number of tensors in the structure.
     """
 
     spec: pytree.TreeSpec
     constants: tuple[tuple[int, Any], ...]
+    objects: tuple[tuple[int, type, Schema], ...]
+    tensors: int
 
     def restore(self, tensors: Sequence[Any]) -> Any:
         """The structure with these tensors in it, in order."""
-        fixed, rest = dict(self.constants), iter(tensors)
-        count = self.spec.num_leaves
-        return pytree.tree_unflatten([fixed[i] if i in fixed else next(rest) for i in range(count)], self.spec)
+        return self._restore(iter(tensors))
+
+    def _restore(self, tensors: Iterator[Any]) -> Any:
+        fixed = dict(self.constants)
+        opened = {index: (kind, state) for index, kind, state in self.objects}
+        leaves = []
+        for index in range(self.spec.num_leaves):
+            if index in fixed:
+                leaves.append(fixed[index])
+            elif index in opened:
+                kind, state = opened[index]
+                made = kind.__new__(kind)
+                made.__dict__.update(state._restore(tensors))
+                leaves.append(made)
+            else:
+                leaves.append(next(tensors))
+        return pytree.tree_unflatten(leaves, self.spec)
 
 
 def flatten(data: Any, role: str = "input") -> tuple[list[torch.Tensor], Schema]:
     """The tensors of a nested structure in order, and the schema that restores it.
 
     Raises:
-        UnsupportedDataError: a leaf is neither a tensor nor one of ``CONSTANTS``.
+        UnsupportedDataError: a leaf is neither a tensor, one of ``CONSTANTS``, nor a Transformers cache.
     """
     leaves, spec = pytree.tree_flatten(data)
     tensors: list[torch.Tensor] = []
     constants: list[tuple[int, Any]] = []
+    objects: list[tuple[int, type, Schema]] = []
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
             tensors.append(leaf)
         elif isinstance(leaf, CONSTANTS):
             constants.append((index, leaf))
+        elif type(leaf).__module__ == _CACHES:
+            found, state = flatten(vars(leaf), role)
+            tensors += found
+            objects.append((index, type(leaf), state))
         else:
             raise unsupported(leaf, role, data, index)
-    return tensors, Schema(spec, tuple(constants))
+    return tensors, Schema(spec, tuple(constants), tuple(objects), len(tensors))
 
 
 def unsupported(leaf: Any, role: str, data: Any, index: int) -> UnsupportedDataError:
@@ -71,10 +95,11 @@ def input_names(forward: Callable[..., Any], args: Sequence[Any], kwargs: Mappin
     named = list(_positional(forward, len(args)))
     names: list[str] = []
     for path, leaf in pytree.tree_flatten_with_path((tuple(args), dict(kwargs)))[0]:
-        if isinstance(leaf, torch.Tensor):
-            first = named[path[1].idx] if path[0].idx == 0 else str(path[1].key)
-            rest = "".join(re.sub(r"\W+", "_", f"_{pytree.keystr((p,))}") for p in path[2:])
-            names.append(_unique(re.sub(r"_+", "_", first + rest).strip("_"), names))
+        first = named[path[1].idx] if path[0].idx == 0 else str(path[1].key)
+        rest = "".join(re.sub(r"\W+", "_", f"_{pytree.keystr((p,))}") for p in path[2:])
+        name = re.sub(r"_+", "_", first + rest).strip("_")
+        for _ in flatten(leaf)[0]:
+            names.append(_unique(name, names))
     return names
 
 

@@ -51,6 +51,47 @@ def embedding(weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=
     return record_node("Embedding", [weight, indices], {"padding_idx": -1 if padding_idx is None else padding_idx})
 
 
+@translation(aten.split.Tensor)
+def split(x, size, dim=0):  # noqa: ANN001, ANN201
+    """One Split node; as a sequence where the number of parts is not known."""
+    total = x.shape[dim]
+    if not isinstance(total, int) or not isinstance(size, int):
+        from onnxscript.function_libs.torch_lib.ops.core import aten_split
+
+        return aten_split(x, size, dim)
+    sizes = [size] * (total // size) + ([total % size] if total % size else [])
+    return _split(x, sizes, dim)
+
+
+@translation(aten.split_with_sizes.default)
+def split_with_sizes(x, sizes, dim=0):  # noqa: ANN001, ANN201
+    """One Split node; as a sequence where the sizes are not known."""
+    if not isinstance(sizes, list | tuple) or not all(isinstance(s, int) for s in sizes):
+        from onnxscript.function_libs.torch_lib.ops.core import aten_split_with_sizes
+
+        return aten_split_with_sizes(x, sizes, dim)
+    return _split(x, list(sizes), dim)
+
+
+@translation(aten.unbind.int)
+def unbind(x, dim=0):  # noqa: ANN001, ANN201
+    """One slice for each index; as a sequence where their number is not known."""
+    total = x.shape[dim]
+    if not isinstance(total, int):
+        from onnxscript.function_libs.torch_lib.ops.core import aten_unbind
+
+        return aten_unbind(x, dim)
+    return tuple(_standard().Gather(x, _standard().Constant(value_int=i), axis=dim) for i in range(total))
+
+
+def _split(x: Any, sizes: list[int], dim: int) -> tuple[Any, ...]:
+    op = _standard()
+    if len(sizes) == 1:
+        return (op.Identity(x),)
+    made = record_node("Split", [x, op.Constant(value_ints=sizes)], {"axis": dim}, outputs=len(sizes), domain="")
+    return tuple(made)
+
+
 @translation(aten.detach.default)
 def detach(x):  # noqa: ANN001, ANN201
     """Detach: the identity, and a stop for gradients."""
@@ -97,34 +138,21 @@ def _additive(mask: Any, model: Any) -> Any:
 
 
 def _is_learned(mask: Any) -> bool:
-    """Whether a mask depends on a parameter: then it needs a gradient, which fused kernels do not give."""
+    """Whether a mask depends on a parameter or a floating input: it may need a gradient, which fused kernels do not give.
+
+    torch.export calls parameters ``p_...`` and our inputs ``tensors_...``.
+    """
     todo, seen = [mask], set()
     while todo:
         value = todo.pop()
         if value is None or id(value) in seen:
             continue
         seen.add(id(value))
-        node = value.meta.get("node")
-        if node is not None:
-            return _depends_on_parameter(node)
-        if value.producer() is not None:
-            todo.extend(value.producer().inputs)
-    return False
-
-
-def _depends_on_parameter(node: torch.fx.Node) -> bool:
-    todo, seen = [node], set()
-    while todo:
-        current = todo.pop()
-        if current in seen:
-            continue
-        seen.add(current)
-        example = current.meta.get("val")
-        if current.op == "placeholder":
-            if isinstance(example, torch.Tensor) and example.requires_grad:
-                return True
-        elif current.target is not aten.detach.default:
-            todo.extend(current.all_input_nodes)
+        node = value.producer()
+        if node is None and str(value.name).startswith(("p_", "tensors_")) and value.dtype.is_floating_point():
+            return True
+        if node is not None and node.op_type != "Detach":
+            todo.extend(node.inputs)
     return False
 
 
