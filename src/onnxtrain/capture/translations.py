@@ -9,6 +9,7 @@ import onnx_ir as ir
 import torch
 
 from onnxtrain.capture.aten import record_node
+from onnxtrain.ir.traits import Trait, traits_of
 
 aten = torch.ops.aten
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {}
@@ -120,9 +121,10 @@ def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False,
     factor = float(scale) if isinstance(scale, int | float) else float(size) ** -0.5
     if enable_gqa:
         key, value = _repeat_heads(query, key), _repeat_heads(query, value)
+    learned = _is_learned(attn_mask)
     if attn_mask is not None and attn_mask.dtype == ir.DataType.BOOL:
         attn_mask = _additive(attn_mask, query)
-    if dropout_p == 0.0 and not _is_learned(attn_mask):
+    if dropout_p == 0.0 and not learned:
         if attn_mask is None:
             op_type = "CausalScaledDotProductAttention" if is_causal else "ScaledDotProductAttention"
             return record_node(op_type, [query, key, value], {"scale": factor})
@@ -149,11 +151,19 @@ def _is_learned(mask: Any) -> bool:
             continue
         seen.add(id(value))
         node = value.producer()
+        if value.dtype == ir.DataType.BOOL:
+            continue
         if node is None and str(value.name).startswith(("p_", "tensors_")) and value.dtype.is_floating_point():
             return True
-        if node is not None and node.op_type != "Detach":
-            todo.extend(node.inputs)
+        if node is not None and Trait.STOP not in traits_of(node) and not _gives_integers(value, node):
+            todo.extend(node.inputs[:1] if node.op_type == "CastLike" else node.inputs)
     return False
+
+
+def _gives_integers(value: Any, node: ir.Node) -> bool:
+    if node.op_type == "Cast":
+        return not ir.DataType(node.attributes["to"].as_int()).is_floating_point()
+    return value.dtype is not None and not value.dtype.is_floating_point()
 
 
 def _repeat_heads(query: Any, value: Any) -> Any:

@@ -8,10 +8,10 @@ import onnx_ir as ir
 
 from onnxtrain.errors import GradientError
 from onnxtrain.gradient.registry import Context, rule_of
-from onnxtrain.gradient.rules.stops import NOT_DIFFERENTIABLE
 from onnxtrain.ir import shapes
 from onnxtrain.ir.builder import Builder
 from onnxtrain.ir.graphs import ForwardGraph, TrainingGraph, describe, is_backward, source_of
+from onnxtrain.ir.traits import Trait, traits_of
 
 FLOATING = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE})
 
@@ -77,8 +77,11 @@ class _Walk:
         attributes = {name: a.value for name, a in node.attributes.items()}
         made = rule(Context(self.op, node, dys), dys[0], *node.inputs, **attributes)
         gradients = made if isinstance(made, tuple | list) else (made,)
-        for x, dx in zip(node.inputs, gradients, strict=False):
-            if x is not None and dx is not None and x in self.active:
+        for index, x in enumerate(node.inputs):
+            if x is not None and x in self.active:
+                dx = gradients[index] if index < len(gradients) else None
+                if dx is None:
+                    raise _no_gradient(node, index)
                 self.contribute(x, self.undo_broadcast(dx, x))
 
     def contribute(self, value: ir.Value, dy: ir.Value) -> None:
@@ -127,7 +130,17 @@ def _reachable(graph: ir.Graph, targets: Sequence[ir.Value]) -> set[ir.Value]:
 
 
 def _stops(node: ir.Node) -> bool:
-    return (node.op_type if node.domain == "" else f"{node.domain}::{node.op_type}") in NOT_DIFFERENTIABLE
+    return Trait.STOP in traits_of(node)
+
+
+def _no_gradient(node: ir.Node, index: int) -> GradientError:
+    value = node.inputs[index]
+    return GradientError(
+        f"{node.op_type} has no gradient for its input {index} ({value.name if value is not None else ''})",
+        node=describe(node),
+        source=source_of(node),
+        cure="detach() that input if it is not trained",
+    )
 
 
 def _no_rule(node: ir.Node) -> GradientError:

@@ -18,6 +18,7 @@ class Trait(enum.Flag):
     EXPENSIVE: costs far more than reading its inputs; not computed again to save memory.
     ROW_WISE: each row (all axes but the last) is computed from the same row of the first input alone.
     IDENTITY: the output equals the first input.
+    STOP: no gradient flows through: the result is integer, bool or a shape, constant by pieces, or random.
     """
 
     NONE = 0
@@ -27,6 +28,7 @@ class Trait(enum.Flag):
     EXPENSIVE = enum.auto()
     ROW_WISE = enum.auto()
     IDENTITY = enum.auto()
+    STOP = enum.auto()
 
 
 _GROUPS = {
@@ -46,7 +48,13 @@ _GROUPS = {
     Trait.EXPENSIVE | Trait.ROW_WISE: "onnxtrain::Linear",
     Trait.ROW_WISE: "onnxtrain::SoftmaxGrad onnxtrain::LogSoftmaxGrad",
 }
+_STOPS = """
+    ArgMax ArgMin And Or Not Xor BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Equal Greater GreaterOrEqual Less
+    LessOrEqual IsInf IsNaN NonZero Shape Size Range Constant ConstantOfShape EyeLike Floor Ceil Round Sign OneHot Hardmax
+    Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike
+    QuantizeLinear DynamicQuantizeLinear StringNormalizer TfIdfVectorizer Unique onnxtrain::Detach"""
 TRAITS: dict[str, Trait] = {name: traits for traits, names in _GROUPS.items() for name in names.split()}
+TRAITS |= {name: TRAITS.get(name, Trait.NONE) | Trait.STOP for name in _STOPS.split()}
 
 
 def traits_of(node: ir.Node) -> Trait:
