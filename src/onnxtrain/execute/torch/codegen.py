@@ -14,6 +14,7 @@ import torch
 
 from onnxtrain.errors import BackendError
 from onnxtrain.execute.torch.expressions import Names, data_text, dim_text, is_known, symbols_of
+from onnxtrain.execute.torch.memory import reusable
 from onnxtrain.execute.torch.registry import LOWERINGS, Lowering
 from onnxtrain.ir import shapes
 from onnxtrain.ir.graphs import Plan, describe, source_of
@@ -93,11 +94,11 @@ class _Writer:
     def backward(self, plan: Plan, saved: Sequence[ir.Value], sizes: Sequence[str]) -> Program:
         """``backward(saved, sizes, gradients) -> gradients of the differentiable inputs``."""
         count = len(plan.saved)
-        self._unpack(saved, "saved")
-        self.lines.append("saved.clear()")
         if sizes:
             self.lines.append(f"{', '.join(sizes)}, = sizes")
             self.bound |= set(sizes)
+        self._unpack(saved, "saved")
+        self.lines.append("saved.clear()")
         self._unpack(self.graph.inputs[count:], "gradients")
         self._body(keep=set())
         self.lines.append(f"return [{', '.join(self._tensor(v) for v in self.graph.outputs)}]")
@@ -143,6 +144,7 @@ class _Writer:
 
     def _body(self, keep: set[ir.Value]) -> None:
         last = self._last_uses(keep)
+        self.reusable = reusable(self.nodes, self.lowerings, last, keep | set(self.results))
         for node in self.nodes:
             self.lines.append(self._line(node))
             self._bind(v for v in node.outputs if v in self.live)
@@ -166,8 +168,12 @@ class _Writer:
     def _line(self, node: ir.Node) -> str:
         found = self.lowerings[node]
         name = node.op_type if node.domain in ("", "onnxtrain") else f"{node.domain}_{node.op_type}".replace(".", "_")
-        setattr(self.ops, name, found.function)
         arguments = [self._argument(v, i, found) for i, v in enumerate(node.inputs)]
+        function, place = found.function, self.reusable.get(node)
+        if place is not None and found.inplace is not None:
+            function, name = found.inplace, f"{name}_"  # torch's way to say: in place
+            arguments.insert(0, arguments.pop(place))
+        setattr(self.ops, name, function)
         arguments += [f"{a.name}={self._attribute(a)}" for a in node.attributes.values()]
         extras = {"outputs": len(node.outputs), "device": self.device, "dtype": int(node.outputs[0].dtype or 0)}
         arguments += [f"{name}={extras[name]!r}" for name in sorted(found.wants - set(node.attributes))]

@@ -16,12 +16,14 @@ class Lowering:
         function: called with the inputs positionally and the attributes by keyword.
         host: positions of inputs that arrive as Python ``int`` (rank 0) or ``tuple`` of ``int`` (rank 1).
         view: the result may share memory with the first input.
+        inplace: the same operator writing its result into its first input, or None.
         wants: which of ``EXTRAS`` the function takes beside the node's attributes.
     """
 
     function: Callable[..., Any]
     host: frozenset[int]
     view: bool
+    inplace: Callable[..., Any] | None
     wants: frozenset[str]
 
 
@@ -30,13 +32,19 @@ LOWERINGS: dict[tuple[str, str], Lowering] = {}
 
 
 def lowering(
-    *op_types: str, domain: str = "", host: Sequence[int] = (), view: bool = False
+    *op_types: str,
+    domain: str = "",
+    host: Sequence[int] = (),
+    view: bool = False,
+    inplace: Callable[..., Any] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register how one or more operators run on torch; registering twice is an error.
 
     The function gets tensors (None for a missing input), and Python integers for the inputs at ``host``
     positions: axes, shapes, starts. Attributes are keyword-only with ONNX's defaults. It returns a tensor, or a
-    tuple with one entry for each output of the node.
+    tuple with one entry for each output of the node. ``view`` must be stated wherever the result can share memory with
+    the first input: the memory of a value is written again only where nothing else can see it. ``inplace`` is for
+    commutative operators and those whose first operand has the result's shape.
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,7 +52,7 @@ def lowering(
         for op_type in op_types:
             if (domain, op_type) in LOWERINGS:
                 raise ValueError(f"the lowering of {op_type} is registered twice")
-            LOWERINGS[domain, op_type] = Lowering(function, frozenset(host), view, wants)
+            LOWERINGS[domain, op_type] = Lowering(function, frozenset(host), view, inplace, wants)
         return function
 
     return register

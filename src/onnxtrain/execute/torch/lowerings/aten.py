@@ -14,7 +14,7 @@ from onnxtrain.ir.graphs import DOMAIN
 Tensor = torch.Tensor
 
 
-@lowering("ATen", domain=DOMAIN)
+@lowering("ATen", domain=DOMAIN, view=True)
 def aten(*inputs: Tensor, operator: str, overload: str, arguments: str, keywords: str, outputs: int = 1) -> Any:
     """Call the operator with its recorded arguments."""
     made = _call(inputs, operator, overload, arguments, keywords)

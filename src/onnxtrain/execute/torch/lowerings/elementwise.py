@@ -66,20 +66,30 @@ _SAME = {
     "Where": torch.where,
     "PRelu": lambda x, slope: torch.where(x < 0, x * slope, x),
 }
+_IN_PLACE = {"Add": Tensor.add_, "Mul": Tensor.mul_}
 for _name, _function in _SAME.items():
-    lowering(_name)(_function)
+    lowering(_name, inplace=_IN_PLACE.get(_name))(_function)
 
-_GRADIENTS: dict[str, Callable[..., Tensor]] = {
-    "GeluGrad": lambda dy, x: aten.gelu_backward(dy, x),
-    "TanhGeluGrad": lambda dy, x: aten.gelu_backward(dy, x, approximate="tanh"),
-    "Silu": F.silu,
-    "SiluGrad": aten.silu_backward,
-    "ReluGrad": lambda dy, y: aten.threshold_backward(dy, y, 0),
-    "TanhGrad": aten.tanh_backward,
-    "SigmoidGrad": aten.sigmoid_backward,
+_GRADIENTS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
+    "GeluGrad": (
+        lambda dy, x: aten.gelu_backward(dy, x),
+        lambda dy, x: aten.gelu_backward.grad_input(dy, x, grad_input=dy),
+    ),
+    "TanhGeluGrad": (
+        lambda dy, x: aten.gelu_backward(dy, x, approximate="tanh"),
+        lambda dy, x: aten.gelu_backward.grad_input(dy, x, approximate="tanh", grad_input=dy),
+    ),
+    "SiluGrad": (aten.silu_backward, lambda dy, x: aten.silu_backward.grad_input(dy, x, grad_input=dy)),
+    "ReluGrad": (
+        lambda dy, y: aten.threshold_backward(dy, y, 0),
+        lambda dy, y: aten.threshold_backward.grad_input(dy, y, 0, grad_input=dy),
+    ),
+    "TanhGrad": (aten.tanh_backward, lambda dy, y: aten.tanh_backward.grad_input(dy, y, grad_input=dy)),
+    "SigmoidGrad": (aten.sigmoid_backward, lambda dy, y: aten.sigmoid_backward.grad_input(dy, y, grad_input=dy)),
 }
-for _name, _function in _GRADIENTS.items():
-    lowering(_name, domain=DOMAIN)(_function)
+for _name, (_function, _inplace) in _GRADIENTS.items():
+    lowering(_name, domain=DOMAIN, inplace=_inplace)(_function)
+lowering("Silu", domain=DOMAIN)(F.silu)
 
 
 @lowering("Identity", view=True)
@@ -101,7 +111,7 @@ def mod(a: Tensor, b: Tensor, *, fmod: int = 0) -> Tensor:
     return torch.fmod(a, b) if fmod else torch.remainder(a, b)
 
 
-@lowering("Sum")
+@lowering("Sum", view=True)
 def sum_(*operands: Tensor) -> Tensor:
     """The operands added up."""
     total = operands[0]
@@ -110,7 +120,7 @@ def sum_(*operands: Tensor) -> Tensor:
     return total
 
 
-@lowering("Max")
+@lowering("Max", view=True)
 def max_(*operands: Tensor) -> Tensor:
     """The largest of the operands, element by element."""
     best = operands[0]
@@ -119,7 +129,7 @@ def max_(*operands: Tensor) -> Tensor:
     return best
 
 
-@lowering("Min")
+@lowering("Min", view=True)
 def min_(*operands: Tensor) -> Tensor:
     """The smallest of the operands, element by element."""
     best = operands[0]
@@ -128,19 +138,19 @@ def min_(*operands: Tensor) -> Tensor:
     return best
 
 
-@lowering("Clip")
+@lowering("Clip", view=True)
 def clip(x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
     """Bounded on the sides that are given."""
     return x if low is None and high is None else torch.clamp(x, low, high)
 
 
-@lowering("Cast")
+@lowering("Cast", view=True)
 def cast(x: Tensor, *, to: int, saturate: int = 1, round_mode: str = "up") -> Tensor:
     """The same content in another type."""
     return x.to(torch_dtype(to))
 
 
-@lowering("CastLike")
+@lowering("CastLike", view=True)
 def cast_like(x: Tensor, model: Tensor, *, saturate: int = 1, round_mode: str = "up") -> Tensor:
     """The same content in the model's type."""
     return x.to(model.dtype)
@@ -202,7 +212,7 @@ def log_softmax_grad(dy: Tensor, y: Tensor, *, axis: int = -1) -> Tensor:
     return aten._log_softmax_backward_data(dy, y, axis, y.dtype)
 
 
-@lowering("Dropout")
+@lowering("Dropout", view=True)
 def dropout(
     x: Tensor, ratio: Any = None, training: Any = None, *, outputs: int = 1, seed: int | None = None
 ) -> tuple[Tensor, Tensor] | Tensor:

@@ -16,7 +16,7 @@ Tensor = torch.Tensor
 aten = torch.ops.aten
 
 
-@lowering("Gather")
+@lowering("Gather", view=True)
 def gather(x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
     """Slices of x along an axis; indices may be negative."""
     axis = axis % x.dim()
@@ -55,7 +55,7 @@ def gather_elements(x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
     return torch.gather(x, axis, _positive(indices, x.shape[axis]))
 
 
-@lowering("GatherND")
+@lowering("GatherND", view=True)
 def gather_nd(x: Tensor, indices: Tensor, *, batch_dims: int = 0) -> Tensor:
     """Slices of x at index tuples."""
     if batch_dims == 0:

@@ -53,7 +53,7 @@ def _axes(x: Tensor, axes: Any, keepdims: int, noop: int) -> tuple[int, ...] | N
 
 
 def _reduction(name: str, compute: Any) -> None:
-    @lowering(name, host=(1,))
+    @lowering(name, host=(1,), view=True)
     def reduce(x: Tensor, axes: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Tensor:
         over = _axes(x, axes, keepdims, noop_with_empty_axes)
         return x if over is None else compute(x, over, bool(keepdims))

@@ -91,7 +91,7 @@ def slice_(x: Tensor, starts: Any, ends: Any, axes: Any = None, steps: Any = Non
     return x
 
 
-@lowering("Pad", host=(1, 3))
+@lowering("Pad", host=(1, 3), view=True)
 def pad(x: Tensor, pads: Any, value: Any = None, axes: Any = None, *, mode: str = "constant") -> Tensor:
     """Padding per axis; negative pads cut."""
     axes = tuple(a % x.dim() for a in axes) if axes is not None else tuple(range(x.dim()))
@@ -110,7 +110,7 @@ def pad(x: Tensor, pads: Any, value: Any = None, axes: Any = None, *, mode: str 
     return made.reshape(*x.shape[:lead], *made.shape[2:])
 
 
-@lowering("Tile", host=(1,))
+@lowering("Tile", host=(1,), view=True)
 def tile(x: Tensor, repeats: Any) -> Tensor:
     """Copies side by side."""
     return x.repeat(repeats) if len(repeats) else x
@@ -123,7 +123,7 @@ def trilu(x: Tensor, k: Any = 0, *, upper: int = 1) -> Tensor:
     return torch.triu(x, k) if upper else torch.tril(x, k)
 
 
-@lowering("CumSum", host=(1,))
+@lowering("CumSum", host=(1,), view=True)
 def cum_sum(x: Tensor, axis: Any, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
     """Running sums, from either end, with or without the element itself."""
     axis = axis[0] if isinstance(axis, tuple) else axis
@@ -146,7 +146,7 @@ def size_of(x: Tensor) -> Tensor:
     return torch.tensor(x.numel(), dtype=torch.int64, device=x.device)
 
 
-@lowering("SumToShape", domain=DOMAIN, host=(1,))
+@lowering("SumToShape", domain=DOMAIN, host=(1,), view=True)
 def sum_to_shape(x: Tensor, shape: Any) -> Tensor:
     """Sum over the axes that were broadcast."""
     return x.sum_to_size(shape)

@@ -1,0 +1,75 @@
+"""Which values may be overwritten: nothing alive, and nothing the caller holds, shares their memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import onnx_ir as ir
+
+from onnxtrain.execute.torch.registry import Lowering
+from onnxtrain.ir import shapes
+
+
+def reusable(
+    nodes: Sequence[ir.Node],
+    lowerings: Mapping[ir.Node, Lowering],
+    last: Mapping[ir.Node, Sequence[ir.Value]],
+    held: set[ir.Value],
+) -> dict[ir.Node, int]:
+    """For each node that can write its result into one of its operands, the operand's position.
+
+    Args:
+        nodes: the program in order.
+        lowerings: how each node runs.
+        last: the values that die after each node.
+        held: values whose memory outlives the program: inputs, outputs, saved values.
+    """
+    groups = _Groups(nodes, lowerings)
+    alive: dict[ir.Value, int] = {}
+    for node in nodes:
+        for value in node.outputs:
+            alive[groups.root(value)] = alive.get(groups.root(value), 0) + 1
+    made = {v: n for n in nodes for v in n.outputs}
+    outside = {groups.root(v) for v in held} | {groups.root(v) for n in nodes for v in n.inputs if v is not None and v not in made}
+    found: dict[ir.Node, int] = {}
+    for node in nodes:
+        dying = set(last.get(node, ()))
+        if lowerings[node].inplace is not None:
+            for index, value in enumerate(node.inputs if node.op_type in _COMMUTATIVE else node.inputs[:1]):
+                root = groups.root(value) if value is not None else None
+                fits = value in dying and value in made and not lowerings[made[value]].view and _same(value, node.outputs[0])
+                if fits and root not in outside and alive[root] == 1 and node.inputs.count(value) == 1:
+                    found[node] = index
+                    break
+        for value in dying:
+            if value in made:
+                alive[groups.root(value)] -= 1
+    return found
+
+
+_COMMUTATIVE = ("Add", "Mul")
+
+
+def _same(a: ir.Value, b: ir.Value) -> bool:
+    dims = shapes.dims_of(a)
+    known = dims is not None and all(isinstance(d, int) or d.value is not None for d in dims)
+    return known and dims == shapes.dims_of(b) and a.dtype == b.dtype
+
+
+class _Groups:
+    """Values that may share memory, as a union of sets."""
+
+    def __init__(self, nodes: Sequence[ir.Node], lowerings: Mapping[ir.Node, Lowering]) -> None:
+        self._parent: dict[ir.Value, ir.Value] = {}
+        for node in nodes:
+            if lowerings[node].view and node.inputs:
+                sharers = node.inputs if node.op_type in ("ATen", "Sum", "Max", "Min") else node.inputs[:1]
+                for value in (*sharers, *node.outputs):
+                    if value is not None:
+                        self._parent[self.root(value)] = self.root(node.outputs[0])
+
+    def root(self, value: ir.Value) -> ir.Value:
+        """One value that stands for all that may share memory with this one."""
+        while self._parent.get(value, value) is not value:
+            value = self._parent[value]
+        return value
