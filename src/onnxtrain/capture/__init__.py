@@ -31,9 +31,7 @@ class Captured:
     sources: tuple[int, ...]
 
 
-def capture(
-    module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, opset: int = 20
-) -> Captured:
+def capture(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, opset: int = 20) -> Captured:
     """Capture one call of a module as an ONNX graph with all input dimensions dynamic.
 
     Raises:

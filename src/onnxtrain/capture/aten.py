@@ -72,7 +72,7 @@ def record_node(
     outputs: int = 1,
     domain: str = DOMAIN,
 ) -> Any:
-    """Add an operator, by default one of ours, to the graph that torch.onnx is building; several outputs are a tuple."""
+    """Add an operator, by default one of ours, to the graph that torch.onnx builds; several outputs are a tuple."""
     from onnxscript import evaluator
     from torch.onnx._internal.exporter._tensors import SymbolicTensor
 

@@ -45,8 +45,12 @@ def to_graph(program: torch.export.ExportedProgram, input_names: Sequence[str], 
     for node in model.graph:
         _keep_source(node)
     shapes.infer_graph(model.graph)
-    outputs = tuple(str(v.name) for v in model.graph.outputs[: len(model.graph.outputs) - len(signature.buffer_updates)])
-    updates = dict(zip(signature.buffer_updates, (str(v.name) for v in model.graph.outputs[len(outputs) :]), strict=True))
+    outputs = tuple(
+        str(v.name) for v in model.graph.outputs[: len(model.graph.outputs) - len(signature.buffer_updates)]
+    )
+    updates = dict(
+        zip(signature.buffer_updates, (str(v.name) for v in model.graph.outputs[len(outputs) :]), strict=True)
+    )
     slim = ir.Model(model.graph, ir_version=10)
     return ForwardGraph(
         slim, Signature(signature.user_inputs, signature.parameters, signature.buffers, outputs, updates)
@@ -62,7 +66,12 @@ def _translate(program: torch.export.ExportedProgram, opset: int) -> Any:
         try:
             with _silence():
                 return torch.onnx.export(
-                    program, dynamo=True, optimize=False, verbose=False, opset_version=opset, custom_translation_table=table
+                    program,
+                    dynamo=True,
+                    optimize=False,
+                    verbose=False,
+                    opset_version=opset,
+                    custom_translation_table=table,
                 )
         except Exception as error:
             target = aten.failed_overload(error)
@@ -109,9 +118,7 @@ def _name_inputs(graph: ir.Graph, names: Sequence[str]) -> None:
         value.name = name
 
 
-def _weights_to_inputs(
-    graph: ir.Graph, program: torch.export.ExportedProgram, input_names: Sequence[str]
-) -> Signature:
+def _weights_to_inputs(graph: ir.Graph, program: torch.export.ExportedProgram, input_names: Sequence[str]) -> Signature:
     """Parameters and buffers become graph inputs under the user's names; buffer updates become outputs."""
     made = program.graph_signature
     parameters = [n for n in made.inputs_to_parameters.values() if n in graph.initializers]
@@ -144,7 +151,7 @@ def _distinct_outputs(graph: ir.Graph) -> None:
 
 
 def _rename_symbols(graph: ir.Graph, program: torch.export.ExportedProgram) -> None:
-    """torch's ``s27`` becomes ``input_ids_dim1``: the first input dimension that is just that symbol."""
+    """Torch's ``s27`` becomes ``input_ids_dim1``: the first input dimension that is just that symbol."""
     renamed: dict[str, str] = {}
     for value in graph.inputs:
         for axis, dim in enumerate(shapes.dims_of(value) or ()):
@@ -174,7 +181,7 @@ def _renamed(dim: shapes.Dim, renamed: dict[str, str]) -> shapes.Dim:
 
 
 def _parse(text: str) -> sympy.Expr | None:
-    """torch's way of writing an expression, or None where it uses something that sympy's integers do not have."""
+    """Torch's way of writing an expression, or None where it uses something that sympy's integers do not have."""
     try:
         return ir.SymbolicDim(re.sub(r"\b(FloorDiv|CleanDiv)\(([^(),]+), ([^(),]+)\)", r"(\2)//(\3)", text))._expr
     except (ValueError, TypeError):

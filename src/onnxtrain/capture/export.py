@@ -105,7 +105,7 @@ def export(module: FlatModule, tensors: Sequence[torch.Tensor]) -> torch.export.
 
 
 def _examples(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """The example inputs with size-1 dimensions enlarged: all of them, only the first two axes, the batch axis, none."""
+    """The example inputs with size-1 dimensions enlarged: all of them, the first two axes, the batch axis, none."""
     seen: set[tuple[torch.Size, ...]] = set()
     for axes in (8, 2, 1, 0):
         example = [_enlarge(t, axes) for t in tensors]
@@ -123,7 +123,7 @@ def _enlarge(tensor: torch.Tensor, axes: int) -> torch.Tensor:
 
 
 def _export(module: FlatModule, example: Sequence[torch.Tensor]) -> torch.export.ExportedProgram:
-    dynamic = tuple({axis: torch.export.Dim.AUTO for axis in range(t.dim())} for t in example)
+    dynamic = tuple(dict.fromkeys(range(t.dim()), torch.export.Dim.AUTO) for t in example)
     with _quiet(), torch.enable_grad():
         program = torch.export.export(module, tuple(example), dynamic_shapes=(dynamic,), strict=False)
     _stop_gradients(program.graph_module)
@@ -144,7 +144,7 @@ def _stop_gradients(graph_module: torch.fx.GraphModule) -> None:
 
 
 def _settle_layouts(graph_module: torch.fx.GraphModule) -> None:
-    """Copy attention's result: the exporter sees other strides at each of its stages, and drops copies it needs later."""
+    """Copy attention's result: the exporter sees other strides at each stage, and drops copies it needs later."""
     attention = torch.ops.aten.scaled_dot_product_attention.default
     for node in list(graph_module.graph.nodes):
         if node.op == "call_function" and node.target is attention:
@@ -188,7 +188,8 @@ def _explain(error: Exception) -> CaptureError:
         what = "the module's control flow depends on the content of a tensor"
         cure = "replace the Python branch by torch.where or torch.cond, or keep that part outside the wrapped module"
     else:
-        what = f"the forward pass cannot be captured: {text.strip().splitlines()[0] if text.strip() else type(error).__name__}"
+        first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
+        what = f"the forward pass cannot be captured: {first}"
         cure = "run the module once without onnxtrain; if that works, wrap the largest part that torch.export accepts"
     return CaptureError(what, source=_user_line(error), cure=cure)
 

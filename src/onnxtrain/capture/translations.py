@@ -39,7 +39,7 @@ def _float(value: float) -> ir.Value:
 
 
 @translation(aten.linear.default)
-def linear(x, weight, bias=None):  # noqa: ANN001, ANN201
+def linear(x, weight, bias=None):
     """One Linear node with a bias; MatMul with a transposed weight without."""
     if bias is None:
         return _standard().MatMul(x, _standard().Transpose(weight, perm=[1, 0]))
@@ -47,13 +47,13 @@ def linear(x, weight, bias=None):  # noqa: ANN001, ANN201
 
 
 @translation(aten.embedding.default)
-def embedding(weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False):  # noqa: ANN001, ANN201
+def embedding(weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False):
     """One Embedding node, which knows the row that gets no gradient."""
     return record_node("Embedding", [weight, indices], {"padding_idx": -1 if padding_idx is None else padding_idx})
 
 
 @translation(aten.split.Tensor)
-def split(x, size, dim=0):  # noqa: ANN001, ANN201
+def split(x, size, dim=0):
     """One Split node; as a sequence where the number of parts is not known."""
     total = x.shape[dim]
     if not isinstance(total, int) or not isinstance(size, int):
@@ -65,7 +65,7 @@ def split(x, size, dim=0):  # noqa: ANN001, ANN201
 
 
 @translation(aten.split_with_sizes.default)
-def split_with_sizes(x, sizes, dim=0):  # noqa: ANN001, ANN201
+def split_with_sizes(x, sizes, dim=0):
     """One Split node; as a sequence where the sizes are not known."""
     if not isinstance(sizes, list | tuple) or not all(isinstance(s, int) for s in sizes):
         from onnxscript.function_libs.torch_lib.ops.core import aten_split_with_sizes
@@ -75,7 +75,7 @@ def split_with_sizes(x, sizes, dim=0):  # noqa: ANN001, ANN201
 
 
 @translation(aten.unbind.int)
-def unbind(x, dim=0):  # noqa: ANN001, ANN201
+def unbind(x, dim=0):
     """One slice for each index; as a sequence where their number is not known."""
     total = x.shape[dim]
     if not isinstance(total, int):
@@ -94,13 +94,13 @@ def _split(x: Any, sizes: list[int], dim: int) -> tuple[Any, ...]:
 
 
 @translation(aten.detach.default)
-def detach(x):  # noqa: ANN001, ANN201
+def detach(x):
     """Detach: the identity, and a stop for gradients."""
     return record_node("Detach", [x])
 
 
 @translation(aten._native_batch_norm_legit_functional.default)
-def batch_norm_training(x, weight, bias, running_mean, running_var, training, momentum, eps):  # noqa: ANN001, ANN201
+def batch_norm_training(x, weight, bias, running_mean, running_var, training, momentum, eps):
     """Batch statistics and updated running statistics in train mode, as torch computes them."""
     if not training:
         y = _standard().BatchNormalization(x, weight, bias, running_mean, running_var, epsilon=eps)
@@ -115,7 +115,7 @@ def batch_norm_training(x, weight, bias, running_mean, running_var, training, mo
 
 
 @translation(aten.scaled_dot_product_attention.default)
-def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):  # noqa: ANN001, ANN201
+def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
     """One node where a fused kernel exists in both directions; Softmax(Q K^T) V otherwise (dropout, learned masks)."""
     size = query.shape[-1]
     factor = float(scale) if isinstance(scale, int | float) else float(size) ** -0.5
@@ -140,7 +140,7 @@ def _additive(mask: Any, model: Any) -> Any:
 
 
 def _is_learned(mask: Any) -> bool:
-    """Whether a mask depends on a parameter or a floating input: it may need a gradient, which fused kernels do not give.
+    """Whether a mask depends on a parameter or a floating input: fused kernels do not give it a gradient.
 
     torch.export calls parameters ``p_...`` and our inputs ``tensors_...``.
     """

@@ -23,7 +23,9 @@ class GatherElements(OpRun):
 
     def _run(self, data: np.ndarray, indices: np.ndarray, axis: int = 0) -> tuple[np.ndarray]:
         where = np.where(indices < 0, indices + data.shape[axis], indices)
-        others = [np.arange(n).reshape([-1 if i == k else 1 for k in range(data.ndim)]) for i, n in enumerate(indices.shape)]
+        others = [
+            np.arange(n).reshape([-1 if i == k else 1 for k in range(data.ndim)]) for i, n in enumerate(indices.shape)
+        ]
         others[axis] = where
         return (data[tuple(others)],)
 
@@ -52,7 +54,9 @@ class ReferenceExecutable(Executable):
             self._forward = _Part(plan.forward)
             self._backward = None if plan.backward is None else _Part(plan.backward)
         except (NotImplementedError, RuntimeError) as error:
-            raise BackendError(f"ONNX's reference evaluator cannot run the plan: {error}", cure="use another backend") from error
+            raise BackendError(
+                f"ONNX's reference evaluator cannot run the plan: {error}", cure="use another backend"
+            ) from error
 
     def forward(self, inputs: Sequence[Any]) -> tuple[list[Any], Any]:
         arrays = [_array(x) for x in inputs]

@@ -149,5 +149,5 @@ def _no_rule(node: ir.Node) -> GradientError:
         f"no gradient rule for the operator {name}",
         node=describe(node),
         source=source_of(node),
-        cure=f"register one with @onnxtrain.gradient.gradient({node.op_type!r}), or detach() the value if it is not trained",
+        cure=f"register one with @onnxtrain.gradient.gradient({node.op_type!r}), or detach() the value if not trained",
     )

@@ -24,7 +24,7 @@ def to_text(model: ir.Model, *, title: str = "", saved: Collection[str] = (), re
         saved: names of values that the backward pass keeps.
         recomputed: names of values that it computes again.
     """
-    marks = {name: "saved" for name in saved} | {name: "recomputed" for name in recomputed}
+    marks = dict.fromkeys(saved, "saved") | dict.fromkeys(recomputed, "recomputed")
     return "\n".join(_lines(model.graph, title or str(model.graph.name or "graph"), marks)) + "\n"
 
 
@@ -107,4 +107,6 @@ def _attribute(attr: ir.Attr) -> str:
         return np.array2string(attr.value.numpy(), separator=",", threshold=8).replace("\n", "").replace(" ", "")
     if isinstance(attr.value, str | int | float):
         return repr(attr.value)
-    return f"[{','.join(map(str, attr.value))}]" if isinstance(attr.value, list | tuple) else f"<{attr.type.name.lower()}>"
+    return (
+        f"[{','.join(map(str, attr.value))}]" if isinstance(attr.value, list | tuple) else f"<{attr.type.name.lower()}>"
+    )

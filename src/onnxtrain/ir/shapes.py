@@ -129,12 +129,12 @@ def quotient(total: Dim, known: Dim) -> Dim:
     """``total / known`` where the division is known to be exact, as for the -1 of Reshape."""
     if isinstance(total, int) and isinstance(known, int):
         return total // known if known else 0
-    return simplify(total / known)
+    return simplify(total / known)  # type: ignore[arg-type]
 
 
 def as_expression(dim: Dim) -> sympy.Expr:
     """A dimension as a sympy expression over positive integer symbols."""
-    return sympy.Integer(dim) if isinstance(dim, int) else dim._expr
+    return sympy.Integer(dim) if isinstance(dim, int) else dim._expr  # type: ignore
 
 
 def fresh_dim(value: ir.Value, axis: int) -> ir.SymbolicDim:
@@ -224,8 +224,12 @@ def _ask_onnx(node: ir.Node) -> Sequence[Facts]:
         return [_stated(v) for v in node.outputs]
     proto = ir.serde.serialize_node(node)
     given = [v for v in node.inputs if v is not None]
-    types = {v.name: _type_proto(v) for v in given}
-    data = {v.name: onnx.numpy_helper.from_array(a) for v in given if (a := constant_of(v)) is not None and a.size < 1024}
+    types = {str(v.name): _type_proto(v) for v in given}
+    data = {
+        str(v.name): onnx.numpy_helper.from_array(a)
+        for v in given
+        if (a := constant_of(v)) is not None and a.size < 1024
+    }
     opsets = [onnx.helper.make_opsetid(node.domain, version)]
     try:
         found = onnx.shape_inference.infer_node_outputs(schema, proto, types, data, opset_imports=opsets, ir_version=10)

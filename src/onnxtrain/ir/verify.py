@@ -11,7 +11,25 @@ from onnxtrain.errors import GraphError
 from onnxtrain.ir import functions
 from onnxtrain.ir.graphs import describe, source_of
 
-_SAME_TYPE = frozenset("Add Sub Mul Div MatMul Gemm Max Min Sum Mean Equal Less Greater LessOrEqual GreaterOrEqual".split())
+_SAME_TYPE = frozenset(
+    [
+        "Add",
+        "Sub",
+        "Mul",
+        "Div",
+        "MatMul",
+        "Gemm",
+        "Max",
+        "Min",
+        "Sum",
+        "Mean",
+        "Equal",
+        "Less",
+        "Greater",
+        "LessOrEqual",
+        "GreaterOrEqual",
+    ]
+)
 
 
 def verify(model: ir.Model, *, after: str = "") -> None:

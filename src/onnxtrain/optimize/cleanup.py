@@ -1,4 +1,4 @@
-"""Cleanup: constants, known shapes, nodes that do nothing, equal nodes, dead nodes. Trainable weights are never touched."""
+"""Cleanup: constants, known shapes, nodes that do nothing, equal nodes, dead nodes; weights are never touched."""
 
 from __future__ import annotations
 
@@ -42,7 +42,12 @@ def _content(node: ir.Node) -> list[np.ndarray] | None:
     if node.op_type == "CastLike" and node.domain == "":
         array = shapes.constant_of(node.inputs[0])
         return None if array is None or node.outputs[0].dtype is None else [array.astype(node.outputs[0].dtype.numpy())]
-    if node.domain != "" or not node.inputs or Trait.RANDOM in traits_of(node) or any(o.is_graph_output() for o in node.outputs):
+    if (
+        node.domain != ""
+        or not node.inputs
+        or Trait.RANDOM in traits_of(node)
+        or any(o.is_graph_output() for o in node.outputs)
+    ):
         return None
     arrays = [shapes.constant_of(v) if v is not None else None for v in node.inputs]
     if any(a is None and v is not None for a, v in zip(arrays, node.inputs, strict=True)):
@@ -67,8 +72,15 @@ def _evaluate(node: ir.Node, arrays: list[np.ndarray | None]) -> list[np.ndarray
     graph = onnx.helper.make_graph(
         [proto],
         "fold",
-        [onnx.helper.make_tensor_value_info(n, int(v.dtype or 1), None) for n, v in zip(names, node.inputs, strict=True) if n],
-        [onnx.helper.make_tensor_value_info(o, int(v.dtype or 1), None) for o, v in zip(proto.output, node.outputs, strict=True)],
+        [
+            onnx.helper.make_tensor_value_info(n, int((v and v.dtype) or 1), None)
+            for n, v in zip(names, node.inputs, strict=True)
+            if n
+        ],
+        [
+            onnx.helper.make_tensor_value_info(o, int(v.dtype or 1), None)
+            for o, v in zip(proto.output, node.outputs, strict=True)
+        ],
     )
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", version)], ir_version=10)
     try:
@@ -85,8 +97,10 @@ def _replace_by_constants(graph: ir.Graph, node: ir.Node, content: list[np.ndarr
 
 
 def _to_constant(graph: ir.Graph, value: ir.Value, array: np.ndarray) -> None:
-    tensor = ir.tensor(array, dtype=value.dtype) if value.dtype is not None else ir.tensor(array)
-    constant = ir.Value(name=f"{value.name}_const", type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
+    tensor = ir.tensor(array, dtype=value.dtype)
+    constant = ir.Value(
+        name=f"{value.name}_const", type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor
+    )
     if value.is_graph_output():
         return
     graph.register_initializer(constant)
@@ -112,7 +126,7 @@ class KnownShapesPass(ir.passes.InPlacePass):
 
 
 class NoOperationPass(ir.passes.InPlacePass):
-    """Nodes that give back their first input are bypassed: Identity, casts to the same type, reshapes to the same shape."""
+    """Nodes that give back their first input are bypassed: Identity, casts and reshapes that change nothing."""
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Run the pass."""
@@ -151,7 +165,11 @@ def _is_noop(node: ir.Node, x: ir.Value, y: ir.Value) -> bool:
     if op_type == "Dropout":
         training = shapes.constant_of(shapes.operand(node, 2))
         ratio = shapes.constant_of(shapes.operand(node, 1))
-        return shapes.operand(node, 2) is None or training is not None and not training or ratio is not None and ratio == 0
+        return (
+            shapes.operand(node, 2) is None
+            or (training is not None and not training)
+            or (ratio is not None and ratio == 0)
+        )
     return _is_neutral(node, same)
 
 
@@ -179,7 +197,13 @@ def _join(node: ir.Node) -> bool:
     """Two views in a row that can be one: Reshape of a view, Transpose of a Transpose."""
     x = node.inputs[0] if node.inputs else None
     before = None if x is None else x.producer()
-    if before is None or node.domain or before.domain or before.inputs[0] is None or is_backward(node) != is_backward(before):
+    if (
+        before is None
+        or node.domain
+        or before.domain
+        or before.inputs[0] is None
+        or is_backward(node) != is_backward(before)
+    ):
         return False
     if node.op_type == "Reshape" and before.op_type in ("Reshape", "Squeeze", "Unsqueeze", "Flatten"):
         wanted = shapes.constant_of(node.inputs[1])

@@ -57,7 +57,7 @@ class Inspector:
 
 
 def size_check(captured: Captured) -> Callable[[Sequence[torch.Tensor]], bool]:
-    """A function that says whether input sizes fit a graph: constants equal, each symbol the same wherever it stands."""
+    """A function that says whether sizes fit a graph: constants equal, each symbol the same wherever it stands."""
     graph = captured.graph.model.graph
     constants: list[tuple[int, int, int]] = []
     symbols: dict[str, list[tuple[int, int]]] = {}
@@ -85,12 +85,16 @@ def size_check(captured: Captured) -> Callable[[Sequence[torch.Tensor]], bool]:
 
 
 def _expressions_fit(
-    sizes: Sequence[torch.Size], symbols: dict[str, list[tuple[int, int]]], expressions: list[tuple[int, int, shapes.Dim]]
+    sizes: Sequence[torch.Size],
+    symbols: dict[str, list[tuple[int, int]]],
+    expressions: list[tuple[int, int, shapes.Dim]],
 ) -> bool:
     known = {name: sizes[places[0][0]][places[0][1]] for name, places in symbols.items()}
     for position, axis, dim in expressions:
-        if not isinstance(dim, int) and set(dim.free_symbols()) <= set(known) and dim.evaluate(known) != sizes[position][axis]:
+        if (
+            not isinstance(dim, int)
+            and set(dim.free_symbols()) <= set(known)
+            and dim.evaluate(known) != sizes[position][axis]
+        ):
             return False
     return True
-
-

@@ -23,8 +23,8 @@ _SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 class ORTModule(torch.nn.Module):
     """Wraps a module; the training loop stays as it is.
 
-    The first call in each mode captures the forward pass as an ONNX graph, differentiates and compiles it; the graph then
-    serves every batch size and length. Parameters and buffers are the user's own objects under their own names.
+    The first call in each mode captures the forward pass as an ONNX graph, differentiates and compiles it; the graph
+    then serves every batch size and length. Parameters and buffers are the user's own objects under their own names.
 
     Args:
         module: the module to train.
@@ -101,7 +101,10 @@ class ORTModule(torch.nn.Module):
         return session.restore(run(session, call.tensors))
 
     def graph(self, stage: str = "training") -> str:
-        """The graph of the last call as text: ``"captured"`` (optimized forward), ``"training"``, ``"forward"`` or ``"backward"``.
+        """The graph of the last call as text.
+
+        Args:
+            stage: ``"captured"`` (the optimized forward), ``"training"``, ``"forward"`` or ``"backward"``.
 
         Raises:
             ModuleError: the module was not called yet, or has no graph of that stage.
@@ -115,7 +118,9 @@ class ORTModule(torch.nn.Module):
         models = {"forward": compiled.plan.forward, "backward": compiled.plan.backward}
         model = models.get(stage)
         if model is None:
-            raise ModuleError(f"there is no {stage!r} graph of the last call", cure="train first; or ask for 'captured'")
+            raise ModuleError(
+                f"there is no {stage!r} graph of the last call", cure="train first; or ask for 'captured'"
+            )
         return to_text(model, title=stage, saved=saved)
 
     def source(self, part: str = "forward") -> str:
@@ -126,16 +131,20 @@ class ORTModule(torch.nn.Module):
         """What was built for the last call: nodes, saved values, gradients, and the time of each stage."""
         session = self._session()
         compiled, report = session.latest, session.report
-        rows = [f"forward graph    {len(compiled.forward.model.graph)} nodes, {len(session.signature.parameters)} weights"]
+        rows = [
+            f"forward graph    {len(compiled.forward.model.graph)} nodes, {len(session.signature.parameters)} weights"
+        ]
         if compiled.training is not None:
-            rows.append(f"training graph   {len(compiled.training.model.graph)} nodes, {len(compiled.plan.saved)} saved values, ")
-            rows[-1] += f"{len(compiled.plan.gradients)} gradients"
+            counts = f"{len(compiled.plan.saved)} saved values, {len(compiled.plan.gradients)} gradients"
+            rows.append(f"training graph   {len(compiled.training.model.graph)} nodes, {counts}")
         removed: dict[str, int] = {}
         for record in report.passes:
             removed[record.name] = removed.get(record.name, 0) + record.nodes_before - record.nodes_after
         changed = [f"{name} -{count}" for name, count in removed.items() if count]
         rows.append(f"passes           {', '.join(changed) or 'nothing to do'}")
-        rows.append("build time       " + ", ".join(f"{name} {seconds:.2f} s" for name, seconds in report.seconds.items()))
+        rows.append(
+            "build time       " + ", ".join(f"{name} {seconds:.2f} s" for name, seconds in report.seconds.items())
+        )
         rows.append(f"backend          {type(compiled.executable).__name__}")
         return "\n".join(rows)
 
@@ -222,4 +231,3 @@ def _check(module: Any) -> None:
         raise ModuleError("ORTModule cannot wrap DataParallel", cure="use DistributedDataParallel around ORTModule")
     if isinstance(module, ORTModule):
         raise ModuleError("the module is an ORTModule already", cure="use it as it is")
-

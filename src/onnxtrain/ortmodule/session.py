@@ -78,8 +78,10 @@ class Session:
         """The outputs expected to receive a gradient."""
         if self.expected is None:
             named = {str(v.name): v for v in self.captured.graph.model.graph.outputs}
-            floating = [n for n in self.signature.outputs if (d := named[n].dtype) is not None and d.is_floating_point()]
-            scalars = [n for n in floating if named[n].shape is not None and len(named[n].shape) == 0]
+            floating = [
+                n for n in self.signature.outputs if (d := named[n].dtype) is not None and d.is_floating_point()
+            ]
+            scalars = [n for n in floating if (shape := named[n].shape) is not None and len(shape) == 0]
             self.expected = tuple(scalars or floating)
         return self.expected
 

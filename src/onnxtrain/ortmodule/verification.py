@@ -47,7 +47,8 @@ class Comparison:
         return self.error / self.tolerance if self.tolerance > 0.0 and self.error == self.error else float("inf")
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.name}: error {self.error:.2e}, tolerance {self.tolerance:.2e} (largest value {self.scale:.2e})"
+        limits = f"tolerance {self.tolerance:.2e}, largest value {self.scale:.2e}"
+        return f"{self.kind} {self.name}: error {self.error:.2e} ({limits})"
 
 
 @dataclasses.dataclass
@@ -187,11 +188,17 @@ def verify(model: torch.nn.Module, batch: Any, *, backend: str = "auto") -> Repo
     from onnxtrain.ortmodule.module import ORTModule
 
     if not isinstance(model, torch.nn.Module):
-        raise ModuleError(f"verify needs a torch.nn.Module, not a {type(model).__name__}", cure="pass the module itself")
+        raise ModuleError(
+            f"verify needs a torch.nn.Module, not a {type(model).__name__}", cure="pass the module itself"
+        )
     options = model.options if isinstance(model, ORTModule) else Options(backend=backend)
     inner = model.module if isinstance(model, ORTModule) else model
     wrapped = ORTModule(copy.deepcopy(inner), options=dataclasses.replace(options, verify=True))
-    args, kwargs = ((), dict(batch)) if isinstance(batch, Mapping) else (tuple(batch) if isinstance(batch, tuple | list) else (batch,), {})
+    args, kwargs = (
+        ((), dict(batch))
+        if isinstance(batch, Mapping)
+        else (tuple(batch) if isinstance(batch, tuple | list) else (batch,), {})
+    )
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         outputs, _ = flatten(wrapped(*args, **kwargs), "output")
         floating = [y for y in outputs if y.requires_grad]

@@ -35,7 +35,7 @@ def make_plan(graph: TrainingGraph | ForwardGraph) -> Plan:
 def _move_to_backward(
     forward: list[ir.Node], backward: list[ir.Node], graph: TrainingGraph
 ) -> tuple[list[ir.Node], list[ir.Node]]:
-    """Forward nodes that only the backward pass reads (views, shapes) run there instead, where nothing is saved for them."""
+    """Forward nodes that only the backward pass reads run there instead, where nothing is saved for them."""
     kept_outputs = {*graph.signature.outputs, *graph.signature.buffer_updates.values()}
     late: list[ir.Node] = []
     moved: set[ir.Node] = set(backward)

@@ -27,7 +27,7 @@ _TYPES = {
 
 
 def torch_dtype(code: int) -> torch.dtype:
-    """torch's element type for ONNX's code (``TensorProto.DataType``).
+    """Torch's element type for ONNX's code (``TensorProto.DataType``).
 
     Raises:
         BackendError: torch has no such type.

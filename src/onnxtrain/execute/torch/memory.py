@@ -30,14 +30,21 @@ def reusable(
         for value in node.outputs:
             alive[groups.root(value)] = alive.get(groups.root(value), 0) + 1
     made = {v: n for n in nodes for v in n.outputs}
-    outside = {groups.root(v) for v in held} | {groups.root(v) for n in nodes for v in n.inputs if v is not None and v not in made}
+    outside = {groups.root(v) for v in held} | {
+        groups.root(v) for n in nodes for v in n.inputs if v is not None and v not in made
+    }
     found: dict[ir.Node, int] = {}
     for node in nodes:
         dying = set(last.get(node, ()))
         if lowerings[node].inplace is not None:
             for index, value in enumerate(node.inputs if node.op_type in _COMMUTATIVE else node.inputs[:1]):
                 root = groups.root(value) if value is not None else None
-                fits = value in dying and value in made and not lowerings[made[value]].view and _same(value, node.outputs[0])
+                fits = (
+                    value in dying
+                    and value in made
+                    and not lowerings[made[value]].view
+                    and _same(value, node.outputs[0])
+                )
                 if fits and root not in outside and alive[root] == 1 and node.inputs.count(value) == 1:
                     found[node] = index
                     break

@@ -27,7 +27,11 @@ class Lowering:
     wants: frozenset[str]
 
 
-EXTRAS = ("outputs", "device", "dtype")  # number of the node's outputs, where it runs, ONNX type code of its first output
+EXTRAS = (
+    "outputs",
+    "device",
+    "dtype",
+)  # number of the node's outputs, where it runs, ONNX type code of its first output
 LOWERINGS: dict[tuple[str, str], Lowering] = {}
 
 

@@ -12,12 +12,20 @@ Value = ir.Value
 
 
 @gradient("ATen", domain=DOMAIN)
-def aten(ctx: Context, dy: Value | None, *inputs: Value, operator: str, overload: str, arguments: str, keywords: str) -> Any:
+def aten(
+    ctx: Context, dy: Value | None, *inputs: Value, operator: str, overload: str, arguments: str, keywords: str
+) -> Any:
     """One ATenGrad node: the operator's inputs and its outputs' gradients in, one gradient for each input out."""
     made = ctx.op.node(
         "ATenGrad",
         [*inputs, *ctx.dys],
-        {"operator": operator, "overload": overload, "arguments": arguments, "keywords": keywords, "inputs": len(inputs)},
+        {
+            "operator": operator,
+            "overload": overload,
+            "arguments": arguments,
+            "keywords": keywords,
+            "inputs": len(inputs),
+        },
         domain=DOMAIN,
         outputs=len(inputs),
         like=inputs,

@@ -13,7 +13,7 @@ Value = ir.Value
 
 @gradient("Gather")
 def gather(ctx: Context, dy: Value, x: Value, indices: Value, *, axis: int = 0) -> Any:
-    """dy added at the indices, duplicates summed."""
+    """Dy added at the indices, duplicates summed."""
     return ctx.op.GatherGrad(dy, indices, ctx.op.shape(x), axis=axis)
 
 
@@ -25,7 +25,7 @@ def embedding(ctx: Context, dy: Value, weight: Value, indices: Value, *, padding
 
 @gradient("GatherElements")
 def gather_elements(ctx: Context, dy: Value, x: Value, indices: Value, *, axis: int = 0) -> Any:
-    """dy added at the indices, in zeros."""
+    """Dy added at the indices, in zeros."""
     op = ctx.op
     zeros = op.Expand(op.like(0.0, x), op.shape(x))
     return op.ScatterElements(zeros, indices, dy, axis=axis, reduction="add")
@@ -33,7 +33,7 @@ def gather_elements(ctx: Context, dy: Value, x: Value, indices: Value, *, axis: 
 
 @gradient("GatherND")
 def gather_nd(ctx: Context, dy: Value, x: Value, indices: Value, *, batch_dims: int = 0) -> Any:
-    """dy added at the index tuples, in zeros."""
+    """Dy added at the index tuples, in zeros."""
     op = ctx.op
     if batch_dims:
         raise ctx.unsupported("the gradient of GatherND with batch_dims")
@@ -42,8 +42,10 @@ def gather_nd(ctx: Context, dy: Value, x: Value, indices: Value, *, batch_dims: 
 
 
 @gradient("ScatterElements")
-def scatter_elements(ctx: Context, dy: Value, x: Value, indices: Value, updates: Value, *, axis: int = 0, reduction: str = "none") -> Any:
-    """dx = dy, 0 where overwritten; dupdates = dy at the indices."""
+def scatter_elements(
+    ctx: Context, dy: Value, x: Value, indices: Value, updates: Value, *, axis: int = 0, reduction: str = "none"
+) -> Any:
+    """Dx = dy, 0 where overwritten; dupdates = dy at the indices."""
     op = ctx.op
     if reduction not in ("none", "add"):
         raise ctx.unsupported(f"the gradient of ScatterElements with reduction {reduction!r}")
@@ -56,7 +58,7 @@ def scatter_elements(ctx: Context, dy: Value, x: Value, indices: Value, updates:
 
 @gradient("ScatterND")
 def scatter_nd(ctx: Context, dy: Value, x: Value, indices: Value, updates: Value, *, reduction: str = "none") -> Any:
-    """dx = dy, 0 where overwritten; dupdates = dy at the index tuples."""
+    """Dx = dy, 0 where overwritten; dupdates = dy at the index tuples."""
     op = ctx.op
     if reduction not in ("none", "add"):
         raise ctx.unsupported(f"the gradient of ScatterND with reduction {reduction!r}")
@@ -69,7 +71,7 @@ def scatter_nd(ctx: Context, dy: Value, x: Value, indices: Value, updates: Value
 
 @gradient("TopK")
 def top_k(ctx: Context, dy: Value, x: Value, k: Value, *, axis: int = -1, **_: Any) -> Any:
-    """dy scattered to the selected elements."""
+    """Dy scattered to the selected elements."""
     op = ctx.op
     zeros = op.Expand(op.like(0.0, x), op.shape(x))
     return op.ScatterElements(zeros, ctx.node.outputs[1], dy, axis=axis)

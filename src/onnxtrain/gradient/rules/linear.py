@@ -15,15 +15,16 @@ Value = ir.Value
 
 @gradient("MatMul")
 def matmul(ctx: Context, dy: Value, a: Value, b: Value) -> Any:
-    """da = dy · bᵀ, db = aᵀ · dy; one-dimensional operands are taken as a row and a column."""
+    """Da = dy · bᵀ, db = aᵀ · dy; one-dimensional operands are taken as a row and a column."""
     op = ctx.op
     ranks = shapes.rank(a), shapes.rank(b)
     if 1 in ranks:
         return _vector_matmul(op, dy, a, b, ranks)
-    da = op.MatMul(dy, op.transpose(b))
     if ranks[1] == 2 and ranks[0] > 2:
-        return da, op.Gemm(rows(op, a), rows(op, dy), transA=1)
-    return da, op.MatMul(op.transpose(a), dy)
+        db = op.Gemm(rows(op, a), rows(op, dy), transA=1)
+    else:
+        db = op.MatMul(op.transpose(a), dy)
+    return op.MatMul(dy, op.transpose(b)), db
 
 
 def _vector_matmul(op: Builder, dy: Value, a: Value, b: Value, ranks: tuple[int, int]) -> Any:
@@ -49,7 +50,7 @@ def _drop_batch(op: Builder, matrix: Value, axis: int) -> Value:
 
 
 def rows(op: Builder, x: Value) -> Value:
-    """x as a matrix: all axes but the last in one."""
+    """X as a matrix: all axes but the last in one."""
     if shapes.rank(x) == 2:
         return x
     width = op.Shape(x, start=-1)
@@ -58,12 +59,14 @@ def rows(op: Builder, x: Value) -> Value:
 
 @gradient("Linear", domain=DOMAIN)
 def linear(ctx: Context, dy: Value, x: Value, weight: Value, bias: Value) -> Any:
-    """dx = dy · W, dW = dyᵀ · x, dbias = Σ dy over all rows."""
+    """Dx = dy · W, dW = dyᵀ · x, dbias = Σ dy over all rows. dW comes first: x is free before dx needs memory."""
     op = ctx.op
     if shapes.rank(x) == 1:
         return op.MatMul(dy, weight), op.MatMul(op.Unsqueeze(dy, op.ints(1)), op.Unsqueeze(x, op.ints(0))), dy
     flat = rows(op, dy)
-    return op.MatMul(dy, weight), op.Gemm(flat, rows(op, x), transA=1), op.ReduceSum(flat, op.ints(0), keepdims=0)
+    dw = op.Gemm(flat, rows(op, x), transA=1)
+    db = op.ReduceSum(flat, op.ints(0), keepdims=0)
+    return op.MatMul(dy, weight), dw, db
 
 
 @gradient("Gemm")

@@ -13,30 +13,48 @@ Value = ir.Value
 
 
 @gradient("LayerNormalization")
-def layer_normalization(ctx: Context, dy: Value, x: Value, scale: Value, bias: Value | None = None, *, axis: int = -1, **_: Any) -> Any:
+def layer_normalization(
+    ctx: Context, dy: Value, x: Value, scale: Value, bias: Value | None = None, *, axis: int = -1, **_: Any
+) -> Any:
     """One node, from the mean and inverse deviation that the forward pass gives."""
     return ctx.op.LayerNormalizationGrad(dy, x, scale, ctx.output(1), ctx.output(2), axis=axis, outputs=3)
 
 
 @gradient("SoftmaxCrossEntropyLoss")
 def softmax_cross_entropy(
-    ctx: Context, dy: Value, scores: Value, labels: Value, weights: Value | None = None, *, reduction: str = "mean", ignore_index: Any = None
+    ctx: Context,
+    dy: Value,
+    scores: Value,
+    labels: Value,
+    weights: Value | None = None,
+    *,
+    reduction: str = "mean",
+    ignore_index: Any = None,
 ) -> Any:
-    """dlosses · (softmax(scores) - onehot(labels)), from the log probabilities that the forward pass gives."""
+    """Dlosses · (softmax(scores) - onehot(labels)), from the log probabilities that the forward pass gives."""
     dlosses = _per_label(ctx, dy, scores, labels, weights, reduction, ignore_index)
     return ctx.op.SoftmaxCrossEntropyLossGrad(dlosses, ctx.output(1), labels)
 
 
 @gradient("NegativeLogLikelihoodLoss")
 def negative_log_likelihood(
-    ctx: Context, dy: Value, log_prob: Value, labels: Value, weights: Value | None = None, *, reduction: str = "mean", ignore_index: Any = None
+    ctx: Context,
+    dy: Value,
+    log_prob: Value,
+    labels: Value,
+    weights: Value | None = None,
+    *,
+    reduction: str = "mean",
+    ignore_index: Any = None,
 ) -> Any:
     """-dlosses at the labels."""
     dlosses = _per_label(ctx, dy, log_prob, labels, weights, reduction, ignore_index)
     return ctx.op.NegativeLogLikelihoodLossGrad(dlosses, log_prob, labels)
 
 
-def _per_label(ctx: Context, dy: Value, scores: Value, labels: Value, weights: Value | None, reduction: str, ignore: Any) -> Value:
+def _per_label(
+    ctx: Context, dy: Value, scores: Value, labels: Value, weights: Value | None, reduction: str, ignore: Any
+) -> Value:
     """The gradient of each label's own loss: weighted, divided as the reduction says, 0 for ignored labels."""
     op = ctx.op
     share = op.Expand(op.like(1.0, scores), op.shape(labels))

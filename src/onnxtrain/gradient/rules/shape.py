@@ -16,7 +16,7 @@ _LARGEST = np.iinfo(np.int64).max
 
 @gradient("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 def reshape(ctx: Context, dy: Value, x: Value, *_: Value, **attributes: Any) -> Any:
-    """dy in x's shape."""
+    """Dy in x's shape."""
     return ctx.op.Reshape(dy, ctx.op.shape(x), allowzero=1)
 
 
@@ -28,14 +28,14 @@ def expand(ctx: Context, dy: Value, x: Value, shape: Value) -> Any:
 
 @gradient("Transpose")
 def transpose(ctx: Context, dy: Value, x: Value, *, perm: Any = None) -> Any:
-    """dy with the inverse permutation."""
+    """Dy with the inverse permutation."""
     order = list(perm) if perm is not None else list(range(shapes.rank(x)))[::-1]
     return ctx.op.Transpose(dy, perm=[order.index(i) for i in range(len(order))])
 
 
 @gradient("Concat")
 def concat(ctx: Context, dy: Value, *parts: Value, axis: int) -> Any:
-    """dy split at the parts' sizes."""
+    """Dy split at the parts' sizes."""
     op = ctx.op
     if len(parts) == 1:
         return dy
@@ -44,7 +44,9 @@ def concat(ctx: Context, dy: Value, *parts: Value, axis: int) -> Any:
 
 
 @gradient("Split")
-def split(ctx: Context, dy: Value, x: Value, sizes: Value | None = None, *, axis: int = 0, num_outputs: Any = None) -> Any:
+def split(
+    ctx: Context, dy: Value, x: Value, sizes: Value | None = None, *, axis: int = 0, num_outputs: Any = None
+) -> Any:
     """The outputs' gradients side by side; zeros for an output that has none."""
     op = ctx.op
     parts = [
@@ -55,8 +57,10 @@ def split(ctx: Context, dy: Value, x: Value, sizes: Value | None = None, *, axis
 
 
 @gradient("Slice")
-def slice_(ctx: Context, dy: Value, x: Value, starts: Value, ends: Value, axes: Value | None = None, steps: Value | None = None) -> Any:
-    """dy at its place in zeros: padded where the steps are 1, scattered otherwise."""
+def slice_(
+    ctx: Context, dy: Value, x: Value, starts: Value, ends: Value, axes: Value | None = None, steps: Value | None = None
+) -> Any:
+    """Dy at its place in zeros: padded where the steps are 1, scattered otherwise."""
     op = ctx.op
     step = shapes.constant_of(steps)
     first, at = shapes.data_of(starts), shapes.constant_of(axes)
@@ -83,7 +87,16 @@ def _pad_back(ctx: Context, dy: Value, x: Value, starts: list[int], places: list
 
 
 @gradient("Pad")
-def pad(ctx: Context, dy: Value, x: Value, pads: Value, value: Value | None = None, axes: Value | None = None, *, mode: str = "constant") -> Any:
+def pad(
+    ctx: Context,
+    dy: Value,
+    x: Value,
+    pads: Value,
+    value: Value | None = None,
+    axes: Value | None = None,
+    *,
+    mode: str = "constant",
+) -> Any:
     """Constant mode: the pads taken away again."""
     op = ctx.op
     if mode != "constant":
@@ -98,7 +111,10 @@ def tile(ctx: Context, dy: Value, x: Value, repeats: Value) -> Any:
     rank = shapes.rank(x)
     if rank == 0:
         return dy
-    pairs = op.Reshape(op.Transpose(op.Reshape(op.Concat(repeats, op.shape(x), axis=0), op.ints(2, -1)), perm=[1, 0]), op.ints(2 * rank))
+    pairs = op.Reshape(
+        op.Transpose(op.Reshape(op.Concat(repeats, op.shape(x), axis=0), op.ints(2, -1)), perm=[1, 0]),
+        op.ints(2 * rank),
+    )
     return op.ReduceSum(op.Reshape(dy, pairs, allowzero=1), op.ints(*range(0, 2 * rank, 2)), keepdims=0)
 
 

@@ -125,7 +125,9 @@ def infer_by_body(node: ir.Node) -> list[shapes.Facts]:
 def _facts(value: ir.Value, own: ir.Value) -> shapes.Facts:
     dims = shapes.dims_of(value)
     if dims is not None:  # symbols born inside the body must not be shared between instances
-        dims = tuple(d if isinstance(d, int) or not _internal(d) else shapes.fresh_dim(own, i) for i, d in enumerate(dims))
+        dims = tuple(
+            d if isinstance(d, int) or not _internal(d) else shapes.fresh_dim(own, i) for i, d in enumerate(dims)
+        )
     data = shapes.data_of(value)
     return shapes.Facts(value.dtype or ir.DataType.UNDEFINED, dims, None if _mentions_internal(data) else data)
 

@@ -1,5 +1,4 @@
 """Our operators for activations and their gradients."""
-# ruff: noqa: ANN001, ANN201, ANN202, F821, N802
 
 from __future__ import annotations
 

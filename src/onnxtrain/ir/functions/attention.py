@@ -7,7 +7,6 @@ minus infinity gives zero, as torch's kernels do.
 Shapes: q (batch, heads, rows, width), k and v (batch, heads, columns, width); mask broadcasts to (batch, heads,
 rows, columns) and is added to the scores.
 """
-# ruff: noqa: ANN001, ANN201, ANN202, F821, N802
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
 """Our operators for the gradients of losses."""
-# ruff: noqa: ANN001, ANN201, ANN202, F821, N802
 
 from __future__ import annotations
 
@@ -21,7 +20,9 @@ def SoftmaxCrossEntropyLossGrad(dlosses, log_prob, labels):
     safe = op.Where(op.Or(op.Less(index, zero), op.GreaterOrEqual(index, classes)), zero, index)
     g = op.Unsqueeze(dlosses, op.Constant(value_ints=[1]))
     spread = op.Exp(log_prob) * g
-    return op.ScatterElements(spread, op.Unsqueeze(safe, op.Constant(value_ints=[1])), op.Neg(g), axis=1, reduction="add")
+    return op.ScatterElements(
+        spread, op.Unsqueeze(safe, op.Constant(value_ints=[1])), op.Neg(g), axis=1, reduction="add"
+    )
 
 
 @function(like=(1,))

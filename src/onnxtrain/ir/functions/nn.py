@@ -1,5 +1,4 @@
 """Our operators of neural network layers: fused forms and their gradients."""
-# ruff: noqa: ANN001, ANN201, ANN202, F821, N802
 
 from __future__ import annotations
 
@@ -57,7 +56,9 @@ def Embedding(weight, indices, padding_idx: int = -1):
 def EmbeddingGrad(dy, indices, shape, padding_idx: int = -1):
     """Gradient of Embedding: rows of dy added at their indices, those of ``padding_idx`` left out."""
     kept = op.Not(op.Equal(indices, op.CastLike(op.Constant(value_int=padding_idx), indices)))
-    masked = op.Where(op.Unsqueeze(kept, op.Constant(value_ints=[-1])), dy, op.CastLike(op.Constant(value_float=0.0), dy))
+    masked = op.Where(
+        op.Unsqueeze(kept, op.Constant(value_ints=[-1])), dy, op.CastLike(op.Constant(value_float=0.0), dy)
+    )
     zeros = op.Expand(op.CastLike(op.Constant(value_float=0.0), dy), shape)
     return op.ScatterND(zeros, op.Unsqueeze(indices, op.Constant(value_ints=[-1])), masked, reduction="add")
 
@@ -79,7 +80,5 @@ def GatherGrad(dy, indices, shape, axis: int = 0):
     flat = op.Reshape(indices, minus_one)
     rows = op.Reshape(dy, op.Concat(before, op.Shape(flat), after, axis=0), allowzero=1)
     zeros = op.Expand(op.CastLike(op.Constant(value_float=0.0), dy), op.Concat(size, before, after, axis=0))
-    summed = op.ScatterND(
-        zeros, op.Unsqueeze(flat, minus_one), op.Transpose(rows, perm=[1, 0, 2]), reduction="add"
-    )
+    summed = op.ScatterND(zeros, op.Unsqueeze(flat, minus_one), op.Transpose(rows, perm=[1, 0, 2]), reduction="add")
     return op.Reshape(op.Transpose(summed, perm=[1, 0, 2]), shape, allowzero=1)

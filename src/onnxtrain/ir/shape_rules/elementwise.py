@@ -31,10 +31,63 @@ def where(node: ir.Node) -> Sequence[Facts]:
 
 
 @shape_rule(
-    *"""Identity Neg Abs Exp Log Sqrt Reciprocal Relu LeakyRelu Elu Celu Selu Gelu Erf Tanh Sigmoid HardSigmoid HardSwish
-    Softplus Softsign Mish ThresholdedRelu Sin Cos Tan Asin Acos Atan Sinh Cosh Asinh Acosh Atanh Floor Ceil Round Sign
-    Clip Softmax LogSoftmax Hardmax CumSum Trilu LpNormalization InstanceNormalization GroupNormalization
-    LRN MeanVarianceNormalization ScatterElements ScatterND Scatter Not BitwiseNot Shrink ReverseSequence""".split()
+    *[
+        "Identity",
+        "Neg",
+        "Abs",
+        "Exp",
+        "Log",
+        "Sqrt",
+        "Reciprocal",
+        "Relu",
+        "LeakyRelu",
+        "Elu",
+        "Celu",
+        "Selu",
+        "Gelu",
+        "Erf",
+        "Tanh",
+        "Sigmoid",
+        "HardSigmoid",
+        "HardSwish",
+        "Softplus",
+        "Softsign",
+        "Mish",
+        "ThresholdedRelu",
+        "Sin",
+        "Cos",
+        "Tan",
+        "Asin",
+        "Acos",
+        "Atan",
+        "Sinh",
+        "Cosh",
+        "Asinh",
+        "Acosh",
+        "Atanh",
+        "Floor",
+        "Ceil",
+        "Round",
+        "Sign",
+        "Clip",
+        "Softmax",
+        "LogSoftmax",
+        "Hardmax",
+        "CumSum",
+        "Trilu",
+        "LpNormalization",
+        "InstanceNormalization",
+        "GroupNormalization",
+        "LRN",
+        "MeanVarianceNormalization",
+        "ScatterElements",
+        "ScatterND",
+        "Scatter",
+        "Not",
+        "BitwiseNot",
+        "Shrink",
+        "ReverseSequence",
+    ]
 )
 def unary(node: ir.Node) -> Sequence[Facts]:
     """Type and shape of the first operand."""

@@ -33,7 +33,7 @@ def matmul(node: ir.Node) -> Sequence[Facts]:
     left, right = dims_of(a), dims_of(b)
     if left is None or right is None:
         return [Facts(dtype_of(a), None)]
-    _check_inner(node, left[-1], right[-2] if len(right) > 1 else right[0])
+    _check_inner(node, left[-1], right[-2:][0])
     rows = left[-2:-1]
     columns = right[-1:] if len(right) > 1 else ()
     return [Facts(dtype_of(a), broadcast(left[:-2], right[:-2], node=node) + rows + columns)]
@@ -81,7 +81,9 @@ def transpose(node: ir.Node) -> Sequence[Facts]:
     return [Facts(dtype_of(x), tuple(dims[i] for i in order))]
 
 
-@shape_rule(*(f"Reduce{k}" for k in "Sum Mean Max Min Prod L1 L2 LogSum LogSumExp SumSquare".split()))
+@shape_rule(
+    *(f"Reduce{k}" for k in ["Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "LogSum", "LogSumExp", "SumSquare"])
+)
 def reduce(node: ir.Node) -> Sequence[Facts]:
     """The axes become 1, or go; none given is all, or none with ``noop_with_empty_axes``."""
     x = node.inputs[0]
@@ -135,7 +137,10 @@ def attention(node: ir.Node) -> Sequence[Facts]:
     dims = known_dims(query)
     half = dtype_of(query) in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
     width = known_dims(value)[-1]
-    return [Facts(dtype_of(query), (*dims[:-1], width)), Facts(ir.DataType.FLOAT if half else dtype_of(query), dims[:-1])]
+    return [
+        Facts(dtype_of(query), (*dims[:-1], width)),
+        Facts(ir.DataType.FLOAT if half else dtype_of(query), dims[:-1]),
+    ]
 
 
 @shape_rule("SumToShape", domain=DOMAIN)

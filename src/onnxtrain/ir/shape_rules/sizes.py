@@ -57,7 +57,7 @@ def constant(node: ir.Node) -> Sequence[Facts]:
     if tensor.dtype.is_integer() and len(tensor.shape) <= 1 and tensor.size <= 64:
         array = tensor.numpy()
         data = tuple(array.tolist()) if array.ndim else int(array)
-    return [Facts(tensor.dtype, tuple(int(d) for d in tensor.shape), data)]
+    return [Facts(tensor.dtype, tuple(tensor.shape.numpy()), data)]
 
 
 @shape_rule("ConstantOfShape")
@@ -67,7 +67,13 @@ def constant_of_shape(node: ir.Node) -> Sequence[Facts]:
     dtype = ir.DataType.FLOAT if value is None else value.dtype
     dims = dims_from(node.inputs[0], node.outputs[0])
     data: Data | None = None
-    if value is not None and value.dtype.is_integer() and dims is not None and len(dims) == 1 and isinstance(dims[0], int):
+    if (
+        value is not None
+        and value.dtype.is_integer()
+        and dims is not None
+        and len(dims) == 1
+        and isinstance(dims[0], int)
+    ):
         data = (int(value.numpy().reshape(-1)[0]),) * dims[0] if dims[0] <= 64 else None
     return [Facts(dtype, dims, data)]
 
@@ -104,7 +110,9 @@ def reshape(node: ir.Node) -> Sequence[Facts]:
         hole = dims.index(-1)
         rest = [d for i, d in enumerate(dims) if i != hole]
         dims[hole] = fresh_dim(node.outputs[0], hole) if source is None else _left_over(source, rest)
-    dims = [fresh_dim(node.outputs[0], i) if not isinstance(d, int) and d.value is None else d for i, d in enumerate(dims)]
+    dims = [
+        fresh_dim(node.outputs[0], i) if not isinstance(d, int) and d.value is None else d for i, d in enumerate(dims)
+    ]
     data = data_of(x)
     if isinstance(data, tuple) and len(dims) == 1:
         return [Facts(dtype_of(x), tuple(dims), data)]
@@ -219,7 +227,7 @@ def slice_(node: ir.Node) -> Sequence[Facts]:
     data = data_of(x)
     sliced: Data | None = None
     if isinstance(data, tuple) and all(isinstance(v, int) for v in (*starts, *ends, *steps)):
-        sliced = data[slice(starts[0], _clip(ends[0]), steps[0])]  # type: ignore[misc]
+        sliced = data[slice(starts[0], _clip(ends[0]), steps[0])]  # type: ignore
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         axis %= len(dims)
         length = _sliced(dims[axis], start, end, step)
@@ -233,7 +241,7 @@ def _clip(end: Dim) -> int | None:
 
 def _sliced(dim: Dim, start: Dim, end: Dim, step: Dim) -> Dim | None:
     if isinstance(dim, int) and all(isinstance(v, int) for v in (start, end, step)):
-        return len(range(dim)[slice(start, end, step)])
+        return len(range(dim)[slice(start, end, step)])  # type: ignore
     if step != 1:
         return None
     huge = isinstance(end, int) and end >= 2**31
@@ -337,7 +345,9 @@ def dims_from(value: ir.Value | None, result: ir.Value) -> Dims | None:
     """A shape operand's content as dimensions; unknown parts become new symbols."""
     data = data_of(value)
     if isinstance(data, tuple):
-        return tuple(fresh_dim(result, i) if not isinstance(d, int) and d.value is None else d for i, d in enumerate(data))
+        return tuple(
+            fresh_dim(result, i) if not isinstance(d, int) and d.value is None else d for i, d in enumerate(data)
+        )
     count = None if value is None else dims_of(value)
     if count is None or len(count) != 1 or not isinstance(count[0], int):
         return None
@@ -374,7 +384,7 @@ def _each(compute: Callable[[Dim, Dim], Dim | None], a: Data | None, b: Data | N
 def _divide(a: Dim, b: Dim) -> Dim | None:
     if isinstance(a, int) and isinstance(b, int):
         return int(a / b) if b else None  # ONNX integer division truncates
-    return simplify(a // b) if b != 0 else None
+    return simplify(a // b) if b != 0 else None  # type: ignore[operator]
 
 
 def _modulo(a: Dim, b: Dim) -> Dim | None:

@@ -12,7 +12,9 @@ aten = torch.ops.aten
 
 
 @lowering("ScaledDotProductAttention", domain=DOMAIN)
-def attention(q: Tensor, k: Tensor, v: Tensor, *, outputs: int = 1, scale: float = 1.0) -> Tensor | tuple[Tensor, Tensor]:
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, *, outputs: int = 1, scale: float = 1.0
+) -> Tensor | tuple[Tensor, Tensor]:
     """Every row sees every column."""
     made = _forward(q, k, v, None, False, scale)
     return made[0] if outputs == 1 else made
@@ -69,7 +71,9 @@ def _mask_for(mask: Tensor | None, q: Tensor) -> Tensor | None:
     return mask.reshape((1,) * (q.dim() - mask.dim()) + mask.shape)
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
     if _fused(q, k, v):
         made = aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, 0.0, is_causal, attn_mask=_mask_for(mask, q), scale=scale
@@ -90,7 +94,15 @@ def _scores(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: f
 
 
 def _backward(
-    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, y: Tensor, lse: Tensor, is_causal: bool, scale: float
+    dy: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    y: Tensor,
+    lse: Tensor,
+    is_causal: bool,
+    scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     if _fused(q, k, v):
         return aten._scaled_dot_product_flash_attention_for_cpu_backward(

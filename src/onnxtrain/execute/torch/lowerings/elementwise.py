@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 
 from onnxtrain.execute.torch.dtypes import torch_dtype
 from onnxtrain.execute.torch.registry import lowering
@@ -172,19 +172,19 @@ def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
 
 @lowering("LeakyRelu")
 def leaky_relu(x: Tensor, *, alpha: float = 0.01) -> Tensor:
-    """x or alpha · x."""
+    """X or alpha · x."""
     return F.leaky_relu(x, alpha)
 
 
 @lowering("Elu")
 def elu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
-    """x or alpha · (exp(x) - 1)."""
+    """X or alpha · (exp(x) - 1)."""
     return F.elu(x, alpha)
 
 
 @lowering("HardSigmoid")
 def hard_sigmoid(x: Tensor, *, alpha: float = 0.2, beta: float = 0.5) -> Tensor:
-    """alpha · x + beta within 0 and 1."""
+    """Alpha · x + beta within 0 and 1."""
     return torch.clamp(x * alpha + beta, 0, 1)
 
 
@@ -216,7 +216,7 @@ def log_softmax_grad(dy: Tensor, y: Tensor, *, axis: int = -1) -> Tensor:
 def dropout(
     x: Tensor, ratio: Any = None, training: Any = None, *, outputs: int = 1, seed: int | None = None
 ) -> tuple[Tensor, Tensor] | Tensor:
-    """torch's own random numbers, drawn as eager draws them: the same seed gives the same mask."""
+    """Torch's own random numbers, drawn as eager draws them: the same seed gives the same mask."""
     active = training is not None and bool(training)
     p = 0.5 if ratio is None else float(ratio)
     if not active or p == 0.0:
@@ -227,6 +227,6 @@ def dropout(
 
 @lowering("DropoutGrad", domain=DOMAIN)
 def dropout_grad(dy: Tensor, mask: Tensor, ratio: Tensor) -> Tensor:
-    """dy · mask / (1 - ratio)."""
+    """Dy · mask / (1 - ratio)."""
     p = float(ratio)
     return aten.native_dropout_backward(dy, mask, 0.0 if p == 1.0 else 1.0 / (1.0 - p))

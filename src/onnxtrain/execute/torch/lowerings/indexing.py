@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 
 from onnxtrain.execute.torch.dtypes import torch_dtype
 from onnxtrain.execute.torch.registry import lowering
@@ -87,7 +87,10 @@ def scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, *, reduction: str = 
     if reduction in ("none", "add"):
         return torch.index_put(x, at, updates, accumulate=reduction == "add")
     sizes = x.shape[: len(at)]
-    flat = sum(_positive(i, s) * int(np.prod(sizes[k + 1 :], dtype=np.int64)) for k, (i, s) in enumerate(zip(at, sizes, strict=True)))
+    flat = sum(
+        _positive(i, s) * int(np.prod(sizes[k + 1 :], dtype=np.int64))
+        for k, (i, s) in enumerate(zip(at, sizes, strict=True))
+    )
     rows = x.reshape(int(np.prod(sizes, dtype=np.int64)), -1)
     source = updates.reshape(-1, rows.shape[1])
     made = rows.index_reduce(0, flat.reshape(-1), source, _REDUCTIONS[reduction])  # type: ignore[union-attr]
@@ -95,7 +98,7 @@ def scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, *, reduction: str = 
 
 
 @lowering("TopK", host=(1,))
-def top_k(x: Tensor, k: Any, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> tuple[Tensor, Tensor]:  # noqa: A002
+def top_k(x: Tensor, k: Any, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> tuple[Tensor, Tensor]:
     """The k largest or smallest elements along an axis, and their indices."""
     count = k[0] if isinstance(k, tuple) else k
     made = torch.topk(x, count, axis, bool(largest), bool(sorted))
@@ -126,7 +129,9 @@ def one_hot(indices: Tensor, depth: Any, values: Tensor, *, axis: int = -1) -> T
     size = depth[0] if isinstance(depth, tuple) else int(depth)
     axis = axis + indices.dim() + 1 if axis < 0 else axis
     at = torch.where(indices < 0, indices + size, indices).unsqueeze(axis)
-    classes = torch.arange(size, device=indices.device).reshape([-1 if i == axis else 1 for i in range(indices.dim() + 1)])
+    classes = torch.arange(size, device=indices.device).reshape(
+        [-1 if i == axis else 1 for i in range(indices.dim() + 1)]
+    )
     return torch.where(at == classes, values[1], values[0])
 
 

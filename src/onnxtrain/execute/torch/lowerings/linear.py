@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 
 from onnxtrain.execute.torch.registry import lowering
 from onnxtrain.ir.graphs import DOMAIN
@@ -22,7 +22,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 @lowering("Linear", domain=DOMAIN)
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """x @ weight.T + bias in one kernel."""
+    """X @ weight.T + bias in one kernel."""
     return F.linear(x, weight, bias)
 
 
@@ -37,7 +37,7 @@ def gemm(
     transA: int = 0,  # noqa: N803
     transB: int = 0,  # noqa: N803
 ) -> Tensor:
-    """alpha · A' B' + beta · C."""
+    """Alpha · A' B' + beta · C."""
     a, b = a.t() if transA else a, b.t() if transB else b
     if c is None or beta == 0.0:
         y = torch.mm(a, b)
@@ -143,7 +143,7 @@ def _scatter_labels(target: Tensor, dlosses: Tensor, labels: Tensor) -> Tensor:
 
 @lowering("SoftmaxCrossEntropyLossGrad", domain=DOMAIN)
 def softmax_cross_entropy_grad(dlosses: Tensor, log_prob: Tensor, labels: Tensor) -> Tensor:
-    """dlosses · (exp(log_prob) - onehot(labels)), in one buffer."""
+    """Dlosses · (exp(log_prob) - onehot(labels)), in one buffer."""
     return _scatter_labels(torch.exp(log_prob).mul_(dlosses.unsqueeze(1)), dlosses, labels)
 
 
