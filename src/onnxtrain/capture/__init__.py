@@ -42,7 +42,8 @@ def capture(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, A
     device = next((t.device.type for t in [*tensors, *module.parameters(), *module.buffers()]), "cpu")
     flat = FlatModule(module, inputs, Autocast.current(device))
     program = export(flat, tensors)
-    graph = to_graph(program, input_names(module.forward, args, kwargs), opset)
+    buffers = [name for name, _ in module.named_buffers()]
+    graph = to_graph(program, input_names(module.forward, args, kwargs), buffers, opset)
     assert flat.result.schema is not None, "the forward ran, or export raised"
     return Captured(graph, inputs, flat.result.schema, flat.result.sources)
 

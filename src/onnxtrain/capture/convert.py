@@ -25,12 +25,15 @@ _TRACE = "pkg.torch.onnx.stack_trace"
 _ATTEMPTS = 16
 
 
-def to_graph(program: torch.export.ExportedProgram, input_names: Sequence[str], opset: int) -> ForwardGraph:
+def to_graph(
+    program: torch.export.ExportedProgram, input_names: Sequence[str], buffers: Sequence[str], opset: int
+) -> ForwardGraph:
     """Translate a captured program.
 
     Args:
         program: what ``capture.export`` made of a ``FlatModule``.
         input_names: one name for each user input.
+        buffers: names of the module's buffers, whose content the program returns after the user's outputs.
         opset: ONNX opset of the result.
 
     Raises:
@@ -39,22 +42,21 @@ def to_graph(program: torch.export.ExportedProgram, input_names: Sequence[str], 
     onnx_program = _translate(program, opset)
     model, ep = onnx_program.model, onnx_program.exported_program
     _name_inputs(model.graph, input_names)
-    signature = _weights_to_inputs(model.graph, ep, input_names)
+    _weights_to_inputs(model.graph, ep)
+    updated = _buffer_outputs(model.graph, ep, buffers)
     _distinct_outputs(model.graph)
     _rename_symbols(model.graph, ep)
     for node in model.graph:
         _keep_source(node)
     shapes.infer_graph(model.graph)
-    outputs = tuple(
-        str(v.name) for v in model.graph.outputs[: len(model.graph.outputs) - len(signature.buffer_updates)]
-    )
-    updates = dict(
-        zip(signature.buffer_updates, (str(v.name) for v in model.graph.outputs[len(outputs) :]), strict=True)
-    )
-    slim = ir.Model(model.graph, ir_version=10)
-    return ForwardGraph(
-        slim, Signature(signature.user_inputs, signature.parameters, signature.buffers, outputs, updates)
-    )
+    names = [str(v.name) for v in model.graph.outputs]
+    count = len(names) - len(updated)
+    updates = dict(zip(updated, names[count:], strict=True))
+    known = {str(v.name) for v in model.graph.inputs[len(input_names) :]}
+    kept = tuple(n for n in buffers if n in known)
+    parameters = tuple(str(v.name) for v in model.graph.inputs[len(input_names) :] if v.name not in kept)
+    signature = Signature(tuple(input_names), parameters, kept, tuple(names[:count]), updates)
+    return ForwardGraph(ir.Model(model.graph, ir_version=10), signature)
 
 
 def _translate(program: torch.export.ExportedProgram, opset: int) -> Any:
@@ -118,24 +120,25 @@ def _name_inputs(graph: ir.Graph, names: Sequence[str]) -> None:
         value.name = name
 
 
-def _weights_to_inputs(graph: ir.Graph, program: torch.export.ExportedProgram, input_names: Sequence[str]) -> Signature:
-    """Parameters and buffers become graph inputs under the user's names; buffer updates become outputs."""
+def _weights_to_inputs(graph: ir.Graph, program: torch.export.ExportedProgram) -> None:
+    """Parameters, then buffers, become graph inputs under the user's names."""
     made = program.graph_signature
-    parameters = [n for n in made.inputs_to_parameters.values() if n in graph.initializers]
-    buffers = [n for n in made.inputs_to_buffers.values() if n in graph.initializers]
-    for name in (*parameters, *buffers):
-        value = graph.initializers.pop(name)
-        value.const_value = None
-        value.name = name.removeprefix(PREFIX)
-        graph.inputs.append(value)
-    by_name = {str(v.name): v for node in graph for v in node.outputs}
-    updates: dict[str, str] = {}
-    for result, buffer in made.buffers_to_mutate.items():
-        if result in by_name:
-            graph.outputs.append(by_name[result])
-            updates[buffer.removeprefix(PREFIX)] = result
-    strip = [tuple(n.removeprefix(PREFIX) for n in names) for names in (parameters, buffers)]
-    return Signature(tuple(input_names), strip[0], strip[1], (), updates)
+    for name in (*made.inputs_to_parameters.values(), *made.inputs_to_buffers.values()):
+        if name in graph.initializers:
+            value = graph.initializers.pop(name)
+            value.const_value = None
+            value.name = name.removeprefix(PREFIX)
+            graph.inputs.append(value)
+
+
+def _buffer_outputs(graph: ir.Graph, program: torch.export.ExportedProgram, buffers: Sequence[str]) -> list[str]:
+    """Keep, of the buffers' contents among the outputs, those that the call changed; says which."""
+    changed = {n.removeprefix(PREFIX) for n in program.graph_signature.buffers_to_mutate.values()}
+    first = len(graph.outputs) - len(buffers)
+    for index in reversed(range(len(buffers))):
+        if buffers[index] not in changed:
+            del graph.outputs[first + index]
+    return [name for name in buffers if name in changed]
 
 
 def _distinct_outputs(graph: ir.Graph) -> None:

@@ -73,7 +73,7 @@ class FlatModule(torch.nn.Module):
         return self
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Run the module; tensors that appear twice in its output are returned once."""
+        """The module's distinct output tensors, then the content of all its buffers after the call."""
         args, kwargs = self._inputs.restore(tensors)
         with self._autocast.enter():
             result = self.module(*args, **kwargs)
@@ -81,7 +81,7 @@ class FlatModule(torch.nn.Module):
         distinct = list({id(t): t for t in found}.values())
         place = {id(t): i for i, t in enumerate(distinct)}
         self.result.sources = tuple(place[id(t)] for t in found)
-        return tuple(distinct)
+        return (*distinct, *(buffer.clone() for buffer in self.module.buffers()))
 
 
 def export(module: FlatModule, tensors: Sequence[torch.Tensor]) -> torch.export.ExportedProgram:

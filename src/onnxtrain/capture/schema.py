@@ -46,7 +46,7 @@ class Schema:
                 leaves.append(fixed[index])
             elif index in opened:
                 kind, state = opened[index]
-                made = kind.__new__(kind)
+                made = object.__new__(kind)
                 made.__dict__.update(state._restore(tensors))
                 leaves.append(made)
             else:

@@ -184,7 +184,7 @@ def infer(node: ir.Node) -> None:
     """
     from onnxtrain.ir import shape_rules  # noqa: F401  (fills RULES)
 
-    rule = RULES.get((node.domain, node.op_type), _ask_onnx)
+    rule = RULES.get((node.domain, node.op_type), ask_onnx)
     for value, facts in zip(node.outputs, rule(node), strict=False):
         _complete(value, facts)
 
@@ -211,7 +211,7 @@ def _better(stated: Dim, inferred: Dim) -> Dim:
     return stated if stated.value is not None else inferred
 
 
-def _ask_onnx(node: ir.Node) -> Sequence[Facts]:
+def ask_onnx(node: ir.Node) -> Sequence[Facts]:
     """ONNX's own inference for a node without a rule; our functions are inferred through their bodies."""
     from onnxtrain.ir import functions
 

@@ -176,6 +176,7 @@ class _Writer:
         setattr(self.ops, name, function)
         arguments += [f"{a.name}={self._attribute(a)}" for a in node.attributes.values()]
         extras = {"outputs": len(node.outputs), "device": self.device, "dtype": int(node.outputs[0].dtype or 0)}
+        extras["needed"] = tuple(v in self.live for v in node.outputs)
         arguments += [f"{name}={extras[name]!r}" for name in sorted(found.wants - set(node.attributes))]
         targets = ", ".join(self.names(v) if v.name else "_" for v in node.outputs)
         comment = f"  # {source_of(node)}" if source_of(node) else ""
@@ -227,7 +228,8 @@ def _lowering_of(node: ir.Node) -> Lowering:
 
 
 def _is_constant(value: ir.Value) -> bool:
-    return value.const_value is not None or (value.producer() is not None and value.producer().op_type == "Constant")
+    node = value.producer()
+    return value.const_value is not None or (node is not None and node.op_type == "Constant")
 
 
 def _is_host(value: ir.Value, index: int, host: frozenset[int]) -> bool:

@@ -38,14 +38,10 @@ def reusable(
         dying = set(last.get(node, ()))
         if lowerings[node].inplace is not None:
             for index, value in enumerate(node.inputs if node.op_type in _COMMUTATIVE else node.inputs[:1]):
-                root = groups.root(value) if value is not None else None
-                fits = (
-                    value in dying
-                    and value in made
-                    and not lowerings[made[value]].view
-                    and _same(value, node.outputs[0])
-                )
-                if fits and root not in outside and alive[root] == 1 and node.inputs.count(value) == 1:
+                if value is None or value not in dying or value not in made or lowerings[made[value]].view:
+                    continue
+                root, once = groups.root(value), node.inputs.count(value) == 1
+                if once and root not in outside and alive[root] == 1 and _same(value, node.outputs[0]):
                     found[node] = index
                     break
         for value in dying:

@@ -27,11 +27,8 @@ class Lowering:
     wants: frozenset[str]
 
 
-EXTRAS = (
-    "outputs",
-    "device",
-    "dtype",
-)  # number of the node's outputs, where it runs, ONNX type code of its first output
+# Number of the node's outputs; which of them are read; where the node runs; ONNX type code of its first output.
+EXTRAS = ("outputs", "needed", "device", "dtype")
 LOWERINGS: dict[tuple[str, str], Lowering] = {}
 
 
