@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 
@@ -81,6 +82,8 @@ def _bind(tensor: Any) -> ort.OrtValue:
         return tensor
     if hasattr(tensor, "detach"):
         tensor = tensor.detach().contiguous()
+    if str(getattr(tensor, "dtype", "")) == "torch.bool":  # its DLPack type code is not known to onnxruntime
+        return ort.OrtValue.ortvalue_from_numpy(np.asarray(tensor))
     return ort.OrtValue.from_dlpack(tensor)
 
 

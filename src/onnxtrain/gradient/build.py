@@ -79,10 +79,10 @@ class _Walk:
         gradients = made if isinstance(made, tuple | list) else (made,)
         for index, x in enumerate(node.inputs):
             if x is not None and x in self.active:
-                dx = gradients[index] if index < len(gradients) else None
-                if dx is None:
+                if index >= len(gradients):
                     raise _no_gradient(node, index)
-                self.contribute(x, self.undo_broadcast(dx, x))
+                if gradients[index] is not None:
+                    self.contribute(x, self.undo_broadcast(gradients[index], x))
 
     def contribute(self, value: ir.Value, dy: ir.Value) -> None:
         """Add one consumer's gradient to what the value has received so far."""

@@ -60,9 +60,9 @@ def gradient(*op_types: str, domain: str = "") -> Callable[[Rule], Rule]:
 
     The rule is called ``rule(ctx, dy, *inputs, **attributes)`` with ``dy`` the gradient of the first output
     (None where only later outputs receive one), the inputs as values (None where missing) and the attributes the node
-    states as Python values. It returns one gradient for each input, in order: a value, or None where there is none;
-    a single value stands for a tuple of one, and missing ones at the end are None. It does not undo broadcasting,
-    does not ask which gradients are needed and does not say what to save.
+    states as Python values. It returns one gradient for each input, in order: a value, or None where the derivative is
+    zero or not defined; a single value stands for a tuple of one. An input that needs a gradient and has no entry is
+    an error. A rule does not undo broadcasting, does not ask which gradients are needed and does not say what to save.
 
     Raises:
         ValueError: the operator has a rule already.

@@ -122,5 +122,7 @@ def as_torch(value: Any) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         return value
     if hasattr(value, "__dlpack__"):
-        return torch.from_dlpack(value)
+        made = torch.from_dlpack(value)
+        is_bool = hasattr(value, "data_type") and value.data_type() == "tensor(bool)"
+        return made.view(torch.bool) if is_bool else made
     raise UnsupportedDataError(f"the backend returned a {type(value).__name__}")

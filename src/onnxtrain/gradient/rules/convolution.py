@@ -1,4 +1,4 @@
-"""Gradients of convolution, pooling and BatchNorm."""
+"""Gradients of convolutions."""
 
 from __future__ import annotations
 
@@ -7,109 +7,76 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxtrain.gradient.registry import DOMAIN, Context, gradient
+from onnxtrain.gradient.registry import Context, gradient
 from onnxtrain.ir import shapes
+from onnxtrain.ir.builder import Builder
+from onnxtrain.ir.shape_rules.convolution import Window, window_of
 
 Value = ir.Value
 
 
-def _windows(ctx: Context, spatial: int, auto_pad: str) -> dict[str, Any]:
-    """Strides, pads and dilations of a window, defaults filled in."""
-    if auto_pad not in ("NOTSET", "VALID"):
-        raise ctx.unsupported(f"the gradient of {ctx.node.op_type} with auto_pad {auto_pad}")
-    get = shapes.attribute
-    return {
-        "strides": list(get(ctx.node, "strides") or [1] * spatial),
-        "pads": list(get(ctx.node, "pads") or [0] * 2 * spatial),
-        "dilations": list(get(ctx.node, "dilations") or [1] * spatial),
-    }
-
-
 @gradient("Conv")
-def conv(
+def conv(ctx: Context, dy: Value, x: Value, w: Value, b: Value | None = None, **_: Any) -> Any:
+    """One ConvGrad node; padding whose size is known only at run time is made explicit around it."""
+    window = window_of(ctx.node, shapes.known_dims(w)[2:])
+    group = shapes.attribute(ctx.node, "group", 1)
+    pads = window.fixed_pads(shapes.known_dims(x)[2:])
+    if pads is not None:
+        return _conv_grad(ctx.op, dy, x, w, window, pads, group, 2 if b is None else 3)
+    op = ctx.op
+    around = spread_pads(op, run_time_pads(op, x, window))
+    padded = op.Pad(x, around, op.like(0.0, x))
+    dx, *rest = _conv_grad(op, dy, padded, w, window, (0,) * (2 * len(window.kernel)), group, 2 if b is None else 3)
+    return op.Pad(dx, op.Neg(around), op.like(0.0, dx)), *rest
+
+
+def _conv_grad(
+    op: Builder, dy: Value, x: Value, w: Value, window: Window, pads: Sequence[int], group: int, outputs: int
+) -> tuple[Value, ...]:
+    places = {"strides": window.strides, "pads": tuple(pads), "dilations": window.dilations}
+    return op.ConvGrad(dy, x, w, outputs=outputs, group=group, **places)
+
+
+def run_time_pads(op: Builder, x: Value, window: Window) -> Value:
+    """The elements that SAME_* adds, before each spatial axis and then after each, as a vector."""
+    steps, zero = op.ints(*window.strides), op.ints(0)
+    sizes = op.Shape(x, start=2)
+    places = op.Div(op.Add(sizes, op.ints(*(s - 1 for s in window.strides))), steps)
+    used = op.Add(op.Mul(op.Sub(places, op.ints(1)), steps), op.ints(*window.reach))
+    total = op.Max(op.Sub(used, sizes), zero)
+    small = op.Div(total, op.ints(2))
+    large = op.Sub(total, small)
+    pair = (small, large) if window.auto_pad == "SAME_UPPER" else (large, small)
+    return op.Concat(*pair, axis=0)
+
+
+def spread_pads(op: Builder, pads: Value) -> Value:
+    """Pads of the spatial axes as pads of all axes."""
+    before, after = op.Split(pads, axis=0, outputs=2, num_outputs=2)
+    none = op.ints(0, 0)
+    return op.Concat(none, before, none, after, axis=0)
+
+
+@gradient("ConvTranspose")
+def conv_transpose(
     ctx: Context,
     dy: Value,
     x: Value,
     w: Value,
-    bias: Value | None = None,
+    b: Value | None = None,
     *,
-    group: int = 1,
     auto_pad: str = "NOTSET",
+    output_shape: Any = None,
     **_: Any,
 ) -> Any:
-    """One ConvGrad node: dx, dw and dbias."""
-    windows = _windows(ctx, shapes.rank(x) - 2, auto_pad)
-    return ctx.op.ConvGrad(dy, x, w, outputs=3 if bias is not None else 2, group=group, **windows)
-
-
-@gradient("MaxPool")
-def max_pool(
-    ctx: Context, dy: Value, x: Value, *, kernel_shape: Sequence[int], storage_order: int = 0, **_: Any
-) -> Any:
-    """Dy added at the indices that the forward pass gives."""
-    if storage_order:
-        raise ctx.unsupported("the gradient of MaxPool with column-major indices")
-    return ctx.op.MaxPoolGrad(dy, ctx.output(1), ctx.op.shape(x))
-
-
-@gradient("AveragePool")
-def average_pool(
-    ctx: Context,
-    dy: Value,
-    x: Value,
-    *,
-    kernel_shape: Sequence[int],
-    ceil_mode: int = 0,
-    count_include_pad: int = 0,
-    auto_pad: str = "NOTSET",
-    **_: Any,
-) -> Any:
-    """Dy shared equally by the elements of each window."""
-    windows = _windows(ctx, len(kernel_shape), auto_pad)
-    if ceil_mode or any(d != 1 for d in windows.pop("dilations")):
-        raise ctx.unsupported("the gradient of AveragePool with ceil_mode or dilations")
-    return ctx.op.AveragePoolGrad(
-        dy, x, kernel_shape=list(kernel_shape), count_include_pad=count_include_pad, **windows
-    )
-
-
-@gradient("GlobalAveragePool")
-def global_average_pool(ctx: Context, dy: Value, x: Value) -> Any:
-    """Dy divided by the number of elements of a plane, expanded."""
+    """Dx is the convolution of dy; dw that convolution's own weight gradient, with x in the place of its dy."""
     op = ctx.op
-    count = op.cast(op.Div(op.Size(x), op.Size(ctx.y)), shapes.dtype_of(dy))
-    return op.Expand(dy / count, op.shape(x))
-
-
-@gradient("BatchNormTraining", domain=DOMAIN)
-def batch_norm_training(
-    ctx: Context, dy: Value, x: Value, scale: Value, bias: Value, mean: Value, var: Value, **_: Any
-) -> Any:
-    """One node, from the batch mean and inverse deviation that the forward pass gives."""
-    return ctx.op.BatchNormTrainingGrad(dy, x, scale, ctx.output(3), ctx.output(4), outputs=3)
-
-
-@gradient("BatchNormalization")
-def batch_norm(
-    ctx: Context,
-    dy: Value,
-    x: Value,
-    scale: Value,
-    bias: Value,
-    mean: Value,
-    var: Value,
-    *,
-    epsilon: float = 1e-5,
-    training_mode: int = 0,
-    **_: Any,
-) -> Any:
-    """Running statistics are constants: dx = dy · scale / deviation."""
-    if training_mode:
-        raise ctx.unsupported("the gradient of BatchNormalization with training_mode=1")
-    op, rank = ctx.op, shapes.rank(x)
-    channels = op.ints(*[-1 if axis == 1 else 1 for axis in range(rank)])
-    others = op.ints(*[axis for axis in range(rank) if axis != 1])
-    inv_std = op.Reshape(op.Reciprocal(op.Sqrt(var + epsilon)), channels)
-    normal = (x - op.Reshape(mean, channels)) * inv_std
-    dx = dy * inv_std * op.Reshape(scale, channels)
-    return dx, op.ReduceSum(dy * normal, others, keepdims=0), op.ReduceSum(dy, others, keepdims=0)
+    if output_shape or auto_pad.startswith("SAME"):
+        raise ctx.unsupported("the gradient of ConvTranspose with output_shape or auto_pad")
+    window = window_of(ctx.node, shapes.known_dims(w)[2:])
+    group, pads = shapes.attribute(ctx.node, "group", 1), window.pads
+    assert pads is not None
+    dx = op.Conv(dy, w, strides=window.strides, pads=pads, dilations=window.dilations, group=group)
+    _, dw = _conv_grad(op, x, dy, w, window, pads, group, 2)
+    db = op.ReduceSum(dy, op.ints(0, *range(2, shapes.rank(dy))), keepdims=0)
+    return dx, dw, db

@@ -118,7 +118,7 @@ def cast(ctx: Context, dy: Value, x: Value, *, to: int, saturate: int = 1, round
 @gradient("CastLike")
 def cast_like(ctx: Context, dy: Value, x: Value, model: Value, *, saturate: int = 1, round_mode: str = "up") -> Any:
     """Dy in x's type."""
-    return ctx.op.cast(dy, shapes.dtype_of(x))
+    return ctx.op.cast(dy, shapes.dtype_of(x)), None
 
 
 @gradient("Where")

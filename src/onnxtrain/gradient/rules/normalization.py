@@ -33,7 +33,7 @@ def softmax_cross_entropy(
 ) -> Any:
     """Dlosses · (softmax(scores) - onehot(labels)), from the log probabilities that the forward pass gives."""
     dlosses = _per_label(ctx, dy, scores, labels, weights, reduction, ignore_index)
-    return ctx.op.SoftmaxCrossEntropyLossGrad(dlosses, ctx.output(1), labels)
+    return ctx.op.SoftmaxCrossEntropyLossGrad(dlosses, ctx.output(1), labels), None, None
 
 
 @gradient("NegativeLogLikelihoodLoss")
@@ -49,7 +49,7 @@ def negative_log_likelihood(
 ) -> Any:
     """-dlosses at the labels."""
     dlosses = _per_label(ctx, dy, log_prob, labels, weights, reduction, ignore_index)
-    return ctx.op.NegativeLogLikelihoodLossGrad(dlosses, log_prob, labels)
+    return ctx.op.NegativeLogLikelihoodLossGrad(dlosses, log_prob, labels), None, None
 
 
 def _per_label(

@@ -149,7 +149,7 @@ def sum_to_shape(node: ir.Node) -> Sequence[Facts]:
     return [Facts(dtype_of(node.inputs[0]), dims_from(node.inputs[1], node.outputs[0]))]  # type: ignore[arg-type]
 
 
-@shape_rule("GatherGrad", "EmbeddingGrad", "MaxPoolGrad", domain=DOMAIN)
+@shape_rule("GatherGrad", "EmbeddingGrad", domain=DOMAIN)
 def grad_of_shape(node: ir.Node) -> Sequence[Facts]:
     """The gradient of a tensor whose shape is the third operand's content."""
     return [Facts(dtype_of(node.inputs[0]), dims_from(node.inputs[2], node.outputs[0]))]  # type: ignore[arg-type]

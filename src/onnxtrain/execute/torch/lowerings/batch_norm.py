@@ -1,0 +1,98 @@
+"""Batch normalization."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from onnxtrain.execute.torch.registry import lowering
+from onnxtrain.ir.graphs import DOMAIN
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+
+
+@lowering("BatchNormTraining", domain=DOMAIN)
+def batch_norm_training(
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    *,
+    outputs: int = 1,
+    epsilon: float = 1e-5,
+    momentum: float = 0.1,
+) -> Tensor | tuple[Tensor, ...]:
+    """ATen's kernel; the running statistics come back as new tensors."""
+    y, mean, inv_std, new_mean, new_var = aten._native_batch_norm_legit_functional(
+        x, scale, bias, running_mean, running_var, True, momentum, epsilon
+    )
+    return y if outputs == 1 else (y, new_mean, new_var, mean, inv_std)[:outputs]
+
+
+@lowering("BatchNormTrainingGrad", domain=DOMAIN)
+def batch_norm_training_grad(
+    dy: Tensor, x: Tensor, scale: Tensor, save_mean: Tensor, save_inv_std: Tensor, *, needed: Sequence[bool]
+) -> Tensor | tuple[Tensor | None, ...]:
+    """ATen's kernel, for the gradients that are read."""
+    return _backward(dy, x, scale, None, None, save_mean, save_inv_std, True, 0.0, needed)
+
+
+@lowering("BatchNormalization")
+def batch_normalization(
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    *,
+    outputs: int = 1,
+    epsilon: float = 1e-5,
+    momentum: float = 0.9,
+    training_mode: int = 0,
+) -> Tensor | tuple[Tensor, ...]:
+    """By given statistics; in training mode by the batch's, where ONNX's momentum is the weight of the old ones."""
+    if not training_mode:
+        return torch.batch_norm(x, scale, bias, mean, variance, False, 0.0, epsilon, torch.backends.cudnn.enabled)
+    y, batch_mean, inv_std = torch.native_batch_norm(x, scale, bias, None, None, True, 0.0, epsilon)
+    if outputs == 1:
+        return y
+    batch_variance = inv_std.square().reciprocal() - epsilon
+    pairs = ((mean, batch_mean), (variance, batch_variance))
+    return (y, *(old * momentum + new * (1.0 - momentum) for old, new in pairs))[:outputs]
+
+
+@lowering("BatchNormalizationGrad", domain=DOMAIN)
+def batch_normalization_grad(
+    dy: Tensor,
+    x: Tensor,
+    scale: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    *,
+    needed: Sequence[bool],
+    epsilon: float = 1e-5,
+) -> Tensor | tuple[Tensor | None, ...]:
+    """ATen's kernel, for the gradients that are read."""
+    return _backward(dy, x, scale, mean, variance, None, None, False, epsilon, needed)
+
+
+def _backward(
+    dy: Tensor,
+    x: Tensor,
+    scale: Tensor,
+    mean: Tensor | None,
+    variance: Tensor | None,
+    save_mean: Tensor | None,
+    save_inv_std: Tensor | None,
+    training: bool,
+    epsilon: float,
+    needed: Sequence[bool],
+) -> Tensor | tuple[Tensor | None, ...]:
+    mask = [*needed, False, False][:3]
+    made = aten.native_batch_norm_backward(
+        dy, x, scale, mean, variance, save_mean, save_inv_std, training, epsilon, mask
+    )
+    return made[0] if len(needed) == 1 else made[: len(needed)]
