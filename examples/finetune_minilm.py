@@ -29,7 +29,7 @@ try:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     from rich.table import Table
-    from transformers import AutoTokenizer, BertForSequenceClassification
+    from transformers import AutoTokenizer, BertForSequenceClassification, PreTrainedTokenizerBase
     from transformers.utils import logging as transformers_logging
 except ImportError as error:
     sys.exit(f"{error.name} is not installed: run `make demo`, or pip install 'onnxtrain[demo]'")
@@ -40,13 +40,13 @@ FAMILIES = {
     "text": "string re difflib textwrap unicodedata stringprep readline rlcompleter locale gettext codecs encodings",
     "network": "socket ssl http urllib ftplib poplib imaplib smtplib socketserver xmlrpc ipaddress nntplib telnetlib",
     "mail and web": "email mailbox mimetypes html cgi cgitb wsgiref webbrowser mailcap quopri base64 uu",
-    "files": "os posixpath ntpath pathlib shutil glob fnmatch tempfile fileinput filecmp stat zipfile tarfile gzip bz2 lzma",
+    "files": "os posixpath ntpath pathlib shutil glob fnmatch tempfile fileinput filecmp stat zipfile tarfile gzip bz2",
     "numbers": "decimal fractions numbers statistics random cmath _pydecimal _strptime datetime calendar zoneinfo",
     "concurrency": "threading multiprocessing concurrent asyncio queue sched subprocess selectors signal contextvars",
-    "collections": "collections heapq bisect weakref types copy enum dataclasses graphlib functools operator _collections_abc",
+    "collections": "collections heapq bisect weakref types copy enum dataclasses graphlib functools operator",
     "testing": "unittest doctest pdb bdb trace cProfile profile pstats timeit warnings traceback faulthandler",
     "data formats": "json csv configparser tomllib plistlib xml sqlite3 pickle pickletools shelve dbm marshal netrc",
-    "the language": "ast dis inspect tokenize symtable compileall importlib pkgutil typing abc contextlib lib2to3 pydoc",
+    "the language": "ast dis inspect tokenize symtable compileall importlib pkgutil typing abc contextlib pydoc",
     "windows": "tkinter turtle turtledemo idlelib curses",
 }
 LABELS = {module: family for family, modules in FAMILIES.items() for module in modules.split()}
@@ -89,7 +89,9 @@ def is_held_out(text: str) -> bool:
 class Batches:
     """Tokenized batches of a random length each, padded to the longest text in them."""
 
-    def __init__(self, tokenizer, examples: list[tuple[str, int]], size: int, seed: int) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, examples: list[tuple[str, int]], size: int, seed: int
+    ) -> None:
         self.tokenizer, self.examples, self.size = tokenizer, examples, size
         self.generator = torch.Generator().manual_seed(seed)
 
@@ -100,7 +102,7 @@ class Batches:
                     yield encode(self.tokenizer, [self.examples[i] for i in chosen])
 
 
-def encode(tokenizer, examples: list[tuple[str, int]]) -> dict[str, torch.Tensor]:
+def encode(tokenizer: PreTrainedTokenizerBase, examples: list[tuple[str, int]]) -> dict[str, torch.Tensor]:
     """A batch as the model takes it."""
     texts = [text for text, _ in examples]
     batch = tokenizer(texts, truncation=True, max_length=MAX_TOKENS, padding=True, return_tensors="pt")
@@ -211,9 +213,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--backend", choices=("torch", "onnxruntime"), default="torch")
-    parser.add_argument(
-        "--dropout", type=float, default=0.0, help="with dropout, masks are drawn alike from the same seed"
-    )
+    parser.add_argument("--dropout", type=float, default=0.0, help="both draw the same masks")
     parser.add_argument("--learning-rate", type=float, default=1e-4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("out/finetune_minilm.png"))

@@ -44,10 +44,27 @@ def failed_overload(error: BaseException) -> torch._ops.OpOverload | None:
     while seen is not None:
         found = re.search(r"target=torch\.ops\.(\w+)\.(\w+)\.(\w+)", str(seen))
         if found:
-            namespace, name, overload = found.groups()
-            return getattr(getattr(getattr(torch.ops, namespace), name), overload)
+            return _overload(*found.groups())
         seen = seen.__cause__ or seen.__context__
     return None
+
+
+def origin_of(
+    target: torch._ops.OpOverload | None, program: torch.export.ExportedProgram
+) -> torch._ops.OpOverload | None:
+    """The ATen operator that a primitive was decomposed from: primitives have no gradient."""
+    if target is None or target.namespace != "prims":
+        return target
+    known = torch._decomp.decomposition_table
+    table = {n.target: known[n.target] for n in _calls(program.graph_module) if n.target in known}
+    for node in program.run_decompositions(table).graph.nodes:
+        if node.target is target:
+            return _overload(*str(node.meta.get("original_aten", target)).split("."))
+    return target
+
+
+def _overload(namespace: str, name: str, overload: str) -> torch._ops.OpOverload:
+    return getattr(getattr(getattr(torch.ops, namespace), name), overload)
 
 
 def translation_of(target: torch._ops.OpOverload) -> Callable[..., Any]:

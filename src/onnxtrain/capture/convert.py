@@ -76,7 +76,7 @@ def _translate(program: torch.export.ExportedProgram, opset: int) -> Any:
                     custom_translation_table=table,
                 )
         except Exception as error:
-            target = aten.failed_overload(error)
+            target = aten.origin_of(aten.failed_overload(error), program)
             if target is None or target in table or not aten.returns_tensors(target):
                 raise CaptureError(
                     f"torch.onnx cannot translate the captured program: {_last_line(error)}",

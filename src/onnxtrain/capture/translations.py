@@ -118,13 +118,14 @@ def batch_norm_training(x, weight, bias, running_mean, running_var, training, mo
 def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
     """One node where a fused kernel exists in both directions; Softmax(Q K^T) V otherwise (dropout, learned masks)."""
     size = query.shape[-1]
-    factor = float(scale) if isinstance(scale, int | float) else float(size) ** -0.5
+    fixed = isinstance(scale, int | float) or (scale is None and isinstance(size, int))
+    factor = (float(scale) if scale is not None else float(size) ** -0.5) if fixed else _scale_of(query, scale)
     if enable_gqa:
         key, value = _repeat_heads(query, key), _repeat_heads(query, value)
     learned = _is_learned(attn_mask)
     if attn_mask is not None and attn_mask.dtype == ir.DataType.BOOL:
         attn_mask = _additive(attn_mask, query)
-    if dropout_p == 0.0 and not learned:
+    if dropout_p == 0.0 and not learned and fixed:
         if attn_mask is None:
             op_type = "CausalScaledDotProductAttention" if is_causal else "ScaledDotProductAttention"
             return record_node(op_type, [query, key, value], {"scale": factor})
@@ -178,10 +179,20 @@ def _repeat_heads(query: Any, value: Any) -> Any:
     return op.Reshape(wide, op.Concat(op.Slice(shape, [0], [1]), [query.shape[1]], rest, axis=0))
 
 
-def _plain_attention(query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool, scale: float) -> Any:
+def _scale_of(query: Any, scale: Any) -> Any:
+    """The scale as a value of the graph: given as one, or the inverse root of a width that is not known."""
+    op = _standard()
+    if scale is not None:
+        return op.CastLike(scale, query)
+    return op.Reciprocal(op.Sqrt(op.CastLike(op.Squeeze(op.Shape(query, start=-1)), query)))
+
+
+def _plain_attention(
+    query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool, scale: float | ir.Value
+) -> Any:
     """As eager computes it: query and key scaled by sqrt(scale) each, mask added, Softmax, Dropout."""
     op = _standard()
-    root = op.CastLike(_float(scale**0.5), query)
+    root = op.Sqrt(scale) if isinstance(scale, ir.Value) else op.CastLike(_float(scale**0.5), query)
     scores = op.MatMul(op.Mul(query, root), op.Transpose(op.Mul(key, root), perm=[0, 1, 3, 2]))
     if causal:
         size = op.Concat(op.Shape(query, start=2, end=3), op.Shape(key, start=2, end=3), axis=0)

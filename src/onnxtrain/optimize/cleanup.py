@@ -101,7 +101,7 @@ def _to_constant(graph: ir.Graph, value: ir.Value, array: np.ndarray) -> None:
     constant = ir.Value(
         name=f"{value.name}_const", type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor
     )
-    if value.is_graph_output():
+    if value.is_graph_output() or not value.uses():
         return
     graph.register_initializer(constant)
     value.replace_all_uses_with(constant)

@@ -87,11 +87,16 @@ def _across_planes(indices: Tensor, shape: Sequence[int], sign: int) -> Tensor:
 
 @lowering("MaxPoolGrad", domain=DOMAIN, host=(2,))
 def max_pool_grad(dy: Tensor, indices: Tensor, shape: Any) -> Tensor:
-    """Dy added plane by plane."""
-    planes = torch.zeros((shape[0] * shape[1], math.prod(shape[2:])), dtype=dy.dtype, device=dy.device)
+    """Dy added plane by plane, in dy's memory format."""
     local = _across_planes(indices, shape, -1)
-    rows = planes.shape[0]
-    return planes.scatter_add_(1, local.reshape(rows, -1), dy.reshape(rows, -1)).view(shape)
+    batch, channels, count = shape[0], shape[1], math.prod(shape[2:])
+    if dy.stride(1) == 1 and not dy.is_contiguous():
+        planes = torch.zeros((batch, count, channels), dtype=dy.dtype, device=dy.device)
+        rows = [t.movedim(1, -1).reshape(batch, -1, channels) for t in (local, dy)]
+        return planes.scatter_add_(1, *rows).view(batch, *shape[2:], channels).movedim(-1, 1)
+    planes = torch.zeros((batch * channels, count), dtype=dy.dtype, device=dy.device)
+    rows = [t.reshape(batch * channels, -1) for t in (local, dy)]
+    return planes.scatter_add_(1, *rows).view(shape)
 
 
 @lowering("AveragePool")

@@ -1,0 +1,153 @@
+"""What capture keeps: names, symbols, source lines, training semantics, ATen operators."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from onnxtrain import Options, ORTModule
+from onnxtrain.capture import capture
+from onnxtrain.errors import BackendError
+from onnxtrain.ir import shapes
+from onnxtrain.ir.graphs import source_of
+from onnxtrain.ir.verify import verify
+
+
+class Layers(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(9, 4, padding_idx=0)
+        self.norm = torch.nn.BatchNorm1d(4)
+        self.linear = torch.nn.Linear(4, 2)
+
+    def forward(self, ids: torch.Tensor, weights: dict[str, torch.Tensor]) -> torch.Tensor:
+        x = self.embed(ids) * weights["scale"]
+        return self.linear(self.norm(x.flatten(0, 1)))
+
+
+def example(batch: int = 3, length: int = 5) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    return torch.randint(0, 9, (batch, length)), {"scale": torch.rand(batch, length, 1)}
+
+
+def test_names_are_the_users() -> None:
+    graph = capture(Layers(), example(), {}).graph
+    signature = graph.signature
+    assert signature.user_inputs == ("ids", "weights_scale")
+    assert set(signature.parameters) == {n for n, _ in Layers().named_parameters()}
+    assert set(signature.buffer_updates) == {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
+    assert [str(v.name) for v in graph.model.graph.inputs] == list(signature.inputs)
+    verify(graph.model)
+
+
+def test_dimensions_are_symbols_even_for_batch_one() -> None:
+    graph = capture(Layers(), example(1, 5), {}).graph.model.graph
+    dims = shapes.known_dims(graph.inputs[0])
+    assert [getattr(d, "value", d) for d in dims] == ["ids_dim0", "ids_dim1"]
+
+
+def test_every_node_knows_its_line() -> None:
+    graph = capture(Layers(), example(), {}).graph.model.graph
+    lines = [source_of(n) for n in graph if n.op_type in ("Embedding", "Linear", "BatchNormTraining")]
+    assert len(lines) == 3 and all(line.startswith("test_capture.py:") for line in lines)
+
+
+def test_same_module_same_text() -> None:
+    from onnxtrain.ir.printer import to_text
+
+    net, given = Layers(), example()
+    assert to_text(capture(net, given, {}).graph.model) == to_text(capture(net, given, {}).graph.model)
+
+
+def test_padding_row_gets_no_gradient() -> None:
+    eager = Layers()
+    wrapped, (ids, weights) = ORTModule(copy.deepcopy(eager)), example()
+    ids[:, 0] = 0
+    for run in (wrapped, eager):
+        run(ids, weights).square().sum().backward()
+    assert wrapped.embed.weight.grad[0].abs().max() == 0
+    torch.testing.assert_close(wrapped.embed.weight.grad, eager.embed.weight.grad)
+
+
+def test_detach_and_no_grad_regions_stop_gradients() -> None:
+    class Stops(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = (torch.nn.Parameter(torch.randn(3)) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                y = x * self.a
+            return (y * self.c + (x * self.b).detach() + x * self.c).sum()
+
+    eager = Stops()
+    wrapped, x = ORTModule(copy.deepcopy(eager)), torch.randn(3)
+    for run in (wrapped, eager):
+        run(x).backward()
+    assert wrapped.a.grad is None and wrapped.b.grad is None
+    torch.testing.assert_close(wrapped.c.grad, eager.c.grad)
+
+
+class Untranslatable(torch.nn.Module):
+    """Uses operators that torch.onnx has no translation for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.rand(4, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.special.i1e(x @ self.weight).sum() + torch.linalg.matrix_exp(self.weight).sum()
+
+
+def test_operators_without_translation_become_aten_nodes() -> None:
+    eager = Untranslatable()
+    wrapped, x = ORTModule(copy.deepcopy(eager)), torch.randn(3, 4)
+    for run in (wrapped, eager):
+        run(x).backward()
+    assert "ATen(" in wrapped.graph("captured")
+    torch.testing.assert_close(wrapped.weight.grad, eager.weight.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_aten_node_on_onnxruntime_names_the_operator() -> None:
+    wrapped = ORTModule(Untranslatable(), options=Options(backend="onnxruntime"))
+    with pytest.raises(BackendError, match=r"aten::(special_i1e|linalg_matrix_exp)") as raised:
+        wrapped(torch.randn(3, 4))
+    assert "torch" in raised.value.cure and "test_capture.py" in raised.value.source
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_stays_one_node(causal: bool) -> None:
+    class Attends(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(4, 12)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q, k, v = self.linear(x).unflatten(-1, (3, 2, 2)).permute(2, 0, 3, 1, 4)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=causal).sum()
+
+    eager = Attends()
+    wrapped, x = ORTModule(copy.deepcopy(eager)), torch.randn(2, 5, 4)
+    for run in (wrapped, eager):
+        run(x).backward()
+    name = "CausalScaledDotProductAttention" if causal else "ScaledDotProductAttention"
+    assert f"= {name}(" in wrapped.graph("captured") and f"= {name}Grad(" in wrapped.graph("training")
+    torch.testing.assert_close(wrapped.linear.weight.grad, eager.linear.weight.grad)
+
+
+def test_learned_attention_bias_gets_its_gradient() -> None:
+    class Biased(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bias = torch.nn.Parameter(torch.randn(5, 5))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.scaled_dot_product_attention(x, x, x, self.bias).square().sum()
+
+    eager = Biased()
+    wrapped, x = ORTModule(copy.deepcopy(eager)), torch.randn(2, 3, 5, 4)
+    for run in (wrapped, eager):
+        run(x).backward()
+    torch.testing.assert_close(wrapped.bias.grad, eager.bias.grad)

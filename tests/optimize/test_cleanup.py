@@ -1,0 +1,87 @@
+"""Each cleanup pass does its work, and leaves alone what it must."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from onnxtrain.errors import GraphError
+from onnxtrain.ir.builder import Builder
+from onnxtrain.ir.passes import Pipeline, Step
+from onnxtrain.ir.verify import verify
+from onnxtrain.optimize.cleanup import (
+    CommonSubexpressionsPass,
+    ConstantsPass,
+    DeadCodePass,
+    KnownShapesPass,
+    NoOperationPass,
+)
+
+
+@pytest.fixture
+def op() -> Builder:
+    graph = ir.Graph([], [], nodes=[], opset_imports={"": 20, "onnxtrain": 1}, name="cleanup")
+    graph.inputs.append(ir.val("x", dtype=ir.DataType.FLOAT, shape=[ir.SymbolicDim("n"), 4]))
+    graph.inputs.append(ir.val("w", dtype=ir.DataType.FLOAT, shape=[4, 4]))
+    return Builder(graph)
+
+
+def run(op: Builder, result: ir.Value, *passes: ir.passes.PassBase) -> list[str]:
+    op.graph.outputs.append(result)
+    model = ir.Model(op.graph, ir_version=10)
+    Pipeline([Step(p, "test") for p in (*passes, DeadCodePass())]).run(model)
+    verify(model)
+    return [n.op_type for n in op.graph]
+
+
+def test_constants_are_folded_but_not_weights(op: Builder) -> None:
+    x, w = op.graph.inputs
+    two = op.Add(op.constant(np.float32(1)), op.constant(np.float32(1)))
+    assert run(op, op.Mul(op.Mul(x, two), op.Transpose(w, perm=[1, 0])), ConstantsPass()) == ["Mul", "Transpose", "Mul"]
+
+
+def test_known_shape_becomes_a_constant(op: Builder) -> None:
+    x, w = op.graph.inputs
+    sizes = op.Concat(op.ints(-1), op.Slice(op.Shape(w), op.ints(0), op.ints(1)), axis=0)
+    assert run(op, op.Reshape(x, sizes), KnownShapesPass(), ConstantsPass()) == ["Reshape"]
+
+
+def test_operations_without_effect_go(op: Builder) -> None:
+    x, _ = op.graph.inputs
+    y = op.Identity(op.Cast(x, to=1))
+    y = op.Reshape(y, op.Shape(x))
+    y = op.Add(op.Mul(y, 1.0), 0.0)
+    y = op.Expand(op.Transpose(op.Transpose(y, perm=[1, 0]), perm=[1, 0]), op.Shape(x))
+    assert run(op, op.Exp(y), NoOperationPass(), NoOperationPass()) == ["Exp"]
+
+
+def test_broadcasting_add_of_zero_stays(op: Builder) -> None:
+    x, _ = op.graph.inputs
+    row = op.ReduceSum(x, op.ints(0), keepdims=0)
+    assert run(op, op.Exp(op.Add(row, op.constant(np.zeros((3, 4), np.float32)))), NoOperationPass())[-2:] == [
+        "Add",
+        "Exp",
+    ]
+
+
+def test_equal_nodes_are_computed_once_but_not_random_ones(op: Builder) -> None:
+    x, _ = op.graph.inputs
+    drops = [op.Dropout(x, op.constant(np.float32(0.5)), op.constant(np.array(True))) for _ in range(2)]
+    y = op.Add(op.Add(op.Exp(x), op.Exp(x)), op.Add(*drops))
+    assert run(op, y, CommonSubexpressionsPass()).count("Exp") == 1
+    assert [n.op_type for n in op.graph].count("Dropout") == 2
+
+
+def test_pipeline_records_and_names_the_pass_that_broke_the_graph(op: Builder) -> None:
+    class Breaks(ir.passes.InPlacePass):
+        def call(self, model: ir.Model) -> ir.passes.PassResult:
+            model.graph[0].op_type = "NoSuchOperator"
+            return ir.passes.PassResult(model, True)
+
+    op.graph.outputs.append(op.Exp(op.graph.inputs[0]))
+    model = ir.Model(op.graph, ir_version=10)
+    records = Pipeline([Step(DeadCodePass(), "nothing to do")]).run(model)
+    assert records[0].name == "DeadCode" and not records[0].modified and records[0].nodes_after == 1
+    with pytest.raises(GraphError, match=r"NoSuchOperator.*after Breaks"):
+        Pipeline([Step(Breaks(), "test")]).run(model)

@@ -1,0 +1,79 @@
+"""Whole models: loss, gradients and buffers of three training steps against eager, and both against float64."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from models import ARCHITECTURES, ONE_ATTENTION, build
+
+from onnxtrain import Options, ORTModule
+
+pytestmark = pytest.mark.slow
+STEPS = ((2, 7), (3, 9), (1, 5))
+TORCH = [(n, a) for n in ARCHITECTURES for a in ("sdpa", "eager") if a == "sdpa" or n not in ONE_ATTENTION]
+NOISE = 1e-6  # gradients this far below the largest are rounding noise in eager too (the bias of a key is exactly 0)
+
+
+@pytest.mark.parametrize(("name", "attention"), TORCH)
+def test_torch(name: str, attention: str) -> None:
+    compare("torch", name, attention)
+
+
+@pytest.mark.parametrize("name", list(ARCHITECTURES))
+def test_onnxruntime(name: str) -> None:
+    compare("onnxruntime", name, "sdpa")
+
+
+def compare(backend: str, name: str, attention: str) -> None:
+    eager = build(name, attention)
+    exact = copy.deepcopy(eager).double()
+    wrapped = ORTModule(copy.deepcopy(eager), options=Options(backend=backend))
+    models = (wrapped, eager, exact)
+    optimizers = [torch.optim.SGD(m.parameters(), 0.05) for m in models]
+    for batch, length in STEPS:
+        given = ARCHITECTURES[name].batch(batch, length)
+        losses = [m(**(_double(given) if m is exact else given)).loss for m in models]
+        for loss in losses:
+            loss.backward()
+        _check_losses(*(loss.item() for loss in losses))
+        _check_gradients(*(dict(m.named_parameters()) for m in models))
+        for ours, theirs in zip(wrapped.buffers(), eager.buffers(), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        _copy_state(eager, exact)
+    assert sum(len(s) for s in wrapped.__dict__["_sessions"].values()) == 1, "a size made a new graph"
+
+
+def _double(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {k: v.double() if v.is_floating_point() else v for k, v in batch.items()}
+
+
+def _copy_state(eager: torch.nn.Module, exact: torch.nn.Module) -> None:
+    """Start the next step of the float64 model where eager's stands."""
+    with torch.no_grad():
+        for source, target in zip(eager.state_dict().values(), exact.state_dict().values(), strict=True):
+            target.copy_(source)
+
+
+def _check_losses(ours: float, eager: float, exact: float) -> None:
+    assert abs(ours - eager) <= 1e-4 * abs(eager)
+    assert abs(ours - exact) <= 2 * abs(eager - exact) + 1e-6 * abs(exact)
+
+
+def _check_gradients(ours: dict, eager: dict, exact: dict) -> None:
+    assert list(ours) == list(eager)
+    largest = max(p.grad.abs().max().item() for p in exact.values() if p.grad is not None)
+    assert [n for n, p in ours.items() if p.grad is None] == [n for n, p in eager.items() if p.grad is None]
+    for name, right in exact.items():
+        if right.grad is None:
+            continue
+        scale = right.grad.abs().max().item() + NOISE * largest
+        ours_error = (ours[name].grad.double() - right.grad).abs().max().item()
+        eager_error = (eager[name].grad.double() - right.grad).abs().max().item()
+        difference = (ours[name].grad - eager[name].grad).abs().max().item()
+        assert difference <= 1e-4 * scale, (name, difference, scale)
+        assert ours_error <= 2 * eager_error + 4e-6 * scale, (name, ours_error, eager_error, scale)

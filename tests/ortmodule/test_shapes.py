@@ -1,0 +1,66 @@
+"""One graph for all batch sizes and lengths."""
+
+from __future__ import annotations
+
+import copy
+import random
+
+import pytest
+import torch
+from models import build, classified
+
+from onnxtrain import Options, ORTModule
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["torch", "onnxruntime"])
+def test_one_graph_serves_300_random_sizes(backend: str) -> None:
+    eager = build("bert")
+    wrapped = ORTModule(copy.deepcopy(eager), options=Options(backend=backend))
+    rng = random.Random(5)
+    sizes = [(1, 1), (1, 9), (4, 1), *((rng.randint(1, 9), rng.randint(1, 40)) for _ in range(297))]
+    for batch, length in sizes:
+        given = classified(batch, length)
+        losses = [m(**given).loss for m in (wrapped, eager)]
+        for loss in losses:
+            loss.backward()
+        torch.testing.assert_close(*losses, rtol=1e-5, atol=1e-6)
+        for ours, theirs in zip(wrapped.parameters(), eager.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=2e-6)
+            ours.grad = theirs.grad = None
+    assert [len(s) for s in wrapped.__dict__["_sessions"].values()] == [1]
+
+
+def test_size_that_the_module_fixes_makes_a_new_graph() -> None:
+    class Halves(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x.reshape(-1, 2, 4) if x.shape[0] == 2 else x).sum()
+
+    wrapped = ORTModule(Halves())
+    for rows in (2, 3, 2, 5):
+        x = torch.randn(rows, 4)
+        wrapped(x).backward()
+        torch.testing.assert_close(wrapped(x), wrapped.module(x))
+
+
+def test_broadcast_input_of_size_one() -> None:
+    class Add(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(3))
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return (x * self.weight + y).sum()
+
+    wrapped = ORTModule(Add())
+    for shape in ((1, 3), (4, 3), (1, 1)):
+        x, y = torch.randn(4, 3), torch.randn(shape, requires_grad=True)
+        loss = wrapped(x, y)
+        loss.backward()
+        torch.testing.assert_close(loss, wrapped.module(x, y))
+        assert y.grad is not None and y.grad.shape == shape
+        torch.testing.assert_close(y.grad, torch.full(shape, 12 / y.numel()))

@@ -1,0 +1,61 @@
+"""verify finds what differs and names it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from onnxtrain import Options, ORTModule, verify
+from onnxtrain.errors import ModuleError, VerificationError
+from onnxtrain.execute.torch.registry import LOWERINGS, Lowering
+from onnxtrain.ir.graphs import DOMAIN
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(4)
+        self.linear = torch.nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        y = torch.tanh(self.linear(self.norm(x)))
+        return {"loss": y.square().mean(), "y": y}
+
+
+def test_report_of_a_good_step() -> None:
+    net = Net()
+    before = {n: t.clone() for n, t in net.state_dict().items()}
+    report = verify(net, (torch.randn(6, 4),))
+    kinds = {c.kind for c in report.comparisons}
+    assert kinds == {"loss", "output", "gradient", "buffer"}
+    assert {"norm.running_var", "linear.weight"} <= {c.name for c in report.comparisons}
+    assert report.worst.passed and "worst:" in str(report)
+    assert all(torch.equal(t, before[n]) for n, t in net.state_dict().items()), "the user's module is not touched"
+
+
+@pytest.mark.parametrize("backend", ["torch", "onnxruntime"])
+def test_as_an_option(backend: str) -> None:
+    wrapped = ORTModule(Net(), options=Options(backend=backend, verify=True))
+    wrapped(torch.randn(6, 4))["loss"].backward()
+    assert wrapped.verification is not None
+    assert {c.kind for c in wrapped.verification.comparisons} == {"loss", "output", "gradient", "buffer"}
+
+
+def test_wrong_gradient_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = LOWERINGS[DOMAIN, "TanhGrad"]
+    wrong = Lowering(lambda dy, y: dy * 0.5, right.host, right.view, None, right.wants)
+    monkeypatch.setitem(LOWERINGS, (DOMAIN, "TanhGrad"), wrong)
+    with pytest.raises(VerificationError, match=r"gradient linear\.\w+: error .* tolerance"):
+        verify(Net(), torch.randn(6, 4))
+
+
+def test_wrong_output_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = LOWERINGS["", "Tanh"]
+    monkeypatch.setitem(LOWERINGS, ("", "Tanh"), Lowering(torch.sin, right.host, right.view, None, right.wants))
+    with pytest.raises(VerificationError, match="loss"):
+        verify(Net(), {"x": torch.randn(6, 4)})
+
+
+def test_needs_a_module() -> None:
+    with pytest.raises(ModuleError, match="verify needs"):
+        verify(print, ())  # type: ignore[arg-type]
