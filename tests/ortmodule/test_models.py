@@ -13,7 +13,7 @@ from onnxtrain import Options, ORTModule
 pytestmark = pytest.mark.slow
 STEPS = ((2, 7), (3, 9), (1, 5))
 TORCH = [(n, a) for n in ARCHITECTURES for a in ("sdpa", "eager") if a == "sdpa" or n not in ONE_ATTENTION]
-NOISE = 1e-6  # gradients this far below the largest are rounding noise in eager too (the bias of a key is exactly 0)
+NOISE = 1e-5  # gradients this far below the largest are rounding noise in eager too (the bias of a key is exactly 0)
 
 
 @pytest.mark.parametrize(("name", "attention"), TORCH)

@@ -126,6 +126,17 @@ def test_frozen_and_unfrozen_parameters(pair: tuple[ORTModule, Small]) -> None:
             torch.testing.assert_close(ours, theirs)
 
 
+def test_replaced_parameter_is_used(pair: tuple[ORTModule, Small]) -> None:
+    wrapped, eager = pair
+    x = torch.randn(2, 4)
+    wrapped(x)
+    wrapped.module.first.weight = torch.nn.Parameter(torch.ones(6, 4))
+    eager.first.weight = torch.nn.Parameter(torch.ones(6, 4))
+    torch.testing.assert_close(wrapped(x), eager(x))
+    wrapped(x).sum().backward()
+    assert wrapped.first.weight.grad is not None
+
+
 def test_gradient_of_an_input(pair: tuple[ORTModule, Small]) -> None:
     wrapped, eager = pair
     x = torch.randn(5, 4)
@@ -394,7 +405,7 @@ def test_generated_lines_are_in_tracebacks() -> None:
     wrapped(torch.randn(2, 4))
     session = wrapped.__dict__["_last"]
     try:
-        session.latest.executable.forward([torch.randn(2, 5), *session.parameters, *session.buffers])
+        session.latest.executable.forward(session.inputs([torch.randn(2, 5)]))
     except RuntimeError as error:
         text = "".join(traceback.format_exception(error))
     assert "ops.Linear(x" in text

@@ -53,10 +53,11 @@ def test_ratio_and_scale(backend: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", ["bert", "gpt2", "t5"])
-def test_whole_model_with_dropout_draws_as_eager(name: str) -> None:
+def test_whole_model_with_dropout_draws_as_eager(name: str, attention: str) -> None:
     """The same random numbers in the same order: the losses are equal, not only alike."""
-    eager = build(name, "eager", dropout=0.2)
+    eager = build(name, attention, dropout=0.2)
     wrapped = ORTModule(copy.deepcopy(eager))
     for seed in range(3):
         torch.manual_seed(seed)

@@ -202,5 +202,6 @@ def _plain_attention(
         scores = op.Add(scores, mask)
     weights = op.Softmax(scores, axis=-1)
     if dropout > 0.0:
-        weights = op.Dropout(weights, _float(dropout), op.Constant(value=ir.tensor(True)))
+        training = op.Constant(value=ir.tensor(True))
+        weights = record_node("Dropout", [weights, _float(dropout), training], domain="")
     return op.MatMul(weights, value)

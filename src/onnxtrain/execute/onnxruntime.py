@@ -14,6 +14,7 @@ from onnxtrain.execute.base import Backend, Executable
 from onnxtrain.ir.functions import DOMAIN, OPAQUE, attach
 from onnxtrain.ir.graphs import Plan, describe, source_of
 
+_DISABLED = {"EliminateDropout"}  # it also removes Dropout that is in training mode, where nobody reads the mask
 _FATAL_ONLY = 4  # onnxruntime's log severity; its errors are raised all the same
 
 
@@ -32,7 +33,8 @@ class _Part:
         providers = ["CUDAExecutionProvider"] if self.device_type == "cuda" else []
         proto = ir.to_proto(model).SerializeToString()
         try:
-            self.session = ort.InferenceSession(proto, options, providers=[*providers, "CPUExecutionProvider"])
+            providers.append("CPUExecutionProvider")
+            self.session = ort.InferenceSession(proto, options, providers, disabled_optimizers=_DISABLED)
         except Exception as error:  # onnxruntime raises many types
             raise BackendError(
                 f"onnxruntime cannot load the plan: {str(error).strip().splitlines()[0]}",

@@ -31,8 +31,8 @@ class Inspector:
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
         self._modules = list(module.modules())
-        self._parameters = list(module.parameters())
-        self._device_type = next((p.device.type for p in self._parameters), "cpu")
+        self._tables = [m._parameters for m in self._modules if m._parameters]
+        self._device_type = next((p.device.type for p in module.parameters()), "cpu")
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """Flatten a call.
@@ -48,7 +48,8 @@ class Inspector:
 
     def _state(self) -> Hashable:
         modes = tuple([m.training for m in self._modules])
-        return modes, tuple([(p.requires_grad, p.dtype, p.device) for p in self._parameters])
+        parameters = [p for table in self._tables for p in table.values() if p is not None]
+        return modes, tuple([(p.requires_grad, p.dtype, p.device) for p in parameters])
 
     def _autocast(self) -> Hashable:
         if not torch.is_autocast_enabled(self._device_type):

@@ -35,34 +35,36 @@ class Session:
         self.captured: Captured = capture_module(module, args, kwargs, options, self.report)
         self.fits = size_check(self.captured)
         self.signature = self.captured.graph.signature
-        tensors = dict(module.named_parameters(remove_duplicate=False))
-        tensors |= dict(module.named_buffers(remove_duplicate=False))
-        self.parameters = [tensors[name] for name in self.signature.parameters]
-        self.buffers = [tensors[name] for name in self.signature.buffers]
-        self._updated = [tensors[name] for name in self.signature.buffer_updates]
+        self._parameters = [self._place(name) for name in self.signature.parameters]
+        self._buffers = [self._place(name) for name in self.signature.buffers]
+        self._updated = [self._place(name) for name in self.signature.buffer_updates]
         self._variants: dict[tuple[str, ...], Compiled] = {}
         self._watched: dict[int, frozenset[str]] = {}
         self.expected: tuple[str, ...] | None = None  # outputs that will receive a gradient
         self.verification: verification.Report | None = None
         self.is_random = any(Trait.RANDOM in traits_of(node) for node in self.captured.graph.model.graph)
 
-    def inputs(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """All graph inputs of a call: the user's tensors, parameters, buffers."""
-        return [*tensors, *self.parameters, *self.buffers]
+    def _place(self, name: str) -> tuple[torch.nn.Module, str]:
+        path, _, leaf = name.rpartition(".")
+        return self.module.get_submodule(path), leaf
 
-    def differentiable(self, tensors: Sequence[torch.Tensor]) -> list[str]:
-        """Names of the inputs and parameters that require a gradient, where one is wanted at all."""
+    def inputs(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """All graph inputs of a call: the user's tensors, and the parameters and buffers that the module has now."""
+        parameters = [m._parameters[leaf] for m, leaf in self._parameters]
+        buffers = [m._buffers[leaf] for m, leaf in self._buffers]
+        return [*tensors, *parameters, *buffers]  # type: ignore[list-item]
+
+    def differentiable(self, inputs: Sequence[torch.Tensor]) -> list[str]:
+        """Names of the graph inputs that require a gradient, where one is wanted at all."""
         if not torch.is_grad_enabled():
             return []
-        signature = self.signature
-        named = zip(signature.user_inputs + signature.parameters, [*tensors, *self.parameters], strict=True)
-        return [name for name, tensor in named if tensor.requires_grad]
+        return [name for name, x in zip(self.signature.inputs, inputs, strict=True) if x.requires_grad]
 
     def variant(self, differentiable: Sequence[str], outputs: Sequence[str]) -> Compiled:
         """The compiled graph whose given outputs receive gradients; compiled when first asked for."""
         key = (*differentiable, "", *outputs)
         if key not in self._variants:
-            device = next((str(t.device) for t in self.inputs([])), "cpu")
+            device = next((str(t.device) for t in self.module.parameters()), "cpu")
             made = compile_graph(self.captured.graph, differentiable, outputs, self.options, self.report, device)
             self._variants[key] = made
             self._watched[id(made)] = _visible(made)
@@ -88,8 +90,8 @@ class Session:
     def write_buffers(self, updates: Sequence[torch.Tensor]) -> None:
         """Write new buffer contents (running statistics) into the module's own buffers."""
         with torch.no_grad():
-            for buffer, content in zip(self._updated, updates, strict=True):
-                buffer.copy_(content)
+            for (owner, leaf), content in zip(self._updated, updates, strict=True):
+                owner._buffers[leaf].copy_(content)  # type: ignore[union-attr]
 
     def watched(self, compiled: Compiled) -> frozenset[str]:
         """Names of inputs and outputs whose memory the backward pass of a variant reads."""

@@ -15,14 +15,15 @@ from onnxtrain.ortmodule.verification import Verification
 
 def run(session: Session, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Run a call of the module; the outputs carry gradients where any input or parameter requires one."""
-    differentiable = session.differentiable(tensors)
+    inputs = session.inputs(tensors)
+    differentiable = session.differentiable(inputs)
     if not differentiable:
         compiled = session.variant((), ())
-        outputs, _ = compiled.executable.forward(session.inputs(tensors))
+        outputs, _ = compiled.executable.forward(inputs)
         return _finish(session, outputs)
     compiled = session.variant(differentiable, session.predicted_outputs())
-    state = _State(session, compiled, tensors, differentiable)
-    named = dict(zip(session.signature.inputs, session.inputs(tensors), strict=False))
+    named = dict(zip(session.signature.inputs, inputs, strict=True))
+    state = _State(session, compiled, named, differentiable)
     return list(_Step.apply(state, *(named[name] for name in differentiable)))
 
 
@@ -38,10 +39,11 @@ class _State:
     """What one step keeps between its forward and its backward."""
 
     def __init__(
-        self, session: Session, compiled: Compiled, tensors: Sequence[torch.Tensor], differentiable: Sequence[str]
+        self, session: Session, compiled: Compiled, inputs: dict[str, torch.Tensor], differentiable: Sequence[str]
     ) -> None:
         self.session, self.compiled, self.differentiable = session, compiled, list(differentiable)
-        self.tensors = [t.detach() for t in tensors]
+        users = session.signature.user_inputs
+        self.inputs = inputs | {name: inputs[name].detach() for name in users}
         self.random = torch.get_rng_state() if session.is_random else None
         self.saved: Any = None
         self.used = False
@@ -53,13 +55,15 @@ class _State:
         """Run the forward pass and note the versions of all tensors that the user could change before the backward."""
         session = self.session
         if session.options.verify and session.verification is None:
-            self.verification = Verification(session.module, session.captured, self.tensors)
+            self.verification = Verification(
+                session.module, session.captured, [self.inputs[n] for n in session.signature.user_inputs]
+            )
             session.verification = self.verification.report
-        outputs, self.saved = self.compiled.executable.forward(session.inputs(self.tensors))
+        outputs, self.saved = self.compiled.executable.forward(list(self.inputs.values()))
         made = _finish(session, outputs)
         self.like = {n: (t.shape, t.dtype, t.device) for n, t in zip(session.signature.outputs, made, strict=True)}
         watched = session.watched(self.compiled)
-        named = [*zip(session.signature.inputs, session.inputs(self.tensors), strict=True)]
+        named = list(self.inputs.items())
         named += zip(session.signature.outputs, (t.detach() for t in made), strict=True)
         self.visible = [(n, t, t._version) for n, t in named if n in watched]
         if self.verification is not None:
@@ -118,7 +122,7 @@ class _State:
         with torch.random.fork_rng(devices=[]):
             if self.random is not None:
                 torch.set_rng_state(self.random)
-            _, self.saved = self.compiled.executable.forward(session.inputs(self.tensors))
+            _, self.saved = self.compiled.executable.forward(list(self.inputs.values()))
 
 
 class _Step(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""Gradients of batch normalization."""
+"""Gradients of batch and instance normalization."""
 
 from __future__ import annotations
 
@@ -32,13 +32,34 @@ def batch_normalization(
     training_mode: int = 0,
     **_: Any,
 ) -> Any:
-    """One node; in training mode the batch's statistics are computed again, as the operator does not give them."""
+    """One node; mean and variance, where they are computed, get theirs from its sums.
+
+    With w = scale / deviation: dmean = -w · dbias, dvariance = -w / (2 · deviation) · dscale. In training mode the
+    batch's statistics are computed again, as the operator does not give them.
+    """
     op = ctx.op
-    if not training_mode:
-        return op.BatchNormalizationGrad(dy, x, scale, mean, variance, epsilon=epsilon, outputs=3)
-    axes = op.ints(0, *range(2, shapes.rank(x)))
-    wide = op.cast(x, shapes.dtype_of(mean))
-    kept = op.ReduceMean(wide, axes, keepdims=1)
-    centred = wide - kept
-    inv_std = op.Reciprocal(op.Sqrt(op.Add(op.ReduceMean(centred * centred, axes, keepdims=0), epsilon)))
-    return op.BatchNormTrainingGrad(dy, x, scale, op.Reshape(kept, op.ints(-1)), inv_std, outputs=3)
+    if training_mode:
+        return op.BatchNormTrainingGrad(dy, x, scale, *_batch_statistics(ctx, x, mean, epsilon), outputs=3)
+    dx, dscale, dbias = op.BatchNormalizationGrad(dy, x, scale, mean, variance, epsilon=epsilon, outputs=3)
+    inv_std = op.Reciprocal(op.Sqrt(op.Add(variance, epsilon)))
+    w = inv_std * op.cast(scale, shapes.dtype_of(mean))
+    sums = [op.cast(v, shapes.dtype_of(mean)) for v in (dscale, dbias)]
+    return dx, dscale, dbias, -(w * sums[1]), w * inv_std * sums[0] * -0.5
+
+
+def _batch_statistics(ctx: Context, x: Value, model: Value, epsilon: float) -> tuple[Value, Value]:
+    """Mean and inverse deviation of each channel, in the model's type."""
+    op, axes = ctx.op, ctx.op.ints(0, *range(2, shapes.rank(x)))
+    wide = op.cast(x, shapes.dtype_of(model))
+    mean = op.ReduceMean(wide, axes, keepdims=1)
+    centred = wide - mean
+    variance = op.ReduceMean(centred * centred, axes, keepdims=0)
+    return op.Reshape(mean, op.ints(-1)), op.Reciprocal(op.Sqrt(op.Add(variance, epsilon)))
+
+
+@gradient("InstanceNormalization")
+def instance_normalization(
+    ctx: Context, dy: Value, x: Value, scale: Value, bias: Value, *, epsilon: float = 1e-5
+) -> Any:
+    """One node, which computes the statistics again."""
+    return ctx.op.InstanceNormalizationGrad(dy, x, scale, epsilon=epsilon, outputs=3)

@@ -33,7 +33,7 @@ def conv(ctx: Context, dy: Value, x: Value, w: Value, b: Value | None = None, **
 def _conv_grad(
     op: Builder, dy: Value, x: Value, w: Value, window: Window, pads: Sequence[int], group: int, outputs: int
 ) -> tuple[Value, ...]:
-    places = {"strides": window.strides, "pads": tuple(pads), "dilations": window.dilations}
+    places: dict[str, Any] = {"strides": window.strides, "pads": tuple(pads), "dilations": window.dilations}
     return op.ConvGrad(dy, x, w, outputs=outputs, group=group, **places)
 
 
@@ -76,7 +76,8 @@ def conv_transpose(
     window = window_of(ctx.node, shapes.known_dims(w)[2:])
     group, pads = shapes.attribute(ctx.node, "group", 1), window.pads
     assert pads is not None
-    dx = op.Conv(dy, w, strides=window.strides, pads=pads, dilations=window.dilations, group=group)
-    _, dw = _conv_grad(op, x, dy, w, window, pads, group, 2)
+    places: dict[str, Any] = {"strides": window.strides, "pads": pads, "dilations": window.dilations}
+    dx = op.Conv(dy, w, group=group, **places)
+    dw = _conv_grad(op, x, dy, w, window, pads, group, 2)[1]
     db = op.ReduceSum(dy, op.ints(0, *range(2, shapes.rank(dy))), keepdims=0)
     return dx, dw, db

@@ -1,4 +1,7 @@
-"""Our operators for batch normalization: x (batch, channels, spatial...), all else one number for each channel."""
+"""Our operators for batch and instance normalization.
+
+x has shape (batch, channels, spatial...), all else one number for each channel.
+"""
 
 from __future__ import annotations
 
@@ -66,3 +69,18 @@ def BatchNormalizationGrad(dy, x, scale, mean, variance, epsilon: float = 1e-05)
     dscale = op.CastLike(op.ReduceSum(g * n, over, keepdims=0), scale)
     dbias = op.CastLike(op.ReduceSum(g, over, keepdims=0), scale)
     return op.Reshape(op.CastLike(dx, x), op.Shape(x)), dscale, dbias
+
+
+@function(like=(1, 2, 2))
+def InstanceNormalizationGrad(dy, x, scale, epsilon: float = 1e-05):
+    """Gradient of InstanceNormalization, its statistics computed again: dx, dscale, dbias; formula as above."""
+    within, over = op.Constant(value_ints=[2]), op.Constant(value_ints=[0, 2])
+    flat_shape = op.Constant(value_ints=[0, 0, -1])
+    flat, g = op.Reshape(x, flat_shape), op.Reshape(dy, flat_shape)
+    centred = flat - op.ReduceMean(flat, within, keepdims=1)
+    variance = op.ReduceMean(centred * centred, within, keepdims=1)
+    inv_std = op.Reciprocal(op.Sqrt(variance + op.CastLike(op.Constant(value_float=epsilon), x)))
+    n = centred * inv_std
+    inner = g - op.ReduceMean(g, within, keepdims=1) - n * op.ReduceMean(g * n, within, keepdims=1)
+    dx = inner * inv_std * op.Reshape(scale, op.Constant(value_ints=[-1, 1]))
+    return op.Reshape(dx, op.Shape(x)), op.ReduceSum(g * n, over, keepdims=0), op.ReduceSum(g, over, keepdims=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import onnx_ir as ir
 import sympy
@@ -99,21 +100,27 @@ class Window:
 
     def fixed_pads(self, sizes: Sequence[Dim]) -> tuple[int, ...] | None:
         """``paddings`` where no size that is known only at run time decides; None otherwise."""
+        if self.pads is not None:
+            return self.pads
         if all(s == 1 for s in self.strides):
-            sizes = self.reach  # with steps of 1 every size is padded alike
-        return self.paddings(sizes) if self.pads is not None or all(isinstance(n, int) for n in sizes) else None  # type: ignore[arg-type]
+            return self.paddings(self.reach)  # with steps of 1 every size is padded alike
+        return self.paddings(sizes) if all(isinstance(n, int) for n in sizes) else None  # type: ignore[arg-type]
 
 
 def _floor_divide(size: Dim, step: int) -> Dim:
     return size if step == 1 else simplify(size // step)  # type: ignore[operator]
 
 
-def window_of(node: ir.Node, kernel: Sequence[Dim]) -> Window:
+def window_of(node: ir.Node, kernel: Sequence[Any]) -> Window:
     """The window of a node from its attributes; ``kernel`` is used where it does not state a shape."""
-    names = ("strides", "dilations", "pads")
-    given = [attribute(node, name) for name in names]
-    shape = attribute(node, "kernel_shape") or kernel
-    return Window.of(shape, *given, attribute(node, "auto_pad", "NOTSET"), attribute(node, "ceil_mode", 0))
+    return Window.of(
+        attribute(node, "kernel_shape") or kernel,
+        attribute(node, "strides"),
+        attribute(node, "dilations"),
+        attribute(node, "pads"),
+        attribute(node, "auto_pad", "NOTSET"),
+        attribute(node, "ceil_mode", 0),
+    )
 
 
 @shape_rule("Conv")

@@ -1,4 +1,4 @@
-"""Batch normalization."""
+"""Batch and instance normalization."""
 
 from __future__ import annotations
 
@@ -96,3 +96,25 @@ def _backward(
         dy, x, scale, mean, variance, save_mean, save_inv_std, training, epsilon, mask
     )
     return made[0] if len(needed) == 1 else made[: len(needed)]
+
+
+@lowering("InstanceNormalization")
+def instance_normalization(x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: float = 1e-5) -> Tensor:
+    """Each channel of each sample by its own statistics."""
+    return torch.instance_norm(x, scale, bias, None, None, True, 0.0, epsilon, torch.backends.cudnn.enabled)
+
+
+@lowering("InstanceNormalizationGrad", domain=DOMAIN)
+def instance_normalization_grad(
+    dy: Tensor, x: Tensor, scale: Tensor, *, needed: Sequence[bool], epsilon: float = 1e-5
+) -> Tensor | tuple[Tensor | None, ...] | None:
+    """As one batch whose channels are all channels of all samples."""
+    batch, channels = x.shape[:2]
+    planes, g = (t.reshape(1, batch * channels, *x.shape[2:]) for t in (x, dy))
+    variance, mean = torch.var_mean(planes, (0, *range(2, x.dim())), correction=0)
+    inv_std = torch.rsqrt(variance + epsilon)
+    made = _backward(g, planes, scale.repeat(batch), None, None, mean, inv_std, True, epsilon, (*needed, False)[:3])
+    dx, dscale, dbias = (*made, None, None)[:3]
+    sums = [None if s is None else s.view(batch, channels).sum(0) for s in (dscale, dbias)]
+    dx = None if dx is None else dx.reshape(x.shape)
+    return dx if len(needed) == 1 else (dx, *sums)[: len(needed)]

@@ -62,7 +62,7 @@ def conv_grad(
     dilations: Sequence[int],
     needed: Sequence[bool],
     group: int = 1,
-) -> Tensor | tuple[Tensor | None, ...]:
+) -> Tensor | tuple[Tensor | None, ...] | None:
     """ATen's kernels, for the gradients that are read."""
     none = (0,) * len(strides)
     padding = padding_of(pads)

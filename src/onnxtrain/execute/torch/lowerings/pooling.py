@@ -72,10 +72,16 @@ def _pool_padding(pads: Sequence[int], window: Window) -> tuple[int, ...] | None
 
 def _frame(x: Tensor, window: Window, pads: Sequence[int], fill: float) -> tuple[Tensor, tuple[int, ...]]:
     """X padded so that exactly the window's places fit, and what was put before each axis."""
-    sizes, before = x.shape[2:], tuple(pads[: len(window.kernel)])
-    places = zip(window.output_sizes(sizes), window.strides, window.reach, sizes, before, strict=True)
-    after = [(p - 1) * s + r - n - b for p, s, r, n, b in places]  # type: ignore[operator]
+    before = tuple(pads[: len(window.kernel)])
+    framed = zip(_used_sizes(x.shape[2:], window), x.shape[2:], before, strict=True)
+    after = [used - size - b for used, size, b in framed]
     return F.pad(x, flat_pads([*before, *after]), value=fill), before
+
+
+def _used_sizes(sizes: Sequence[int], window: Window) -> list[int]:
+    """The number of elements from the first to the last that the window's places reach, padding included."""
+    axes = zip(window.output_sizes(sizes), window.strides, window.reach, strict=True)
+    return [int((places - 1) * step + reach) for places, step, reach in axes]  # type: ignore[arg-type]
 
 
 def _across_planes(indices: Tensor, shape: Sequence[int], sign: int) -> Tensor:
@@ -150,12 +156,8 @@ def _averaged_elements(
     ones = torch.ones((1, 1, *sizes), dtype=model.dtype, device=model.device)
     if include:
         ones = F.pad(ones, flat_pads(pads), value=1.0)
-        half = len(window.kernel)
-        shifted = Window.of(window.kernel, window.strides, window.dilations)
-        places = window.output_sizes(sizes)
-        axes = zip(places, window.strides, window.reach, ones.shape[2:], strict=True)
-        after = [(p - 1) * s + r - n for p, s, r, n in axes]  # type: ignore[operator]
-        return _sum_planes(F.pad(ones, flat_pads([*(0,) * half, *after])), shifted)
+        after = [used - size for used, size in zip(_used_sizes(sizes, window), ones.shape[2:], strict=True)]
+        return _sum_planes(F.pad(ones, flat_pads([*(0 for _ in after), *after])), window)
     return _sum_planes(_frame(ones, window, pads, 0.0)[0], window)
 
 

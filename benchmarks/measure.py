@@ -1,0 +1,160 @@
+"""Training the variants in turn, and what is measured on the way."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from onnxtrain import Options, ORTModule
+
+TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 1e-2}
+
+
+@dataclasses.dataclass
+class Result:
+    """What was measured of one variant.
+
+    Args:
+        name: the variant.
+        seconds: time of each step after the warm-up.
+        first: time of the first step, compilation included.
+        losses: loss of every step.
+        peak: most bytes of tensors alive during a step beside parameters and inputs; None where it cannot be seen.
+        error: why it failed; empty where it did not.
+    """
+
+    name: str
+    seconds: list[float] = dataclasses.field(default_factory=list)
+    first: float = 0.0
+    losses: list[float] = dataclasses.field(default_factory=list)
+    peak: int | None = None
+    error: str = ""
+
+    @property
+    def median(self) -> float:
+        """Median seconds of a step."""
+        return statistics.median(self.seconds) if self.seconds else float("nan")
+
+    @property
+    def spread(self) -> float:
+        """Interquartile range of a step's seconds."""
+        if len(self.seconds) < 4:
+            return float("nan")
+        low, _, high = statistics.quantiles(self.seconds, n=4)
+        return high - low
+
+    def speed(self, base: Result) -> float:
+        """How many times as fast as another variant: the median of the ratios of steps on the same batch."""
+        pairs = list(zip(base.seconds, self.seconds, strict=False))
+        return statistics.median(a / b for a, b in pairs) if pairs else float("nan")
+
+
+def wrap(name: str, model: torch.nn.Module) -> torch.nn.Module:
+    """A model as a variant trains it; ``-grouped`` names the data, not the model."""
+    kind = name.removesuffix("-grouped")
+    if kind == "eager":
+        return model
+    if kind == "compile":
+        return torch.compile(model, dynamic=True)  # type: ignore[return-value]
+    return ORTModule(model, options=Options(backend=kind))
+
+
+class Variant:
+    """One model in training."""
+
+    def __init__(self, name: str, model: torch.nn.Module, dtype: str) -> None:
+        self.result = Result(name)
+        self.model = wrap(name, copy.deepcopy(model))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
+        self.autocast = None if dtype == "float32" else getattr(torch, dtype)
+
+    def step(self, batch: dict[str, torch.Tensor], timed: bool) -> None:
+        """One training step."""
+        start = time.perf_counter()
+        loss = self._loss(batch)
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        seconds = time.perf_counter() - start
+        self.result.losses.append(loss.item())
+        if timed:
+            self.result.seconds.append(seconds)
+        if len(self.result.losses) == 1:
+            self.result.first = seconds
+
+    def _loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        if self.autocast is None:
+            return self.model(**batch).loss
+        with torch.autocast("cpu", dtype=self.autocast):
+            return self.model(**batch).loss
+
+    def measure_peak(self, batch: dict[str, torch.Tensor]) -> None:
+        """Peak of what torch allocates during forward and backward; onnxruntime's own memory is not seen by torch."""
+        if self.result.name.startswith("onnxruntime"):
+            return
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+            self._loss(batch).backward()
+        self.optimizer.zero_grad()
+        events = profiled.profiler.kineto_results.events()  # type: ignore[union-attr]
+        alive = peak = 0
+        for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
+            alive += event.nbytes()
+            peak = max(peak, alive)
+        self.result.peak = peak
+
+
+def run(
+    variants: Sequence[Variant],
+    data: dict[bool, list[dict[str, torch.Tensor]]],
+    warmup: int,
+    progress: Callable[[str], Any] = lambda text: None,
+) -> None:
+    """Train all variants, step by step in turn, whoever begins rotating; a variant that fails is left out from then on.
+
+    Args:
+        variants: what to train.
+        data: batches, padded naively (False) and length-grouped (True).
+        warmup: steps at the start that are not timed.
+        progress: told what runs.
+    """
+    steps = len(data[False])
+    for index in range(steps):
+        turn = index % len(variants)
+        for variant in [*variants[turn:], *variants[:turn]]:
+            if not variant.result.error:
+                progress(f"step {index + 1}/{steps} {variant.result.name}")
+                batch = data[variant.result.name.endswith("-grouped")][index]
+                _guarded(variant, lambda v, b=batch, timed=index >= warmup: v.step(b, timed))
+    for variant in variants:
+        if not variant.result.error:
+            progress(f"memory {variant.result.name}")
+            batch = data[variant.result.name.endswith("-grouped")][0]
+            _guarded(variant, lambda v, b=batch: v.measure_peak(b))
+
+
+def _guarded(variant: Variant, work: Callable[[Variant], None]) -> None:
+    try:
+        work(variant)
+    except Exception as error:  # one variant's fault must not end the others
+        variant.result.error = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+
+
+def disagreement(results: Sequence[Result], dtype: str) -> str:
+    """Which variant's losses differ from eager's by more than the precision allows; empty where none does."""
+    for base in (r for r in results if r.name.startswith("eager") and not r.error):
+        for other in (r for r in results if not r.error and _grouped(r) == _grouped(base)):
+            for step, (a, b) in enumerate(zip(base.losses, other.losses, strict=True)):
+                if not abs(a - b) <= TOLERANCE[dtype] * max(1.0, abs(a)):
+                    return f"{other.name} has loss {b:.6f} where {base.name} has {a:.6f}, at step {step + 1}"
+    return ""
+
+
+def _grouped(result: Result) -> bool:
+    return result.name.endswith("-grouped")
