@@ -56,7 +56,7 @@ def origin_of(
     if target is None or target.namespace != "prims":
         return target
     known = torch._decomp.decomposition_table
-    table = {n.target: known[n.target] for n in _calls(program.graph_module) if n.target in known}
+    table: dict[Any, Any] = {n.target: known[n.target] for n in _calls(program.graph_module) if n.target in known}
     for node in program.run_decompositions(table).graph.nodes:
         if node.target is target:
             return _overload(*str(node.meta.get("original_aten", target)).split("."))

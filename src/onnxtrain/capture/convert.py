@@ -179,7 +179,9 @@ def _renamed(dim: shapes.Dim, renamed: dict[str, str]) -> shapes.Dim:
     expression = _parse(dim.value)
     if expression is None:
         return ir.SymbolicDim(None)
-    names = {s: sympy.Symbol(renamed.get(str(s), str(s)), integer=True, positive=True) for s in expression.free_symbols}
+    names: Any = {
+        s: sympy.Symbol(renamed.get(str(s), str(s)), integer=True, positive=True) for s in expression.free_symbols
+    }
     return shapes.simplify(ir.SymbolicDim(expression.subs(names)))
 
 

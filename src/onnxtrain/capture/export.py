@@ -149,7 +149,7 @@ def _settle_layouts(graph_module: torch.fx.GraphModule) -> None:
     for node in list(graph_module.graph.nodes):
         if node.op == "call_function" and node.target is attention:
             with graph_module.graph.inserting_after(node):
-                arguments = {"memory_format": torch.contiguous_format}
+                arguments: dict[str, Any] = {"memory_format": torch.contiguous_format}
                 copied = graph_module.graph.call_function(torch.ops.aten.clone.default, (node,), arguments)
             _take_place(node, copied)
 

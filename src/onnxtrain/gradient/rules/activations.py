@@ -13,50 +13,50 @@ Value = ir.Value
 
 @gradient("Relu")
 def relu(ctx: Context, dy: Value, x: Value) -> Any:
-    """Dy where y > 0: needs the output, not the input."""
+    """dy where y > 0: needs the output, not the input."""
     return ctx.op.ReluGrad(dy, ctx.y)
 
 
 @gradient("LeakyRelu")
 def leaky_relu(ctx: Context, dy: Value, x: Value, *, alpha: float = 0.01) -> Any:
-    """Dy where x > 0, alpha · dy elsewhere."""
+    """dy where x > 0, alpha · dy elsewhere."""
     return ctx.op.Where(ctx.op.Greater(x, ctx.op.like(0.0, x)), dy, dy * alpha)
 
 
 @gradient("Elu")
 def elu(ctx: Context, dy: Value, x: Value, *, alpha: float = 1.0) -> Any:
-    """Dy where x > 0, dy · (y + alpha) elsewhere."""
+    """dy where x > 0, dy · (y + alpha) elsewhere."""
     return ctx.op.Where(ctx.op.Greater(x, ctx.op.like(0.0, x)), dy, dy * (ctx.y + alpha))
 
 
 @gradient("Tanh")
 def tanh(ctx: Context, dy: Value, x: Value) -> Any:
-    """Dx = dy · (1 - y²)."""
+    """dx = dy · (1 - y²)."""
     return ctx.op.TanhGrad(dy, ctx.y)
 
 
 @gradient("Sigmoid")
 def sigmoid(ctx: Context, dy: Value, x: Value) -> Any:
-    """Dx = dy · y · (1 - y)."""
+    """dx = dy · y · (1 - y)."""
     return ctx.op.SigmoidGrad(dy, ctx.y)
 
 
 @gradient("Softplus")
 def softplus(ctx: Context, dy: Value, x: Value) -> Any:
-    """Dx = dy · sigmoid(x)."""
+    """dx = dy · sigmoid(x)."""
     return dy * ctx.op.Sigmoid(x)
 
 
 @gradient("Softsign")
 def softsign(ctx: Context, dy: Value, x: Value) -> Any:
-    """Dx = dy / (1 + |x|)²."""
+    """dx = dy / (1 + |x|)²."""
     root = ctx.op.Abs(x) + 1.0
     return dy / (root * root)
 
 
 @gradient("HardSigmoid")
 def hard_sigmoid(ctx: Context, dy: Value, x: Value, *, alpha: float = 0.2, beta: float = 0.5) -> Any:
-    """Alpha · dy where 0 < y < 1."""
+    """alpha · dy where 0 < y < 1."""
     op, y = ctx.op, ctx.y
     inside = op.And(op.Greater(y, op.like(0.0, y)), op.Less(y, op.like(1.0, y)))
     return op.Where(inside, dy * alpha, op.like(0.0, dy))
@@ -64,7 +64,7 @@ def hard_sigmoid(ctx: Context, dy: Value, x: Value, *, alpha: float = 0.2, beta:
 
 @gradient("HardSwish")
 def hard_swish(ctx: Context, dy: Value, x: Value) -> Any:
-    """Dy · (x/3 + 1/2) for -3 < x < 3, dy above, 0 below."""
+    """dy · (x/3 + 1/2) for -3 < x < 3, dy above, 0 below."""
     op = ctx.op
     three = op.like(3.0, x)
     middle = op.Where(op.Less(x, three), dy * (x / three + 0.5), dy)
@@ -73,7 +73,7 @@ def hard_swish(ctx: Context, dy: Value, x: Value) -> Any:
 
 @gradient("Erf")
 def erf(ctx: Context, dy: Value, x: Value) -> Any:
-    """Dx = dy · 2/√π · exp(-x²)."""
+    """dx = dy · 2/√π · exp(-x²)."""
     return dy * ctx.op.Exp(ctx.op.Neg(x * x)) * 1.1283791670955126
 
 
@@ -97,13 +97,13 @@ def softmax(ctx: Context, dy: Value, x: Value, *, axis: int = -1) -> Any:
 
 @gradient("LogSoftmax")
 def log_softmax(ctx: Context, dy: Value, x: Value, *, axis: int = -1) -> Any:
-    """Dy - exp(y) · Σ dy: needs the output, not the input."""
+    """dy - exp(y) · Σ dy: needs the output, not the input."""
     return ctx.op.LogSoftmaxGrad(dy, ctx.y, axis=axis)
 
 
 @gradient("PRelu")
 def prelu(ctx: Context, dy: Value, x: Value, slope: Value) -> Any:
-    """Dx = dy or slope · dy by the sign of x; dslope = dy · x where x is negative."""
+    """dx = dy or slope · dy by the sign of x; dslope = dy · x where x is negative."""
     op = ctx.op
     zero = op.like(0.0, x)
     negative = op.Less(x, zero)

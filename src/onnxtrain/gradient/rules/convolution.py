@@ -69,7 +69,7 @@ def conv_transpose(
     output_shape: Any = None,
     **_: Any,
 ) -> Any:
-    """Dx is the convolution of dy; dw that convolution's own weight gradient, with x in the place of its dy."""
+    """dx is the convolution of dy; dw that convolution's own weight gradient, with x in the place of its dy."""
     op = ctx.op
     if output_shape or auto_pad.startswith("SAME"):
         raise ctx.unsupported("the gradient of ConvTranspose with output_shape or auto_pad")

@@ -20,26 +20,26 @@ def add(ctx: Context, dy: Value, *operands: Value) -> Any:
 
 @gradient("Sub")
 def sub(ctx: Context, dy: Value, a: Value, b: Value) -> Any:
-    """Da = dy, db = -dy."""
+    """da = dy, db = -dy."""
     return dy, ctx.op.Neg(dy)
 
 
 @gradient("Mul")
 def mul(ctx: Context, dy: Value, a: Value, b: Value) -> Any:
-    """Da = dy · b, db = dy · a."""
+    """da = dy · b, db = dy · a."""
     return dy * b, dy * a
 
 
 @gradient("Div")
 def div(ctx: Context, dy: Value, a: Value, b: Value) -> Any:
-    """Da = dy / b, db = -dy · a / b² = -da · y."""
+    """da = dy / b, db = -dy · a / b² = -da · y."""
     da = dy / b
     return da, ctx.op.Neg(da * ctx.y)
 
 
 @gradient("Pow")
 def pow_(ctx: Context, dy: Value, x: Value, exponent: Value) -> Any:
-    """Dx = dy · e · x^(e-1); de = dy · y · log x, 0 where x is 0."""
+    """dx = dy · e · x^(e-1); de = dy · y · log x, 0 where x is 0."""
     op = ctx.op
     e = shapes.constant_of(exponent)
     if e is not None and e.size == 1:
@@ -57,80 +57,80 @@ def pow_(ctx: Context, dy: Value, x: Value, exponent: Value) -> Any:
 
 @gradient("Neg")
 def neg(ctx: Context, dy: Value, x: Value) -> Any:
-    """Dx = -dy."""
+    """dx = -dy."""
     return ctx.op.Neg(dy)
 
 
 @gradient("Identity")
 def identity(ctx: Context, dy: Value, x: Value) -> Any:
-    """Dx = dy."""
+    """dx = dy."""
     return dy
 
 
 @gradient("Abs")
 def abs_(ctx: Context, dy: Value, x: Value) -> Any:
-    """Dx = dy · sign(x)."""
+    """dx = dy · sign(x)."""
     return dy * ctx.op.Sign(x)
 
 
 @gradient("Sqrt")
 def sqrt(ctx: Context, dy: Value, x: Value) -> Any:
-    """Dx = dy / (2y)."""
+    """dx = dy / (2y)."""
     return dy / (ctx.y * 2.0)
 
 
 @gradient("Reciprocal")
 def reciprocal(ctx: Context, dy: Value, x: Value) -> Any:
-    """Dx = -dy · y²."""
+    """dx = -dy · y²."""
     return ctx.op.Neg(dy * ctx.y * ctx.y)
 
 
 @gradient("Exp")
 def exp(ctx: Context, dy: Value, x: Value) -> Any:
-    """Dx = dy · y."""
+    """dx = dy · y."""
     return dy * ctx.y
 
 
 @gradient("Log")
 def log(ctx: Context, dy: Value, x: Value) -> Any:
-    """Dx = dy / x."""
+    """dx = dy / x."""
     return dy / x
 
 
 @gradient("Sin")
 def sin(ctx: Context, dy: Value, x: Value) -> Any:
-    """Dx = dy · cos x."""
+    """dx = dy · cos x."""
     return dy * ctx.op.Cos(x)
 
 
 @gradient("Cos")
 def cos(ctx: Context, dy: Value, x: Value) -> Any:
-    """Dx = -dy · sin x."""
+    """dx = -dy · sin x."""
     return ctx.op.Neg(dy * ctx.op.Sin(x))
 
 
 @gradient("Cast")
 def cast(ctx: Context, dy: Value, x: Value, *, to: int, saturate: int = 1, round_mode: str = "up") -> Any:
-    """Dy in x's type."""
+    """dy in x's type."""
     return ctx.op.cast(dy, shapes.dtype_of(x))
 
 
 @gradient("CastLike")
 def cast_like(ctx: Context, dy: Value, x: Value, model: Value, *, saturate: int = 1, round_mode: str = "up") -> Any:
-    """Dy in x's type."""
+    """dy in x's type."""
     return ctx.op.cast(dy, shapes.dtype_of(x)), None
 
 
 @gradient("Where")
 def where(ctx: Context, dy: Value, condition: Value, a: Value, b: Value) -> Any:
-    """Dy where the branch was taken, 0 elsewhere."""
+    """dy where the branch was taken, 0 elsewhere."""
     zero = ctx.op.like(0.0, dy)
     return None, ctx.op.Where(condition, dy, zero), ctx.op.Where(condition, zero, dy)
 
 
 @gradient("Max", "Min")
 def extreme(ctx: Context, dy: Value, *operands: Value) -> Any:
-    """Dy shared equally among the operands that attain the extreme."""
+    """dy shared equally among the operands that attain the extreme."""
     op = ctx.op
     if len(operands) == 1:
         return dy
@@ -141,7 +141,7 @@ def extreme(ctx: Context, dy: Value, *operands: Value) -> Any:
 
 @gradient("Clip")
 def clip(ctx: Context, dy: Value, x: Value, low: Value | None = None, high: Value | None = None) -> Any:
-    """Dy within the bounds, bounds included; 0 outside."""
+    """dy within the bounds, bounds included; 0 outside."""
     op = ctx.op
     inside = None
     if low is not None:
@@ -154,7 +154,7 @@ def clip(ctx: Context, dy: Value, x: Value, low: Value | None = None, high: Valu
 
 @gradient("Mod")
 def mod(ctx: Context, dy: Value, a: Value, b: Value, *, fmod: int = 0) -> Any:
-    """Da = dy; db = -dy · trunc or floor of a/b, as fmod says."""
+    """da = dy; db = -dy · trunc or floor of a/b, as fmod says."""
     quotient = (a - ctx.y) / b
     return dy, ctx.op.Neg(dy * ctx.op.Round(quotient))
 
@@ -163,7 +163,7 @@ def mod(ctx: Context, dy: Value, a: Value, b: Value, *, fmod: int = 0) -> Any:
 def dropout(
     ctx: Context, dy: Value, x: Value, ratio: Value | None = None, training: Value | None = None, *, seed: int = 0
 ) -> Any:
-    """Dx = dy · mask / (1 - ratio); dy itself outside training."""
+    """dx = dy · mask / (1 - ratio); dy itself outside training."""
     flag = shapes.constant_of(training)
     if training is None or (flag is not None and not bool(flag)):
         return dy

@@ -13,7 +13,7 @@ Value = ir.Value
 
 @gradient("Gather")
 def gather(ctx: Context, dy: Value, x: Value, indices: Value, *, axis: int = 0) -> Any:
-    """Dy added at the indices, duplicates summed."""
+    """dy added at the indices, duplicates summed."""
     return ctx.op.GatherGrad(dy, indices, ctx.op.shape(x), axis=axis)
 
 
@@ -25,7 +25,7 @@ def embedding(ctx: Context, dy: Value, weight: Value, indices: Value, *, padding
 
 @gradient("GatherElements")
 def gather_elements(ctx: Context, dy: Value, x: Value, indices: Value, *, axis: int = 0) -> Any:
-    """Dy added at the indices, in zeros."""
+    """dy added at the indices, in zeros."""
     op = ctx.op
     zeros = op.Expand(op.like(0.0, x), op.shape(x))
     return op.ScatterElements(zeros, indices, dy, axis=axis, reduction="add")
@@ -33,7 +33,7 @@ def gather_elements(ctx: Context, dy: Value, x: Value, indices: Value, *, axis: 
 
 @gradient("GatherND")
 def gather_nd(ctx: Context, dy: Value, x: Value, indices: Value, *, batch_dims: int = 0) -> Any:
-    """Dy added at the index tuples, in zeros."""
+    """dy added at the index tuples, in zeros."""
     op = ctx.op
     if batch_dims:
         raise ctx.unsupported("the gradient of GatherND with batch_dims")
@@ -45,7 +45,7 @@ def gather_nd(ctx: Context, dy: Value, x: Value, indices: Value, *, batch_dims: 
 def scatter_elements(
     ctx: Context, dy: Value, x: Value, indices: Value, updates: Value, *, axis: int = 0, reduction: str = "none"
 ) -> Any:
-    """Dx = dy, 0 where overwritten; dupdates = dy at the indices."""
+    """dx = dy, 0 where overwritten; dupdates = dy at the indices."""
     op = ctx.op
     if reduction not in ("none", "add"):
         raise ctx.unsupported(f"the gradient of ScatterElements with reduction {reduction!r}")
@@ -58,7 +58,7 @@ def scatter_elements(
 
 @gradient("ScatterND")
 def scatter_nd(ctx: Context, dy: Value, x: Value, indices: Value, updates: Value, *, reduction: str = "none") -> Any:
-    """Dx = dy, 0 where overwritten; dupdates = dy at the index tuples."""
+    """dx = dy, 0 where overwritten; dupdates = dy at the index tuples."""
     op = ctx.op
     if reduction not in ("none", "add"):
         raise ctx.unsupported(f"the gradient of ScatterND with reduction {reduction!r}")
@@ -71,7 +71,7 @@ def scatter_nd(ctx: Context, dy: Value, x: Value, indices: Value, updates: Value
 
 @gradient("TopK")
 def top_k(ctx: Context, dy: Value, x: Value, k: Value, *, axis: int = -1, **_: Any) -> Any:
-    """Dy scattered to the selected elements."""
+    """dy scattered to the selected elements."""
     op = ctx.op
     zeros = op.Expand(op.like(0.0, x), op.shape(x))
     return op.ScatterElements(zeros, ctx.node.outputs[1], dy, axis=axis)

@@ -15,7 +15,7 @@ Value = ir.Value
 
 @gradient("MatMul")
 def matmul(ctx: Context, dy: Value, a: Value, b: Value) -> Any:
-    """Da = dy · bᵀ, db = aᵀ · dy; one-dimensional operands are taken as a row and a column."""
+    """da = dy · bᵀ, db = aᵀ · dy; one-dimensional operands are taken as a row and a column."""
     op = ctx.op
     ranks = shapes.rank(a), shapes.rank(b)
     if 1 in ranks:
@@ -59,7 +59,7 @@ def rows(op: Builder, x: Value) -> Value:
 
 @gradient("Linear", domain=DOMAIN)
 def linear(ctx: Context, dy: Value, x: Value, weight: Value, bias: Value) -> Any:
-    """Dx = dy · W, dW = dyᵀ · x, dbias = Σ dy over all rows. dW comes first: x is free before dx needs memory."""
+    """dx = dy · W, dW = dyᵀ · x, dbias = Σ dy over all rows. dW comes first: x is free before dx needs memory."""
     op = ctx.op
     if shapes.rank(x) == 1:
         return op.MatMul(dy, weight), op.MatMul(op.Unsqueeze(dy, op.ints(1)), op.Unsqueeze(x, op.ints(0))), dy

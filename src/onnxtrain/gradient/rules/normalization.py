@@ -31,7 +31,7 @@ def softmax_cross_entropy(
     reduction: str = "mean",
     ignore_index: Any = None,
 ) -> Any:
-    """Dlosses · (softmax(scores) - onehot(labels)), from the log probabilities that the forward pass gives."""
+    """dlosses · (softmax(scores) - onehot(labels)), from the log probabilities that the forward pass gives."""
     dlosses = _per_label(ctx, dy, scores, labels, weights, reduction, ignore_index)
     return ctx.op.SoftmaxCrossEntropyLossGrad(dlosses, ctx.output(1), labels), None, None
 

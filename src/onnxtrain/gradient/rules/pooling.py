@@ -16,7 +16,7 @@ Value = ir.Value
 
 @gradient("MaxPool")
 def max_pool(ctx: Context, dy: Value, x: Value, *, storage_order: int = 0, **_: Any) -> Any:
-    """Dy at the places that the forward pass's Indices output names."""
+    """dy at the places that the forward pass's Indices output names."""
     if storage_order:
         raise ctx.unsupported("the gradient of MaxPool with column-major indices")
     return ctx.op.MaxPoolGrad(dy, ctx.output(1), ctx.op.shape(x))
@@ -41,7 +41,7 @@ def average_pool(ctx: Context, dy: Value, x: Value, *, count_include_pad: int = 
 
 @gradient("GlobalAveragePool")
 def global_average_pool(ctx: Context, dy: Value, x: Value) -> Any:
-    """Dy divided by the number of elements of each mean, expanded."""
+    """dy divided by the number of elements of each mean, expanded."""
     op = ctx.op
     count = op.cast(op.Div(op.Size(x), op.Size(ctx.y)), shapes.dtype_of(dy))
     return op.Expand(dy / count, op.shape(x))
@@ -49,7 +49,7 @@ def global_average_pool(ctx: Context, dy: Value, x: Value) -> Any:
 
 @gradient("GlobalMaxPool")
 def global_max_pool(ctx: Context, dy: Value, x: Value) -> Any:
-    """Dy at the first maximum of each channel."""
+    """dy at the first maximum of each channel."""
     op = ctx.op
     planes = op.Reshape(x, op.ints(0, 0, -1))
     first = op.ArgMax(planes, axis=2, keepdims=1)

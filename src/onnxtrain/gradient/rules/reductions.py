@@ -31,7 +31,7 @@ def _is_noop(ctx: Context, axes: Value | None) -> bool:
 
 @gradient("ReduceSum")
 def reduce_sum(ctx: Context, dy: Value, x: Value, axes: Value | None = None, *, keepdims: int = 1, **_: Any) -> Any:
-    """Dy expanded to x's shape."""
+    """dy expanded to x's shape."""
     if _is_noop(ctx, axes):
         return dy
     return ctx.op.Expand(_spread(ctx, dy, x, axes, keepdims), ctx.op.shape(x))
@@ -39,7 +39,7 @@ def reduce_sum(ctx: Context, dy: Value, x: Value, axes: Value | None = None, *, 
 
 @gradient("ReduceMean")
 def reduce_mean(ctx: Context, dy: Value, x: Value, axes: Value | None = None, *, keepdims: int = 1, **_: Any) -> Any:
-    """Dy divided by the number of elements of each mean, expanded."""
+    """dy divided by the number of elements of each mean, expanded."""
     op = ctx.op
     if _is_noop(ctx, axes):
         return dy
@@ -50,7 +50,7 @@ def reduce_mean(ctx: Context, dy: Value, x: Value, axes: Value | None = None, *,
 
 @gradient("ReduceMax", "ReduceMin")
 def reduce_extreme(ctx: Context, dy: Value, x: Value, axes: Value | None = None, *, keepdims: int = 1, **_: Any) -> Any:
-    """Dy shared equally among the elements that attain the extreme."""
+    """dy shared equally among the elements that attain the extreme."""
     op = ctx.op
     if _is_noop(ctx, axes):
         return dy
@@ -61,7 +61,7 @@ def reduce_extreme(ctx: Context, dy: Value, x: Value, axes: Value | None = None,
 
 @gradient("ReduceL2")
 def reduce_l2(ctx: Context, dy: Value, x: Value, axes: Value | None = None, *, keepdims: int = 1, **_: Any) -> Any:
-    """Dy · x / y, 0 where the norm is 0."""
+    """dy · x / y, 0 where the norm is 0."""
     op = ctx.op
     y = _spread(ctx, ctx.y, x, axes, keepdims)
     zero = op.like(0.0, x)
@@ -71,7 +71,7 @@ def reduce_l2(ctx: Context, dy: Value, x: Value, axes: Value | None = None, *, k
 
 @gradient("ReduceL1")
 def reduce_l1(ctx: Context, dy: Value, x: Value, axes: Value | None = None, *, keepdims: int = 1, **_: Any) -> Any:
-    """Dy · sign(x)."""
+    """dy · sign(x)."""
     return ctx.op.Sign(x) * _spread(ctx, dy, x, axes, keepdims)
 
 
@@ -87,7 +87,7 @@ def reduce_sum_square(
 def reduce_log_sum_exp(
     ctx: Context, dy: Value, x: Value, axes: Value | None = None, *, keepdims: int = 1, **_: Any
 ) -> Any:
-    """Dy · exp(x - y)."""
+    """dy · exp(x - y)."""
     op = ctx.op
     return op.Exp(x - _spread(ctx, ctx.y, x, axes, keepdims)) * _spread(ctx, dy, x, axes, keepdims)
 

@@ -16,7 +16,7 @@ _LARGEST = np.iinfo(np.int64).max
 
 @gradient("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 def reshape(ctx: Context, dy: Value, x: Value, *_: Value, **attributes: Any) -> Any:
-    """Dy in x's shape."""
+    """dy in x's shape."""
     return ctx.op.Reshape(dy, ctx.op.shape(x), allowzero=1)
 
 
@@ -28,14 +28,14 @@ def expand(ctx: Context, dy: Value, x: Value, shape: Value) -> Any:
 
 @gradient("Transpose")
 def transpose(ctx: Context, dy: Value, x: Value, *, perm: Any = None) -> Any:
-    """Dy with the inverse permutation."""
+    """dy with the inverse permutation."""
     order = list(perm) if perm is not None else list(range(shapes.rank(x)))[::-1]
     return ctx.op.Transpose(dy, perm=[order.index(i) for i in range(len(order))])
 
 
 @gradient("Concat")
 def concat(ctx: Context, dy: Value, *parts: Value, axis: int) -> Any:
-    """Dy split at the parts' sizes."""
+    """dy split at the parts' sizes."""
     op = ctx.op
     if len(parts) == 1:
         return dy
@@ -60,7 +60,7 @@ def split(
 def slice_(
     ctx: Context, dy: Value, x: Value, starts: Value, ends: Value, axes: Value | None = None, steps: Value | None = None
 ) -> Any:
-    """Dy at its place in zeros: padded where the steps are 1, scattered otherwise."""
+    """dy at its place in zeros: padded where the steps are 1, scattered otherwise."""
     op = ctx.op
     step = shapes.constant_of(steps)
     first, at = shapes.data_of(starts), shapes.constant_of(axes)

@@ -112,6 +112,7 @@ def _complete_outputs(node: ir.Node) -> None:
 
 def infer_by_body(node: ir.Node) -> list[shapes.Facts]:
     """Facts of the outputs of one of our operators: from its ``like``, else from its body run symbolically."""
+    _load()
     definition = DEFINITIONS.get(node.op_type)
     if definition is None:
         return [shapes.Facts(v.dtype or ir.DataType.UNDEFINED, shapes.dims_of(v)) for v in node.outputs]

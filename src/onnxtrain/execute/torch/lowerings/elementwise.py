@@ -184,7 +184,7 @@ def elu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
 
 @lowering("HardSigmoid")
 def hard_sigmoid(x: Tensor, *, alpha: float = 0.2, beta: float = 0.5) -> Tensor:
-    """Alpha · x + beta within 0 and 1."""
+    """alpha · x + beta within 0 and 1."""
     return torch.clamp(x * alpha + beta, 0, 1)
 
 
@@ -227,6 +227,6 @@ def dropout(
 
 @lowering("DropoutGrad", domain=DOMAIN)
 def dropout_grad(dy: Tensor, mask: Tensor, ratio: Tensor) -> Tensor:
-    """Dy · mask / (1 - ratio)."""
+    """dy · mask / (1 - ratio)."""
     p = float(ratio)
     return aten.native_dropout_backward(dy, mask, 0.0 if p == 1.0 else 1.0 / (1.0 - p))

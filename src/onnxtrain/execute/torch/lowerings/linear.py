@@ -37,7 +37,7 @@ def gemm(
     transA: int = 0,  # noqa: N803
     transB: int = 0,  # noqa: N803
 ) -> Tensor:
-    """Alpha · A' B' + beta · C."""
+    """alpha · A' B' + beta · C."""
     a, b = a.t() if transA else a, b.t() if transB else b
     if c is None or beta == 0.0:
         y = torch.mm(a, b)
@@ -143,7 +143,7 @@ def _scatter_labels(target: Tensor, dlosses: Tensor, labels: Tensor) -> Tensor:
 
 @lowering("SoftmaxCrossEntropyLossGrad", domain=DOMAIN)
 def softmax_cross_entropy_grad(dlosses: Tensor, log_prob: Tensor, labels: Tensor) -> Tensor:
-    """Dlosses · (exp(log_prob) - onehot(labels)), in one buffer."""
+    """dlosses · (exp(log_prob) - onehot(labels)), in one buffer."""
     return _scatter_labels(torch.exp(log_prob).mul_(dlosses.unsqueeze(1)), dlosses, labels)
 
 

@@ -93,7 +93,7 @@ def _across_planes(indices: Tensor, shape: Sequence[int], sign: int) -> Tensor:
 
 @lowering("MaxPoolGrad", domain=DOMAIN, host=(2,))
 def max_pool_grad(dy: Tensor, indices: Tensor, shape: Any) -> Tensor:
-    """Dy added plane by plane, in dy's memory format."""
+    """dy added plane by plane, in dy's memory format."""
     local = _across_planes(indices, shape, -1)
     batch, channels, count = shape[0], shape[1], math.prod(shape[2:])
     if dy.stride(1) == 1 and not dy.is_contiguous():

@@ -1,0 +1,44 @@
+"""How operators whose training meaning torch.onnx would lose, or spread over many nodes, become ONNX nodes.
+
+The table maps ATen overloads to functions that record nodes; the package's modules fill it, by family.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from typing import Any
+
+import onnx_ir as ir
+
+TRANSLATIONS: dict[Any, Callable[..., Any]] = {}
+
+
+def translation(*targets: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register how an ATen operator becomes nodes; arguments are the operator's, tensors as graph values."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        for target in targets:
+            if target in TRANSLATIONS:
+                raise ValueError(f"the translation of {target} is registered twice")
+            TRANSLATIONS[target] = function
+        return function
+
+    return register
+
+
+def standard() -> Any:
+    """The operators of ONNX: calling one adds a node to the graph that torch.onnx builds."""
+    from onnxscript import opset20
+
+    return opset20
+
+
+def number(value: float) -> ir.Value:
+    """A float32 constant."""
+    return standard().Constant(value_float=float(value))
+
+
+for _family in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_family.name}")

@@ -1,0 +1,107 @@
+"""Attention: one node where a fused kernel exists in both directions, else its formula."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from onnxtrain.capture.aten import record_node
+from onnxtrain.capture.translations import number, standard, translation
+from onnxtrain.ir.traits import Trait, traits_of
+
+aten = torch.ops.aten
+
+
+@translation(aten.scaled_dot_product_attention.default)
+def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+    """One node where a fused kernel exists in both directions; Softmax(Q K^T) V otherwise (dropout, learned masks)."""
+    size = query.shape[-1]
+    fixed = isinstance(scale, int | float) or (scale is None and isinstance(size, int))
+    factor = (float(scale) if scale is not None else float(size) ** -0.5) if fixed else _scale_of(query, scale)
+    if enable_gqa:
+        key, value = _repeat_heads(query, key), _repeat_heads(query, value)
+    learned = _is_learned(attn_mask)
+    if attn_mask is not None and attn_mask.dtype == ir.DataType.BOOL:
+        attn_mask = _additive(attn_mask, query)
+    if dropout_p == 0.0 and not learned and fixed:
+        if attn_mask is None:
+            op_type = "CausalScaledDotProductAttention" if is_causal else "ScaledDotProductAttention"
+            return record_node(op_type, [query, key, value], {"scale": factor})
+        if not is_causal:
+            return record_node("MaskedScaledDotProductAttention", [query, key, value, attn_mask], {"scale": factor})
+    return _plain_attention(query, key, value, attn_mask, float(dropout_p), bool(is_causal), factor)
+
+
+def _additive(mask: Any, model: Any) -> Any:
+    op = standard()
+    minus_infinity = op.CastLike(number(float("-inf")), model)
+    return op.Where(mask, op.CastLike(number(0.0), model), minus_infinity)
+
+
+def _is_learned(mask: Any) -> bool:
+    """Whether a mask depends on a parameter or a floating input: fused kernels do not give it a gradient.
+
+    torch.export calls parameters ``p_...`` and our inputs ``tensors_...``.
+    """
+    todo, seen = [mask], set()
+    while todo:
+        value = todo.pop()
+        if value is None or id(value) in seen:
+            continue
+        seen.add(id(value))
+        node = value.producer()
+        if value.dtype == ir.DataType.BOOL:
+            continue
+        if node is None and str(value.name).startswith(("p_", "tensors_")) and value.dtype.is_floating_point():
+            return True
+        if node is not None and Trait.STOP not in traits_of(node) and not _gives_integers(value, node):
+            todo.extend(node.inputs[:1] if node.op_type == "CastLike" else node.inputs)
+    return False
+
+
+def _gives_integers(value: Any, node: ir.Node) -> bool:
+    if node.op_type == "Cast":
+        return not ir.DataType(node.attributes["to"].as_int()).is_floating_point()
+    return value.dtype is not None and not value.dtype.is_floating_point()
+
+
+def _repeat_heads(query: Any, value: Any) -> Any:
+    """Each key and value head repeated for the query heads that share it (grouped-query attention)."""
+    repeats = query.shape[1] // value.shape[1]
+    if repeats == 1:
+        return value
+    op = standard()
+    shape = op.Shape(value)
+    first, rest = op.Slice(shape, [0], [2]), op.Slice(shape, [2], [4])
+    wide = op.Expand(op.Unsqueeze(value, [2]), op.Concat(first, [repeats], rest, axis=0))
+    return op.Reshape(wide, op.Concat(op.Slice(shape, [0], [1]), [query.shape[1]], rest, axis=0))
+
+
+def _scale_of(query: Any, scale: Any) -> Any:
+    """The scale as a value of the graph: given as one, or the inverse root of a width that is not known."""
+    op = standard()
+    if scale is not None:
+        return op.CastLike(scale, query)
+    return op.Reciprocal(op.Sqrt(op.CastLike(op.Squeeze(op.Shape(query, start=-1)), query)))
+
+
+def _plain_attention(
+    query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool, scale: float | ir.Value
+) -> Any:
+    """As eager computes it: query and key scaled by sqrt(scale) each, mask added, Softmax, Dropout."""
+    op = standard()
+    root = op.Sqrt(scale) if isinstance(scale, ir.Value) else op.CastLike(number(scale**0.5), query)
+    scores = op.MatMul(op.Mul(query, root), op.Transpose(op.Mul(key, root), perm=[0, 1, 3, 2]))
+    if causal:
+        size = op.Concat(op.Shape(query, start=2, end=3), op.Shape(key, start=2, end=3), axis=0)
+        seen = op.Trilu(op.ConstantOfShape(size, value=ir.tensor([True])), upper=0)
+        scores = op.Add(scores, _additive(seen, query))
+    if mask is not None:
+        scores = op.Add(scores, mask)
+    weights = op.Softmax(scores, axis=-1)
+    if dropout > 0.0:
+        training = op.Constant(value=ir.tensor(True))
+        weights = record_node("Dropout", [weights, number(dropout), training], domain="")
+    return op.MatMul(weights, value)

@@ -1,0 +1,73 @@
+"""Linear layers, embeddings, splits and detach."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from onnxtrain.capture.aten import record_node
+from onnxtrain.capture.translations import standard, translation
+
+aten = torch.ops.aten
+
+
+@translation(aten.linear.default)
+def linear(x, weight, bias=None):
+    """One Linear node with a bias; MatMul with a transposed weight without."""
+    if bias is None:
+        return standard().MatMul(x, standard().Transpose(weight, perm=[1, 0]))
+    return record_node("Linear", [x, weight, bias])
+
+
+@translation(aten.embedding.default)
+def embedding(weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False):
+    """One Embedding node, which knows the row that gets no gradient."""
+    return record_node("Embedding", [weight, indices], {"padding_idx": -1 if padding_idx is None else padding_idx})
+
+
+@translation(aten.split.Tensor)
+def split(x, size, dim=0):
+    """One Split node; as a sequence where the number of parts is not known."""
+    total = x.shape[dim]
+    if not isinstance(total, int) or not isinstance(size, int):
+        from onnxscript.function_libs.torch_lib.ops.core import aten_split
+
+        return aten_split(x, size, dim)
+    sizes = [size] * (total // size) + ([total % size] if total % size else [])
+    return _split(x, sizes, dim)
+
+
+@translation(aten.split_with_sizes.default)
+def split_with_sizes(x, sizes, dim=0):
+    """One Split node; as a sequence where the sizes are not known."""
+    if not isinstance(sizes, list | tuple) or not all(isinstance(s, int) for s in sizes):
+        from onnxscript.function_libs.torch_lib.ops.core import aten_split_with_sizes
+
+        return aten_split_with_sizes(x, sizes, dim)
+    return _split(x, list(sizes), dim)
+
+
+@translation(aten.unbind.int)
+def unbind(x, dim=0):
+    """One slice for each index; as a sequence where their number is not known."""
+    total = x.shape[dim]
+    if not isinstance(total, int):
+        from onnxscript.function_libs.torch_lib.ops.core import aten_unbind
+
+        return aten_unbind(x, dim)
+    return tuple(standard().Gather(x, standard().Constant(value_int=i), axis=dim) for i in range(total))
+
+
+def _split(x: Any, sizes: list[int], dim: int) -> tuple[Any, ...]:
+    op = standard()
+    if len(sizes) == 1:
+        return (op.Identity(x),)
+    made = record_node("Split", [x, op.Constant(value_ints=sizes)], {"axis": dim}, outputs=len(sizes), domain="")
+    return tuple(made)
+
+
+@translation(aten.detach.default)
+def detach(x):
+    """Detach: the identity, and a stop for gradients."""
+    return record_node("Detach", [x])

@@ -1,0 +1,75 @@
+"""Convolution, adaptive pooling and BatchNorm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from onnxtrain.capture.aten import record_node, translation_of
+from onnxtrain.capture.translations import number, standard, translation
+
+aten = torch.ops.aten
+
+
+@translation(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
+def convolution(x, weight, bias=None, stride=(1,), padding=(0,), dilation=(1,), groups=1):
+    """One Conv node, without a bias where there is none: torch.onnx would add zeros."""
+    op, count = standard(), len(weight.shape) - 2
+    strides, pads, apart = (list(v) * (count // len(v)) for v in (stride, padding, dilation))
+    attributes = {"strides": strides, "pads": pads * 2, "dilations": apart, "group": groups}
+    if len(x.shape) > count + 1:
+        return record_node("Conv", [x, weight, bias], attributes, domain="")
+    first = op.Constant(value_ints=[0])
+    return op.Squeeze(record_node("Conv", [op.Unsqueeze(x, first), weight, bias], attributes, domain=""), first)
+
+
+def _adaptive(target: Any) -> None:
+    """Adaptive pooling stays an ATen node: torch.onnx would fix the window for the size of the example."""
+    as_aten = translation_of(target)
+
+    @translation(target)
+    def pool(x: Any, size: Any, *rest: Any) -> Any:
+        op = standard()
+        if "avg" in target.name() and all(isinstance(s, int) and s == 1 for s in size):
+            return op.ReduceMean(x, op.Constant(value_ints=list(range(-len(size), 0))), keepdims=1)
+        return as_aten(x, size, *rest)
+
+
+for _name in ("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "_adaptive_avg_pool2d"):
+    _adaptive(getattr(aten, _name).default)
+for _name in ("_adaptive_avg_pool3d", "adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d"):
+    _adaptive(getattr(aten, _name).default)
+
+
+def _filled(like: Any, value: float) -> Any:
+    """A constant in the shape and type of another value."""
+    op = standard()
+    return op.Expand(op.CastLike(number(value), like), op.Shape(like))
+
+
+@translation(aten._native_batch_norm_legit_functional.default)
+def batch_norm_training(x, weight, bias, running_mean, running_var, training, momentum, eps):
+    """Batch statistics and updated running statistics in train mode, as torch computes them."""
+    weight = _filled(running_mean, 1.0) if weight is None else weight
+    bias = _filled(running_mean, 0.0) if bias is None else bias
+    if not training:
+        y = standard().BatchNormalization(x, weight, bias, running_mean, running_var, epsilon=eps)
+        return y, running_mean, running_var, running_mean, running_var
+    y, new_mean, new_var, mean, inv_std = record_node(
+        "BatchNormTraining",
+        [x, weight, bias, running_mean, running_var],
+        {"epsilon": float(eps), "momentum": float(momentum)},
+        outputs=5,
+    )
+    return y, mean, inv_std, new_mean, new_var
+
+
+@translation(aten._native_batch_norm_legit.no_stats)
+def batch_norm_without_statistics(x, weight, bias, training, momentum, eps):
+    """Batch statistics alone, where no running ones are kept."""
+    op = standard()
+    channels = op.Shape(x, start=1, end=2)
+    mean, var = (op.Expand(op.CastLike(number(v), x), channels) for v in (0.0, 1.0))
+    y, mean, inv_std, _, _ = batch_norm_training(x, weight, bias, mean, var, True, momentum, eps)
+    return y, mean, inv_std
