@@ -7,6 +7,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxtrain.gradient.registry import DOMAIN, Context, gradient
+from onnxtrain.ir import shapes
 
 Value = ir.Value
 
@@ -33,12 +34,21 @@ def gather_elements(ctx: Context, dy: Value, x: Value, indices: Value, *, axis: 
 
 @gradient("GatherND")
 def gather_nd(ctx: Context, dy: Value, x: Value, indices: Value, *, batch_dims: int = 0) -> Any:
-    """dy added at the index tuples, in zeros."""
+    """dy added at the index tuples, which become row numbers (they are not negative: torch makes them so)."""
     op = ctx.op
     if batch_dims:
         raise ctx.unsupported("the gradient of GatherND with batch_dims")
-    zeros = op.Expand(op.like(0.0, x), op.shape(x))
-    return op.ScatterND(zeros, indices, dy, reduction="add")
+    shape, count = op.shape(x), shapes.known_dims(indices)[-1]
+    if not isinstance(count, int):
+        raise ctx.unsupported("the gradient of GatherND whose index tuples have no known length")
+    flat = op.Gather(indices, op.constant(0), axis=-1)
+    for axis in range(1, count):
+        flat = op.Add(op.Mul(flat, op.size(x, axis)), op.Gather(indices, op.constant(axis), axis=-1))
+    rows = op.ReduceProd(op.Slice(shape, op.ints(0), op.ints(count)), keepdims=1)
+    width = op.ReduceProd(op.Slice(shape, op.ints(count), op.ints(shapes.rank(x))), keepdims=1)
+    flat = op.Reshape(flat, op.ints(-1))
+    matrix = op.Reshape(dy, op.Concat(op.Shape(flat), width, axis=0), allowzero=1)
+    return op.Reshape(op.GatherGrad(matrix, flat, op.Concat(rows, width, axis=0)), shape, allowzero=1)
 
 
 @gradient("ScatterElements")

@@ -82,11 +82,11 @@ def body_of(op_type: str) -> ir.Function:
 def attach(model: ir.Model) -> None:
     """Give the model the bodies of all our operators that it uses, those that bodies use included.
 
-    Nodes of ours get all the outputs that their body has: runtimes do not accept fewer.
+    Nodes of ours get all the outputs and attributes that their body has: runtimes do not accept fewer.
     """
     for node in model.graph:
         if node.domain == DOMAIN and node.op_type not in OPAQUE:
-            _complete_outputs(node)
+            _complete(node)
     todo = {n.op_type for n in model.graph.all_nodes() if n.domain == DOMAIN}
     wanted: set[str] = set()
     while todo:
@@ -101,8 +101,12 @@ def attach(model: ir.Model) -> None:
         model.graph.opset_imports[DOMAIN] = VERSION
 
 
-def _complete_outputs(node: ir.Node) -> None:
-    count = len(body_of(node.op_type).outputs)
+def _complete(node: ir.Node) -> None:
+    body = body_of(node.op_type)
+    for name, default in body.attributes.items():
+        if name not in node.attributes and default.value is not None:
+            node.attributes[name] = default
+    count = len(body.outputs)
     if len(node.outputs) < count:
         node.resize_outputs(count)
     for index, value in enumerate(node.outputs):

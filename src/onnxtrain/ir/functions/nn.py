@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from onnxscript import opset20 as op
+from onnxscript import values
 
-from onnxtrain.ir.functions import function
+from onnxtrain.ir.functions import DOMAIN, VERSION, function
+
+own = values.Opset(DOMAIN, VERSION)
 
 
 @function(like=(0,))
@@ -53,32 +56,48 @@ def Embedding(weight, indices, padding_idx: int = -1):
 
 
 @function()
+def AddRows(rows, indices, shape):
+    """A matrix of zeros of that shape with each of the rows added at its index.
+
+    By ScatterElements: onnxruntime's ScatterND adds duplicates from several threads at once and loses some (1.31).
+    """
+    zeros = op.Expand(op.CastLike(op.Constant(value_float=0.0), rows), shape)
+    column = op.Unsqueeze(indices, op.Constant(value_ints=[-1]))
+    return op.ScatterElements(zeros, op.Expand(column, op.Shape(rows)), rows, axis=0, reduction="add")
+
+
+@function()
 def EmbeddingGrad(dy, indices, shape, padding_idx: int = -1):
     """Gradient of Embedding: rows of dy added at their indices, those of ``padding_idx`` left out."""
-    kept = op.Not(op.Equal(indices, op.CastLike(op.Constant(value_int=padding_idx), indices)))
-    masked = op.Where(
-        op.Unsqueeze(kept, op.Constant(value_ints=[-1])), dy, op.CastLike(op.Constant(value_float=0.0), dy)
+    minus_one = op.Constant(value_ints=[-1])
+    flat = op.Reshape(indices, minus_one)
+    kept = op.Not(op.Equal(flat, op.CastLike(op.Constant(value_int=padding_idx), flat)))
+    rows = op.Reshape(
+        dy, op.Concat(minus_one, op.Slice(shape, op.Constant(value_ints=[1]), op.Constant(value_ints=[2])), axis=0)
     )
-    zeros = op.Expand(op.CastLike(op.Constant(value_float=0.0), dy), shape)
-    return op.ScatterND(zeros, op.Unsqueeze(indices, op.Constant(value_ints=[-1])), masked, reduction="add")
+    masked = op.Where(op.Unsqueeze(kept, minus_one), rows, op.CastLike(op.Constant(value_float=0.0), dy))
+    return own.AddRows(masked, flat, shape)
 
 
 @function()
 def GatherGrad(dy, indices, shape, axis: int = 0):
     """Gradient of Gather: slices of dy added at their indices along ``axis``.
 
-    The axis is brought to the front by a reshape to (before, axis, after) on both sides.
+    dy is read as (before, indices, after), the axis brought to the front and the rest made one row.
     """
     minus_one = op.Constant(value_ints=[-1])
+    zero, one = op.Constant(value_ints=[0]), op.Constant(value_ints=[1])
     rank = op.Size(shape)
-    first = op.Reshape(op.Mod(op.Constant(value_int=axis) + rank, rank), minus_one)
-    before = op.ReduceProd(op.Slice(shape, op.Constant(value_ints=[0]), first), keepdims=1)
-    size = op.Gather(shape, first)
-    after = op.ReduceProd(
-        op.Slice(shape, first + op.Constant(value_ints=[1]), op.Constant(value_ints=[9223372036854775807])), keepdims=1
-    )
+    at = op.Reshape(op.Mod(op.Constant(value_int=axis) + rank, rank), minus_one)
+    size = op.Gather(shape, at)
+    before = op.ReduceProd(op.Slice(shape, zero, at), keepdims=1)
+    after = op.ReduceProd(op.Slice(shape, at + one, op.Constant(value_ints=[9223372036854775807])), keepdims=1)
     flat = op.Reshape(indices, minus_one)
-    rows = op.Reshape(dy, op.Concat(before, op.Shape(flat), after, axis=0), allowzero=1)
-    zeros = op.Expand(op.CastLike(op.Constant(value_float=0.0), dy), op.Concat(size, before, after, axis=0))
-    summed = op.ScatterND(zeros, op.Unsqueeze(flat, minus_one), op.Transpose(rows, perm=[1, 0, 2]), reduction="add")
-    return op.Reshape(op.Transpose(summed, perm=[1, 0, 2]), shape, allowzero=1)
+    positive = op.Where(op.Less(flat, op.CastLike(zero, flat)), flat + op.CastLike(size, flat), flat)
+    slices = op.Reshape(dy, op.Concat(before, op.Shape(flat), after, axis=0), allowzero=1)
+    rows = op.Reshape(
+        op.Transpose(slices, perm=[1, 0, 2]), op.Concat(op.Shape(flat), before * after, axis=0), allowzero=1
+    )
+    summed = own.AddRows(rows, positive, op.Concat(size, before * after, axis=0))
+    parts = op.Reshape(summed, op.Concat(size, before, after, axis=0), allowzero=1)
+    return op.Reshape(op.Transpose(parts, perm=[1, 0, 2]), shape, allowzero=1)
