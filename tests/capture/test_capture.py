@@ -54,6 +54,16 @@ def test_every_node_knows_its_line() -> None:
     assert len(lines) == 3 and all(line.startswith("test_capture.py:") for line in lines)
 
 
+@pytest.mark.parametrize("backend", ["torch", "onnxruntime"])
+def test_opset_21(backend: str) -> None:
+    eager = Layers()
+    wrapped, given = ORTModule(copy.deepcopy(eager), options=Options(backend=backend, opset=21)), example()
+    for run in (wrapped, eager):
+        run(*given).square().mean().backward()
+    assert capture(eager, given, {}, opset=21).graph.model.graph.opset_imports[""] == 21
+    torch.testing.assert_close(wrapped.embed.weight.grad, eager.embed.weight.grad, rtol=1e-4, atol=1e-6)
+
+
 def test_same_module_same_text() -> None:
     from onnxtrain.ir.printer import to_text
 

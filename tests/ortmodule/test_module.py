@@ -83,12 +83,22 @@ def test_gradient_of_another_output_than_the_loss(pair: tuple[ORTModule, Small])
             run(**given)["logits"].square().sum().backward()
         for ours, theirs in zip(gradients(wrapped), gradients(eager), strict=True):
             torch.testing.assert_close(ours, theirs)
+    wrapped.eval(), eager.eval()  # no buffer changes here
     for run in (wrapped, eager):
         run.zero_grad()
         out = run(**given)
         (out["loss"] + out["logits"].sum()).backward()
     for ours, theirs in zip(gradients(wrapped), gradients(eager), strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+def test_unexpected_gradient_after_a_change_is_refused() -> None:
+    wrapped, given = ORTModule(Small()), batch()
+    wrapped(**given)["loss"].backward()
+    out = wrapped(**given)
+    with pytest.raises(GradientError, match="for the first time"):
+        out["logits"].sum().backward()
+    wrapped(**given)["logits"].sum().backward()
 
 
 def test_buffers_are_written_back(pair: tuple[ORTModule, Small]) -> None:

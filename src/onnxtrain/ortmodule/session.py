@@ -41,6 +41,7 @@ class Session:
         self._variants: dict[tuple[str, ...], Compiled] = {}
         self._watched: dict[int, frozenset[str]] = {}
         self.expected: tuple[str, ...] | None = None  # outputs that will receive a gradient
+        self.confirmed = False  # whether a backward pass has shown which outputs do
         self.verification: verification.Report | None = None
         self.is_random = any(Trait.RANDOM in traits_of(node) for node in self.captured.graph.model.graph)
 

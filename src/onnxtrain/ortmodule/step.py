@@ -9,6 +9,7 @@ import torch
 
 from onnxtrain.compiler import Compiled
 from onnxtrain.errors import GradientError
+from onnxtrain.ortmodule import randomness
 from onnxtrain.ortmodule.session import Session, as_torch
 from onnxtrain.ortmodule.verification import Verification
 
@@ -44,7 +45,11 @@ class _State:
         self.session, self.compiled, self.differentiable = session, compiled, list(differentiable)
         users = session.signature.user_inputs
         self.inputs = inputs | {name: inputs[name].detach() for name in users}
-        self.random = torch.get_rng_state() if session.is_random else None
+        self.random = randomness.state() if session.is_random else None
+        self.versions = [x._version for x in inputs.values()]
+        self.before: dict[str, torch.Tensor] = {}  # content of buffers that the forward pass will change
+        if not session.confirmed:
+            self.before = {name: inputs[name].clone() for name in session.signature.buffer_updates if name in inputs}
         self.saved: Any = None
         self.used = False
         self.visible: list[tuple[str, torch.Tensor, int]] = []
@@ -113,16 +118,36 @@ class _State:
         """Take the variant for the outputs that received a gradient; where too few were expected, run forward again."""
         session = self.session
         expected = set(self.compiled.plan.output_gradients)
+        session.confirmed, first = True, not session.confirmed
         if set(received) == expected:
             return
-        session.expected = received if set(received) - expected or len(received) < len(expected) else session.expected
+        session.expected = received
         if set(received) <= expected:
             return
+        self._check_unchanged(first)
         self.compiled = session.variant(self.differentiable, received)
-        with torch.random.fork_rng(devices=[]):
-            if self.random is not None:
-                torch.set_rng_state(self.random)
-            _, self.saved = self.compiled.executable.forward(list(self.inputs.values()))
+        with randomness.replayed(self.random or randomness.state()):
+            _, self.saved = self.compiled.executable.forward(list((self.inputs | self.before).values()))
+
+    def _check_unchanged(self, first: bool) -> None:
+        """Running forward again needs the inputs it had.
+
+        Raises:
+            GradientError: a parameter or input was modified since, or a buffer, whose content was not kept.
+        """
+        updates = self.session.signature.buffer_updates
+        changed = [
+            name
+            for (name, x), version in zip(self.inputs.items(), self.versions, strict=True)
+            if x._version != version and name not in updates
+        ]
+        if not first:
+            changed += [name for name in updates if name in self.inputs]
+        if changed:
+            raise GradientError(
+                f"an output received a gradient for the first time, and {changed[0]} changed since the forward pass",
+                cure="call the module again: from now on its graph expects this gradient",
+            )
 
 
 class _Step(torch.autograd.Function):

@@ -11,6 +11,7 @@ import torch
 
 from onnxtrain.capture import Captured, flatten
 from onnxtrain.errors import ModuleError, VerificationError
+from onnxtrain.ortmodule import randomness
 
 _RELATIVE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 6e-2}
 _NOISE = 1e-2  # of the relative tolerance: what counts as rounding noise beside the largest tensor of the same kind
@@ -127,7 +128,7 @@ class Verification:
         self.module = module
         self.eager = copy.deepcopy(module)
         self.inputs = [t.detach().clone().requires_grad_(t.is_floating_point()) for t in tensors]
-        self.random = torch.get_rng_state()
+        self.random = randomness.state()
         self.outputs: list[torch.Tensor] = []
         self.report = Report([])
 
@@ -138,8 +139,7 @@ class Verification:
             VerificationError: one is out of tolerance.
         """
         args, kwargs = self.captured.inputs.restore(self.inputs)
-        with torch.random.fork_rng(devices=[]), torch.enable_grad():
-            torch.set_rng_state(self.random)
+        with randomness.replayed(self.random), torch.enable_grad():
             found, _ = flatten(self.eager(*args, **kwargs), "output")
         by_source = dict(zip(self.captured.sources, found, strict=True))
         self.outputs = [by_source[i] for i in range(len(outputs))]
@@ -199,7 +199,7 @@ def verify(model: torch.nn.Module, batch: Any, *, backend: str = "auto") -> Repo
         if isinstance(batch, Mapping)
         else (tuple(batch) if isinstance(batch, tuple | list) else (batch,), {})
     )
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+    with randomness.replayed(randomness.state()), torch.enable_grad():
         outputs, _ = flatten(wrapped(*args, **kwargs), "output")
         floating = [y for y in outputs if y.requires_grad]
         scalars = [y for y in floating if y.dim() == 0]

@@ -20,6 +20,12 @@ def linear(x, weight, bias=None):
     return record_node("Linear", [x, weight, bias])
 
 
+@translation(aten.silu.default)
+def silu(x):
+    """One Silu node."""
+    return record_node("Silu", [x])
+
+
 @translation(aten.embedding.default)
 def embedding(weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False):
     """One Embedding node, which knows the row that gets no gradient."""
