@@ -189,8 +189,8 @@ def draw(runs: list[Run], accuracy: dict[str, float], path: Path) -> None:
 
 def report(runs: list[Run], accuracy: dict[str, float], baseline: float, console: Console) -> None:
     """The two runs beside each other."""
-    table = Table(title="eager PyTorch and ORTModule, same weights, same batches")
-    for heading in ("", "held-out accuracy", "last loss", "step (median)", "first step", "speed"):
+    table = Table(title="held-out accuracy, median step: same weights, same batches")
+    for heading in ("", "accuracy", "last loss", "step", "first step", "speed"):
         table.add_column(heading, justify="left" if not heading else "right")
     for run in runs:
         ratio = statistics.median(a / b for a, b in zip(runs[0].seconds[3:], run.seconds[3:], strict=True))
