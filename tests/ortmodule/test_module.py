@@ -255,6 +255,23 @@ def test_nested_inputs_and_outputs() -> None:
     torch.testing.assert_close(wrapped.linear.bias.grad, torch.full((3,), 2.0))
 
 
+@pytest.mark.parametrize("backend", ["torch", "onnxruntime"])
+def test_integers_computed_from_sizes_come_back_as_integers(backend: str) -> None:
+    class Counts(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> dict[str, Any]:
+            return {"y": self.linear(x), "rows": x.shape[0] * 2}
+
+    wrapped = ORTModule(Counts(), options=Options(backend=backend, verify=True))
+    for rows in (4, 5):
+        out = wrapped(torch.randn(rows, 3))
+        out["y"].sum().backward()
+        assert out["rows"] == rows * 2 and isinstance(out["rows"], int)
+
+
 def test_shared_parameter_stays_one() -> None:
     class Tied(torch.nn.Module):
         def __init__(self) -> None:

@@ -25,12 +25,14 @@ class Schema:
         spec: the structure.
         constants: position and value of every leaf that is neither a tensor nor an object.
         objects: position, class and state of every leaf that is an object holding tensors (a key-value cache).
+        sizes: positions of leaves that are integers computed from sizes; they travel as tensors.
         tensors: number of tensors in the structure.
     """
 
     spec: pytree.TreeSpec
     constants: tuple[tuple[int, Any], ...]
     objects: tuple[tuple[int, type, Schema], ...]
+    sizes: frozenset[int]
     tensors: int
 
     def restore(self, tensors: Sequence[Any]) -> Any:
@@ -50,12 +52,18 @@ class Schema:
                 made.__dict__.update(state._restore(tensors))
                 leaves.append(made)
             else:
-                leaves.append(next(tensors))
+                tensor = next(tensors)
+                leaves.append(int(tensor) if index in self.sizes else tensor)
         return pytree.tree_unflatten(leaves, self.spec)
 
 
-def flatten(data: Any, role: str = "input") -> tuple[list[torch.Tensor], Schema]:
+def flatten(data: Any, role: str = "input", like: Schema | None = None) -> tuple[list[torch.Tensor], Schema]:
     """The tensors of a nested structure in order, and the schema that restores it.
+
+    Args:
+        data: the structure.
+        role: what it is, for the error message.
+        like: a schema of the same structure; integers that are sizes there become tensors here.
 
     Raises:
         UnsupportedDataError: a leaf is neither a tensor, one of ``CONSTANTS``, nor a Transformers cache.
@@ -64,18 +72,23 @@ def flatten(data: Any, role: str = "input") -> tuple[list[torch.Tensor], Schema]
     tensors: list[torch.Tensor] = []
     constants: list[tuple[int, Any]] = []
     objects: list[tuple[int, type, Schema]] = []
+    opened = {index: state for index, _, state in like.objects} if like is not None else {}
+    sizes = set(like.sizes) if like is not None else set()
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
             tensors.append(leaf)
+        elif isinstance(leaf, torch.SymInt) or index in sizes:
+            tensors.append(torch.scalar_tensor(leaf, dtype=torch.int64))
+            sizes.add(index)
         elif isinstance(leaf, CONSTANTS):
             constants.append((index, leaf))
         elif type(leaf).__module__ == _CACHES:
-            found, state = flatten(vars(leaf), role)
+            found, state = flatten(vars(leaf), role, opened.get(index))
             tensors += found
             objects.append((index, type(leaf), state))
         else:
             raise unsupported(leaf, role, data, index)
-    return tensors, Schema(spec, tuple(constants), tuple(objects), len(tensors))
+    return tensors, Schema(spec, tuple(constants), tuple(objects), frozenset(sizes), len(tensors))
 
 
 def unsupported(leaf: Any, role: str, data: Any, index: int) -> UnsupportedDataError:

@@ -140,7 +140,7 @@ class Verification:
         """
         args, kwargs = self.captured.inputs.restore(self.inputs)
         with randomness.replayed(self.random), torch.enable_grad():
-            found, _ = flatten(self.eager(*args, **kwargs), "output")
+            found, _ = flatten(self.eager(*args, **kwargs), "output", self.captured.outputs)
         by_source = dict(zip(self.captured.sources, found, strict=True))
         self.outputs = [by_source[i] for i in range(len(outputs))]
         names = self.captured.graph.signature.outputs

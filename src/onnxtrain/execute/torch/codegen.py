@@ -50,7 +50,8 @@ def compile_plan(plan: Plan, device: str) -> tuple[Program, Program | None]:
         return _Writer(plan.forward.graph, device).forward(plan, [], []), None
     reader = _Writer(plan.backward.graph, device)
     saved = [v for v in plan.backward.graph.inputs[: len(plan.saved)] if v in reader.live]
-    writer = _Writer(plan.forward.graph, device, [str(v.name) for v in saved])
+    visible = [*plan.signature.outputs, *plan.signature.buffer_updates.values()]
+    writer = _Writer(plan.forward.graph, device, [*visible, *(str(v.name) for v in saved)])
     sizes = sorted(reader.symbols & _bindable(plan.forward.graph))
     return writer.forward(plan, [str(v.name) for v in saved], sizes), reader.backward(plan, saved, sizes)
 
@@ -63,7 +64,7 @@ def _bindable(graph: ir.Graph) -> set[str]:
 class _Writer:
     """Writes one graph as the body of a function."""
 
-    def __init__(self, graph: ir.Graph, device: str, saved: Sequence[str] | None = None) -> None:
+    def __init__(self, graph: ir.Graph, device: str, needed: Sequence[str] | None = None) -> None:
         from onnxtrain.execute.torch import lowerings  # noqa: F401  (fills LOWERINGS)
 
         self.graph, self.device = graph, device
@@ -71,7 +72,7 @@ class _Writer:
         self.scope: dict[str, Any] = {"host": _host}
         self.ops = types.SimpleNamespace()
         self.scope["ops"] = self.ops
-        self.results = self._results(saved)
+        self.results = self._results(needed)
         self.lowerings = {n: _lowering_of(n) for n in graph if n.op_type != "Constant"}
         self.live = self._live()
         self.nodes = [n for n in graph if any(v in self.live for v in n.outputs) and n in self.lowerings]
@@ -104,11 +105,11 @@ class _Writer:
         self.lines.append(f"return [{', '.join(self._tensor(v) for v in self.graph.outputs)}]")
         return self._program("backward", "saved, sizes, gradients")
 
-    def _results(self, saved: Sequence[str] | None) -> list[ir.Value]:
+    def _results(self, needed: Sequence[str] | None) -> list[ir.Value]:
         """The graph outputs that must exist as tensors: all but saved shape tensors that nobody reads."""
-        if saved is None:
+        if needed is None:
             return list(self.graph.outputs)
-        wanted = set(saved)
+        wanted = set(needed)
         return [v for v in self.graph.outputs if v.name in wanted or not is_known(shapes.data_of(v))]
 
     def _live(self) -> set[ir.Value]:
