@@ -215,6 +215,8 @@ def _linear() -> list[Case]:
         Case("Gemm", (x(3, 4), x(5, 4), x(3, 5)), lambda a, b, c: a @ b.T + c, {"transB": 1}, label="b-transposed"),
         Case("Linear", (x(2, 3, 4), x(5, 4), x(5)), F.linear, domain=DOMAIN),
         Case("Linear", (x(4), x(5, 4), x(5)), F.linear, domain=DOMAIN, label="vector"),
+        Case("LinearWithoutBias", (x(2, 3, 4), x(5, 4)), F.linear, domain=DOMAIN),
+        Case("LinearWithoutBias", (x(4), x(5, 4)), F.linear, domain=DOMAIN, label="vector"),
     ]  # fmt: skip
     return rows
 

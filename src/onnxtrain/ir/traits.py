@@ -47,7 +47,7 @@ _GROUPS = {
         onnxtrain::CausalScaledDotProductAttention onnxtrain::CausalScaledDotProductAttentionGrad
         onnxtrain::MaskedScaledDotProductAttention onnxtrain::ScaledDotProductAttentionGrad
         onnxtrain::MaskedScaledDotProductAttentionGrad""",
-    Trait.EXPENSIVE | Trait.ROW_WISE: "onnxtrain::Linear",
+    Trait.EXPENSIVE | Trait.ROW_WISE: "onnxtrain::Linear onnxtrain::LinearWithoutBias",
     Trait.ROW_WISE: "onnxtrain::SoftmaxGrad onnxtrain::LogSoftmaxGrad",
 }
 _STOPS = """

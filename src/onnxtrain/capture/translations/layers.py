@@ -14,9 +14,9 @@ aten = torch.ops.aten
 
 @translation(aten.linear.default)
 def linear(x, weight, bias=None):
-    """One Linear node with a bias; MatMul with a transposed weight without."""
+    """One node, with or without a bias."""
     if bias is None:
-        return standard().MatMul(x, standard().Transpose(weight, perm=[1, 0]))
+        return record_node("LinearWithoutBias", [x, weight])
     return record_node("Linear", [x, weight, bias])
 
 

@@ -69,6 +69,16 @@ def linear(ctx: Context, dy: Value, x: Value, weight: Value, bias: Value) -> Any
     return op.MatMul(dy, weight), dw, db
 
 
+@gradient("LinearWithoutBias", domain=DOMAIN)
+def linear_without_bias(ctx: Context, dy: Value, x: Value, weight: Value) -> Any:
+    """dx = dy · W, dW = dyᵀ · x, in the weight's own layout."""
+    op = ctx.op
+    if shapes.rank(x) == 1:
+        return op.MatMul(dy, weight), op.MatMul(op.Unsqueeze(dy, op.ints(1)), op.Unsqueeze(x, op.ints(0)))
+    dw = op.Gemm(rows(op, dy), rows(op, x), transA=1)
+    return op.MatMul(dy, weight), dw
+
+
 @gradient("Gemm")
 def gemm(
     ctx: Context,

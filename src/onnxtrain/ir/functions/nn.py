@@ -22,6 +22,12 @@ def Linear(x, weight, bias):
     return op.MatMul(x, op.Transpose(weight, perm=[1, 0])) + bias
 
 
+@function()
+def LinearWithoutBias(x, weight):
+    """``x @ weight.T``: x (..., in), weight (out, in)."""
+    return op.MatMul(x, op.Transpose(weight, perm=[1, 0]))
+
+
 @function(like=(1, 2, 2))
 def LayerNormalizationGrad(dy, x, scale, mean, inv_std, axis: int = -1):
     """Gradient of LayerNormalization from its mean and inverse deviation: dx, dscale, dbias.

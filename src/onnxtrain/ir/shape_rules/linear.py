@@ -53,7 +53,7 @@ def gemm(node: ir.Node) -> Sequence[Facts]:
     return [Facts(dtype_of(node.inputs[0]), (rows, columns))]  # type: ignore[arg-type]
 
 
-@shape_rule("Linear", domain=DOMAIN)
+@shape_rule("Linear", "LinearWithoutBias", domain=DOMAIN)
 def linear(node: ir.Node) -> Sequence[Facts]:
     """The last axis becomes the weight's first."""
     x, weight = node.inputs[:2]

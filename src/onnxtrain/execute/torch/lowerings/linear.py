@@ -26,6 +26,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.linear(x, weight, bias)
 
 
+@lowering("LinearWithoutBias", domain=DOMAIN)
+def linear_without_bias(x: Tensor, weight: Tensor) -> Tensor:
+    """x @ weight.T."""
+    return F.linear(x, weight)
+
+
 @lowering("Gemm")
 def gemm(
     a: Tensor,
