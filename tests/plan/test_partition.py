@@ -35,6 +35,14 @@ def test_saved_values_are_what_the_backward_reads() -> None:
     assert hidden not in made.saved, "Tanh's rule needs the output, not the input"
 
 
+def test_a_value_is_not_saved_for_its_size() -> None:
+    made = plan()
+    assert made.backward is not None
+    y = next(n for n in made.forward.graph if n.op_type == "Mul").outputs[0].name
+    assert y not in made.saved, "ReduceSum's rule needs the shape of its input only"
+    assert not [n for n in made.backward.graph if n.op_type == "Shape" and n.inputs[0].name != "x"]
+
+
 def test_interfaces() -> None:
     made = plan()
     assert [v.name for v in made.forward.graph.inputs] == ["x", "w"]

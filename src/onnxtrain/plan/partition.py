@@ -19,6 +19,7 @@ def make_plan(graph: TrainingGraph | ForwardGraph) -> Plan:
     nodes = list(graph.model.graph)
     forward = [n for n in nodes if not is_backward(n)]
     backward = [n for n in nodes if is_backward(n)]
+    forward, backward = _move_sizes_to_forward(forward, backward)
     forward, backward = _move_to_backward(forward, backward, graph)
     seeds = set(graph.output_gradients.values())
     saved = _saved(backward, graph, seeds)
@@ -30,6 +31,14 @@ def make_plan(graph: TrainingGraph | ForwardGraph) -> Plan:
         graph.output_gradients,
         graph.gradients,
     )
+
+
+def _move_sizes_to_forward(forward: list[ir.Node], backward: list[ir.Node]) -> tuple[list[ir.Node], list[ir.Node]]:
+    """Sizes of forward values are taken in the forward pass: saving them costs a few bytes, not the value."""
+    made = {v for n in forward for v in n.outputs}
+    early = [n for n in backward if n.domain == "" and n.op_type in ("Shape", "Size") and n.inputs[0] in made]
+    moved = set(early)
+    return forward + early, [n for n in backward if n not in moved]
 
 
 def _move_to_backward(
