@@ -78,7 +78,7 @@ def flatten(data: Any, role: str = "input", like: Schema | None = None) -> tuple
         if isinstance(leaf, torch.Tensor):
             tensors.append(leaf)
         elif isinstance(leaf, torch.SymInt) or index in sizes:
-            tensors.append(torch.scalar_tensor(leaf, dtype=torch.int64))
+            tensors.append(torch.scalar_tensor(leaf, dtype=torch.int64))  # type: ignore[arg-type]
             sizes.add(index)
         elif isinstance(leaf, CONSTANTS):
             constants.append((index, leaf))
