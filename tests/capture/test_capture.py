@@ -147,6 +147,22 @@ def test_attention_stays_one_node(causal: bool) -> None:
     torch.testing.assert_close(wrapped.linear.weight.grad, eager.linear.weight.grad)
 
 
+def test_clamp_with_bounds_of_two_kinds() -> None:
+    class Clamps(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.linspace(-3, 3, 7))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x * self.weight.clamp(0.1, 2)).sum()
+
+    eager = Clamps()
+    wrapped, x = ORTModule(copy.deepcopy(eager)), torch.randn(4, 7)
+    for run in (wrapped, eager):
+        run(x).backward()
+    torch.testing.assert_close(wrapped.weight.grad, eager.weight.grad)
+
+
 def test_learned_attention_bias_gets_its_gradient() -> None:
     class Biased(torch.nn.Module):
         def __init__(self) -> None:

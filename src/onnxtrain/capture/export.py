@@ -128,6 +128,7 @@ def _export(module: FlatModule, example: Sequence[torch.Tensor]) -> torch.export
         program = torch.export.export(module, tuple(example), dynamic_shapes=(dynamic,), strict=False)
     _stop_gradients(program.graph_module)
     _settle_layouts(program.graph_module)
+    _settle_bounds(program.graph_module)
     program.graph_module.recompile()
     return program
 
@@ -152,6 +153,17 @@ def _settle_layouts(graph_module: torch.fx.GraphModule) -> None:
                 arguments: dict[str, Any] = {"memory_format": torch.contiguous_format}
                 copied = graph_module.graph.call_function(torch.ops.aten.clone.default, (node,), arguments)
             _take_place(node, copied)
+
+
+def _settle_bounds(graph_module: torch.fx.GraphModule) -> None:
+    """Bounds of clamp in the tensor's kind: the exporter has no overload for one float and one integer."""
+    clamps = (
+        n for n in graph_module.graph.nodes if n.op == "call_function" and n.target is torch.ops.aten.clamp.default
+    )
+    for node in clamps:
+        if node.args[0].meta["val"].is_floating_point():
+            node.args = (node.args[0], *(float(a) if isinstance(a, int) else a for a in node.args[1:]))
+            node.kwargs = {k: float(a) if isinstance(a, int) else a for k, a in node.kwargs.items()}
 
 
 def _take_place(node: torch.fx.Node, substitute: torch.fx.Node) -> None:

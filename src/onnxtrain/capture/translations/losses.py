@@ -1,0 +1,80 @@
+"""Cross entropy in all its forms: torch.onnx drops label smoothing, and knows no class probabilities."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from onnxtrain.capture.aten import record_node
+from onnxtrain.capture.translations import number, standard, translation
+
+aten = torch.ops.aten
+_REDUCTIONS = ("none", "mean", "sum")
+
+
+@translation(aten.cross_entropy_loss.default)
+def cross_entropy(scores, target, weight=None, reduction=1, ignore_index=-100, label_smoothing=0.0):
+    """One SoftmaxCrossEntropyLoss node for plain labels; torch's formula for smoothed labels and probabilities."""
+    op, kind, rank = standard(), _REDUCTIONS[reduction], len(scores.shape)
+    probabilities = target.dtype is not None and target.dtype.is_floating_point()
+    if rank > 1:
+        return _loss(scores, target, weight, kind, ignore_index, label_smoothing, rank, probabilities)
+    first = op.Constant(value_ints=[0])
+    scores, target = op.Unsqueeze(scores, first), op.Unsqueeze(target, first)
+    made = _loss(scores, target, weight, kind, ignore_index, label_smoothing, 2, probabilities)
+    return op.Squeeze(made, first) if kind == "none" else made
+
+
+def _loss(
+    scores: Any, target: Any, weight: Any, kind: str, ignore: int, smoothing: float, rank: int, probabilities: bool
+) -> Any:
+    if probabilities:
+        return _of_probabilities(scores, target, weight, kind, smoothing, rank)
+    given = [scores, target] if weight is None else [scores, target, weight]
+    attributes = {"reduction": kind, "ignore_index": ignore}
+    if not smoothing:
+        return record_node("SoftmaxCrossEntropyLoss", given, attributes, domain="")
+    op = standard()
+    log_prob = op.LogSoftmax(scores, axis=1)
+    nll = record_node("NegativeLogLikelihoodLoss", [log_prob, *given[1:]], attributes, domain="")
+    kept = op.Not(op.Equal(target, op.CastLike(op.Constant(value_int=ignore), target)))
+    zero = op.CastLike(number(0.0), scores)
+    spread = op.Where(kept, op.Neg(_over_classes(log_prob, weight, rank)), zero)
+    if kind == "sum":
+        spread = op.ReduceSum(spread, keepdims=0)
+    if kind == "mean":
+        share = op.CastLike(kept, scores)
+        if weight is not None:
+            safe = op.Where(kept, target, op.CastLike(op.Constant(value_int=0), target))
+            share = op.Mul(share, op.Gather(weight, safe))
+        spread = op.Div(op.ReduceSum(spread, keepdims=0), op.ReduceSum(share, keepdims=0))
+    part = op.Div(op.CastLike(number(smoothing), scores), _classes(scores))
+    return op.Add(op.Mul(nll, op.CastLike(number(1.0 - smoothing), scores)), op.Mul(spread, part))
+
+
+def _of_probabilities(scores: Any, target: Any, weight: Any, kind: str, smoothing: float, rank: int) -> Any:
+    """Minus the expected log probability; the mean is over rows."""
+    op = standard()
+    if smoothing:
+        rest = op.Div(op.CastLike(number(smoothing), scores), _classes(scores))
+        target = op.Add(op.Mul(target, op.CastLike(number(1.0 - smoothing), scores)), rest)
+    losses = op.Neg(_over_classes(op.Mul(op.LogSoftmax(scores, axis=1), target), weight, rank))
+    if kind == "none":
+        return losses
+    return op.ReduceMean(losses, keepdims=0) if kind == "mean" else op.ReduceSum(losses, keepdims=0)
+
+
+def _over_classes(values: Any, weight: Any, rank: int) -> Any:
+    """Sum over axis 1, each class with its weight."""
+    op = standard()
+    if weight is not None:
+        shape = [1, -1] + [1] * (rank - 2)
+        values = op.Mul(values, op.Reshape(weight, op.Constant(value_ints=shape)))
+    return op.ReduceSum(values, op.Constant(value_ints=[1]), keepdims=0)
+
+
+def _classes(scores: Any) -> Any:
+    """The number of classes in the scores' type."""
+    op = standard()
+    return op.CastLike(op.Squeeze(op.Shape(scores, start=1, end=2)), scores)

@@ -1,0 +1,51 @@
+"""Cross entropy in all its forms agrees with eager: smoothing, weights, ignored labels, probabilities."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from onnxtrain import Options, ORTModule
+
+
+class Loss(torch.nn.Module):
+    def __init__(self, options: dict[str, Any], weighted: bool) -> None:
+        super().__init__()
+        self.linear, self.options = torch.nn.Linear(4, 5), options
+        self.register_buffer("weight", torch.rand(5) + 0.5 if weighted else None)
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        scores = self.linear(x).movedim(-1, 1)
+        return F.cross_entropy(scores, target, self.weight, **self.options).sum()
+
+
+LABELS, WIDE = torch.tensor([0, 4, 1, 2, 2, 3]), torch.randint(0, 5, (6, 3))
+CASES = [
+    ({"label_smoothing": 0.1}, False, LABELS),
+    ({"label_smoothing": 0.3, "ignore_index": 2}, False, LABELS),
+    ({"label_smoothing": 0.2, "ignore_index": 2}, True, LABELS),
+    ({"label_smoothing": 0.2, "reduction": "sum"}, True, WIDE),
+    ({"label_smoothing": 0.2, "reduction": "none"}, False, WIDE),
+    ({"ignore_index": 1}, True, WIDE),
+    ({}, False, torch.softmax(torch.arange(30.0).reshape(6, 5).sin(), 1)),
+    ({"label_smoothing": 0.2}, True, torch.softmax(torch.arange(30.0).reshape(6, 5).cos(), 1)),
+]
+
+
+@pytest.mark.parametrize("backend", ["torch", "onnxruntime"])
+@pytest.mark.parametrize(("options", "weighted", "target"), CASES)
+def test_cross_entropy(options: dict[str, Any], weighted: bool, target: torch.Tensor, backend: str) -> None:
+    eager = Loss(options, weighted)
+    wrapped = ORTModule(copy.deepcopy(eager), options=Options(backend=backend))
+    x = torch.randn(6, 3, 4) if target.dim() == 2 and not target.is_floating_point() else torch.randn(6, 4)
+    losses = []
+    for run in (wrapped, eager):
+        loss = run(x, target)
+        loss.backward()
+        losses.append(loss)
+    torch.testing.assert_close(*losses)
+    torch.testing.assert_close(wrapped.linear.weight.grad, eager.linear.weight.grad, rtol=1e-4, atol=1e-6)
