@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -100,3 +102,9 @@ def test_value_used_twice_sums_its_gradients() -> None:
     _, saved = executable.forward([x])
     (dx,) = executable.backward(saved, [torch.ones(3, dtype=torch.float64)])
     torch.testing.assert_close(dx, x.exp() * x.sin() + x.exp() * x.cos())
+
+
+def test_gradient_of_an_output_that_the_rule_does_not_know_is_an_error() -> None:
+    case = next(c for c in CASES if c.op == "LayerNormalization")
+    with pytest.raises(GradientError, match="output 1 of LayerNormalization"):
+        prepare(dataclasses.replace(case, outputs=2), np.float64, gradients=True)

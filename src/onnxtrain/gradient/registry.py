@@ -45,6 +45,16 @@ class Context:
             shapes.infer(self.node)
         return value
 
+    def first_output_only(self) -> None:
+        """Refuse a gradient of any output but the first.
+
+        Raises:
+            GradientError: another output has received one.
+        """
+        for index, dy in enumerate(self.dys):
+            if index and dy is not None:
+                raise self.unsupported(f"the gradient of output {index} of {self.node.op_type}")
+
     def unsupported(self, what: str) -> GradientError:
         """The error for a case of the operator that its rule does not cover."""
         return GradientError(

@@ -106,13 +106,14 @@ def prelu(ctx: Context, dy: Value, x: Value, slope: Value) -> Any:
     """dx = dy or slope · dy by the sign of x; dslope = dy · x where x is negative."""
     op = ctx.op
     zero = op.like(0.0, x)
-    negative = op.Less(x, zero)
-    return op.Where(negative, dy * slope, dy), op.Where(negative, dy * x, op.like(0.0, dy))
+    positive = op.Greater(x, zero)
+    return op.Where(positive, dy, dy * slope), op.Where(positive, op.like(0.0, dy), dy * x)
 
 
 @gradient("ScaledDotProductAttention", "CausalScaledDotProductAttention", domain=DOMAIN)
 def attention(ctx: Context, dy: Value, q: Value, k: Value, v: Value, *, scale: float = 1.0) -> Any:
     """One node that computes the weights again from the log of the sum of exponentials."""
+    ctx.first_output_only()
     emit = getattr(ctx.op, f"{ctx.node.op_type}Grad")
     return emit(dy, q, k, v, ctx.y, ctx.output(1), scale=scale, outputs=3)
 
@@ -120,5 +121,6 @@ def attention(ctx: Context, dy: Value, q: Value, k: Value, v: Value, *, scale: f
 @gradient("MaskedScaledDotProductAttention", domain=DOMAIN)
 def masked_attention(ctx: Context, dy: Value, q: Value, k: Value, v: Value, mask: Value, *, scale: float = 1.0) -> Any:
     """As above; the mask gets no gradient: capture keeps learned masks out of this operator."""
+    ctx.first_output_only()
     emit = ctx.op.MaskedScaledDotProductAttentionGrad
     return emit(dy, q, k, v, mask, ctx.y, ctx.output(1), scale=scale, outputs=3)

@@ -43,6 +43,8 @@ def pow_(ctx: Context, dy: Value, x: Value, exponent: Value) -> Any:
     op = ctx.op
     e = shapes.constant_of(exponent)
     if e is not None and e.size == 1:
+        if float(e.reshape(-1)[0]) in (0.0, 1.0):
+            return dy * float(e.reshape(-1)[0])
         if float(e.reshape(-1)[0]) == 2.0:
             return dy * x * 2.0
         factor = op.like(float(e.reshape(-1)[0]), x)

@@ -17,6 +17,7 @@ def layer_normalization(
     ctx: Context, dy: Value, x: Value, scale: Value, bias: Value | None = None, *, axis: int = -1, **_: Any
 ) -> Any:
     """One node, from the mean and inverse deviation that the forward pass gives."""
+    ctx.first_output_only()
     return ctx.op.LayerNormalizationGrad(dy, x, scale, ctx.output(1), ctx.output(2), axis=axis, outputs=3)
 
 
@@ -32,6 +33,7 @@ def softmax_cross_entropy(
     ignore_index: Any = None,
 ) -> Any:
     """dlosses · (softmax(scores) - onehot(labels)), from the log probabilities that the forward pass gives."""
+    ctx.first_output_only()
     dlosses = _per_label(ctx, dy, scores, labels, weights, reduction, ignore_index)
     return ctx.op.SoftmaxCrossEntropyLossGrad(dlosses, ctx.output(1), labels), None, None
 
