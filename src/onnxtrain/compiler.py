@@ -8,16 +8,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import onnx_ir as ir
+
 from onnxtrain.execute import Executable, backend
 from onnxtrain.gradient import build_gradient
 from onnxtrain.ir.graphs import ForwardGraph, Plan, Signature, TrainingGraph
 from onnxtrain.ir.passes import Record, save
-from onnxtrain.optimize import optimize, optimize_training
+from onnxtrain.optimize import hoist_casts, optimize, optimize_training
 from onnxtrain.options import Options
 from onnxtrain.plan import make_plan
 
 if TYPE_CHECKING:
-    from onnxtrain.capture import Captured
+    from onnxtrain.capture import Captured, Numbers
 
 
 @dataclasses.dataclass
@@ -60,17 +62,25 @@ class Compiled:
 
 
 def capture_module(
-    module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: Options, report: Report
+    module: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    options: Options,
+    report: Report,
+    numbers: Numbers | None = None,
 ) -> Captured:
     """Stage 1: the forward pass of a module as an optimized graph, ready to be differentiated any number of times."""
-    from onnxtrain.capture import capture
+    from onnxtrain.capture import GraphCache, trace, translate
 
-    with report.stage("capture"):
-        captured = capture(module, args, kwargs, opset=options.opset)
-    _dump(options, "captured", captured.graph)
+    mode = "training" if module.training else "inference"
+    cache = GraphCache(options.cache_dir, options.cache_limit) if options.cache_dir is not None else None
+    with report.stage("export"):
+        traced = trace(module, args, kwargs, static_shapes=options.static_shapes, numbers=numbers)
+    with report.stage("translate"):
+        captured = translate(traced, opset=options.opset, cache=cache)
+    _dump(options, "torch_exported", mode, captured.graph.model)
     with report.stage("optimize"):
         report.passes += optimize(captured.graph, check=options.verify_passes)
-    _dump(options, "optimized", captured.graph)
     return captured
 
 
@@ -92,16 +102,24 @@ def compile_graph(
         report: receives times and passes.
         device: where the executable runs.
     """
+    mode = "training" if differentiable else "inference"
     training = None
     if differentiable:
+        # saved before the gradient is built, so that a failure there leaves something to look at
+        _dump(options, "optimized_pre_grad", mode, graph.model)
         with report.stage("gradient"):
             training = build_gradient(_with(graph, differentiable), outputs)
             report.passes += optimize_training(training, check=options.verify_passes)
-        _dump(options, "training", training)
+            if options.cache_casts:
+                hoist_casts(training)
+    _dump(options, "optimized", mode, (training or graph).model)
     with report.stage("plan"):
         plan = make_plan(training or graph)
+    _dump(options, "execution_model", mode, plan.forward)
+    if plan.backward is not None:
+        _dump(options, "execution_model_backward", mode, plan.backward)
     with report.stage("compile"):
-        executable = backend(options.backend).compile(plan, device)
+        executable = backend(options.backend).compile(plan, device, options)
     return Compiled(executable, graph, training, plan, report)
 
 
@@ -110,6 +128,7 @@ def _with(graph: ForwardGraph, differentiable: Sequence[str]) -> ForwardGraph:
     return ForwardGraph(graph.model, signature)
 
 
-def _dump(options: Options, stage: str, graph: ForwardGraph | TrainingGraph) -> None:
+def _dump(options: Options, stage: str, mode: str, model: ir.Model) -> None:
     if options.save_onnx is not None:
-        save(graph.model, options.save_onnx / f"{options.onnx_prefix}{stage}.onnx")
+        parts = (options.onnx_prefix, stage, mode)
+        save(model, options.save_onnx / ("_".join(filter(None, parts)) + ".onnx"))

@@ -31,6 +31,10 @@ class UnsupportedDataError(OnnxTrainError, TypeError):
     """An input or output of the module has a type that cannot cross the graph's border."""
 
 
+class DeviceError(OnnxTrainError, RuntimeError):
+    """The module's tensors or inputs are on more than one device."""
+
+
 class CaptureError(OnnxTrainError, RuntimeError):
     """The forward pass could not be captured as one graph."""
 

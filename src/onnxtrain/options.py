@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,30 @@ from onnxtrain.errors import OptionError
 BACKENDS = ("auto", "torch", "onnxruntime", "reference")
 LOG_LEVELS = ("VERBOSE", "DEVINFO", "INFO", "WARNING", "ERROR", "FATAL")
 OPSETS = (20, 21)
+HOOKS = ("error", "trace")
+CONV_SEARCHES = ("HEURISTIC", "EXHAUSTIVE")
+
+
+class Fallback(enum.Flag):
+    """Which failures make a module run in eager PyTorch instead; the names are those of onnxruntime-training."""
+
+    FALLBACK_DISABLE = 1
+    FALLBACK_FORCE_TORCH_FORWARD = 2
+    FALLBACK_FORCE_TORCH_BACKWARD = 4
+    FALLBACK_UNSUPPORTED_DEVICE = 8
+    FALLBACK_UNSUPPORTED_DATA = 16
+    FALLBACK_UNSUPPORTED_TORCH_MODEL = 32
+    FALLBACK_UNSUPPORTED_ONNX_MODEL = 64
+    FALLBACK_BAD_INITIALIZATION = 128
+
+
+_EAGER = ~Fallback.FALLBACK_DISABLE
+_SKIP_CHECKS = (
+    "SKIP_CHECK_DISABLED",
+    "SKIP_CHECK_DEVICE",
+    "SKIP_CHECK_BUILD_GRADIENT",
+    "SKIP_CHECK_EXECUTION_AGENT",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +50,19 @@ class Options:
         opset: ONNX opset of the graph, 20 or 21.
         verify: compare the first training step of every new graph with eager PyTorch.
         verify_passes: run ``ir.verify`` after every pass.
+        fallback: ``"error"`` (a failure is an error), ``"eager"`` (any failure runs in eager PyTorch, announced once
+            with its reason), or names of ``Fallback`` policies joined by ``|``.
+        fallback_retry: after a fallback try the graph again at the next step, rather than stay in eager PyTorch.
+        hooks: what to do about forward hooks of submodules: ``"error"``, or ``"trace"``, for hooks that only compute
+            on tensors and so can become part of the graph.
+        static_shapes: capture the sizes of the first call as constants: one graph for each combination of sizes.
+        cache_casts: keep parameters in the dtype that autocast wants them in until they change: gradient
+            accumulation then casts once for all its steps.
+        deterministic: only kernels that give the same bits each time; ORTModule follows torch's own switch.
+        ignored_attributes: names of attributes of the module whose changes do not concern its forward pass.
+        conv_algo_search: how cuDNN chooses convolution algorithms in onnxruntime, ``"HEURISTIC"`` or ``"EXHAUSTIVE"``.
+        cache_dir: folder that keeps translated graphs for the next process; None keeps nothing.
+        cache_limit: bytes that this folder may take.
         save_onnx: folder that receives one ``.onnx`` file for each stage; None saves nothing.
         onnx_prefix: how the names of these files begin.
         log_level: one of ``LOG_LEVELS``.
@@ -36,46 +75,186 @@ class Options:
     opset: int = 20
     verify: bool = False
     verify_passes: bool = True
+    fallback: str = "error"
+    fallback_retry: bool = False
+    hooks: str = "error"
+    static_shapes: bool = False
+    cache_casts: bool = False
+    deterministic: bool = False
+    ignored_attributes: tuple[str, ...] = ()
+    conv_algo_search: str = "HEURISTIC"
+    cache_dir: Path | None = None
+    cache_limit: int = 2**30
     save_onnx: Path | None = None
     onnx_prefix: str = ""
     log_level: str = "WARNING"
 
     def __post_init__(self) -> None:
-        for name, allowed in (("backend", BACKENDS), ("opset", OPSETS), ("log_level", LOG_LEVELS)):
+        lists = (
+            ("backend", BACKENDS),
+            ("opset", OPSETS),
+            ("log_level", LOG_LEVELS),
+            ("hooks", HOOKS),
+            ("conv_algo_search", CONV_SEARCHES),
+        )
+        for name, allowed in lists:
             if getattr(self, name) not in allowed:
                 raise OptionError(
                     f"{name}={getattr(self, name)!r} is not known", cure=f"choose one of {', '.join(map(str, allowed))}"
                 )
+        if self.cache_limit <= 0:
+            raise OptionError(f"cache_limit={self.cache_limit} is not a number of bytes", cure="choose a positive one")
+        _ = self.policy
+
+    @property
+    def policy(self) -> Fallback:
+        """The fallback policies in force; ``FALLBACK_DISABLE`` among them turns all off."""
+        if self.fallback in ("error", "eager"):
+            return Fallback.FALLBACK_DISABLE if self.fallback == "error" else _EAGER
+        names = [name.strip() for name in self.fallback.split("|")]
+        known = Fallback.__members__
+        if unknown := [name for name in names if name not in known]:
+            raise OptionError(
+                f"fallback={self.fallback!r}: {unknown[0]!r} is not known",
+                cure=f"choose 'error', 'eager', or names of {', '.join(known)} joined by |",
+            )
+        chosen = Fallback(0)
+        for name in names:
+            chosen |= known[name]
+        return Fallback.FALLBACK_DISABLE if Fallback.FALLBACK_DISABLE in chosen else chosen
+
+
+def _truth(text: str) -> bool:
+    if text.lower() in ("1", "true", "yes", "on"):
+        return True
+    if text.lower() in ("0", "false", "no", "off"):
+        return False
+    raise ValueError("write 1 or 0")
+
+
+def _conv_search(text: str) -> str:
+    if text.upper() in CONV_SEARCHES:
+        return text.upper()
+    warnings.warn(f"{text!r} is none of {', '.join(CONV_SEARCHES)}: HEURISTIC is taken", stacklevel=2)
+    return "HEURISTIC"
+
+
+def _skip_checks(text: str) -> None:
+    for name in text.split("|"):
+        if name.strip() not in _SKIP_CHECKS:
+            raise ValueError(f"{name!r} is none of {', '.join(_SKIP_CHECKS)}")
 
 
 @dataclasses.dataclass(frozen=True)
 class Variable:
-    """One environment variable: its name, the option it sets and how its text is read."""
+    """One environment variable.
+
+    Args:
+        name: the variable.
+        read: makes the option's value of its text.
+        option: the option it sets; empty where it only has to be readable, because there is nothing left to choose.
+        note: what it does, or why it does nothing.
+    """
 
     name: str
-    option: str
     read: Callable[[str], Any]
+    option: str = ""
+    note: str = ""
 
 
-ENVIRONMENT = (
-    Variable("ORTMODULE_ONNX_OPSET_VERSION", "opset", int),
-    Variable("ORTMODULE_LOG_LEVEL", "log_level", str.upper),
-    Variable("ORTMODULE_SAVE_ONNX_PATH", "save_onnx", Path),
+@dataclasses.dataclass(frozen=True)
+class Missing:
+    """An environment variable whose feature is not built yet: any text but those of ``off`` is an error."""
+
+    name: str
+    off: tuple[str, ...] = ("0", "false", "no", "off")
+
+
+ENVIRONMENT: tuple[Variable | Missing, ...] = (
+    Variable("ORTMODULE_ONNX_OPSET_VERSION", int, "opset", "opset of the graph"),
+    Variable("ORTMODULE_CONV_ALGO_SEARCH", _conv_search, "conv_algo_search", "HEURISTIC or EXHAUSTIVE"),
+    Variable("ORTMODULE_FALLBACK_POLICY", str, "fallback", "policy names joined by |; FALLBACK_DISABLE turns all off"),
+    Variable("ORTMODULE_FALLBACK_RETRY", _truth, "fallback_retry", "1: try the graph again at the next step"),
+    Variable("ORTMODULE_LOG_LEVEL", str.upper, "log_level", "overrides DebugOptions"),
+    Variable("ORTMODULE_SAVE_ONNX_PATH", Path, "save_onnx", "folder of the dumps"),
+    Variable("ORTMODULE_CACHE_DIR", Path, "cache_dir", "folder of translated graphs"),
+    Variable("ORTMODULE_SKIPCHECK_POLICY", _skip_checks, note="nothing to choose: no check is skipped"),
+    Variable("ORTMODULE_DEEPCOPY_BEFORE_MODEL_EXPORT", _truth, note="nothing to choose: there is no probing run"),
+    Variable("ORTMODULE_ENABLE_CUSTOM_AUTOGRAD", _truth, note="nothing to choose yet: autograd.Function is an error"),
+    Variable("ORTMODULE_ROCM_TEST", str, note="of the predecessor's own tests"),
+    Missing("ORTMODULE_ALLOW_AUTOGRAD_CHECKPOINT"),
+    Missing("ORTMODULE_SKIPPED_AUTOGRAD_FUNCTIONS", ()),
+    Missing("ORTMODULE_ENABLE_COMPUTE_OPTIMIZER"),
+    Missing("ORTMODULE_ENABLE_SPARSE_OPTIMIZER"),
+    Missing("ORTMODULE_ENABLE_EMBEDDING_SPARSE_OPTIMIZER"),
+    Missing("ORTMODULE_PRINT_INPUT_DENSITY"),
+    Missing("ORTMODULE_PRINT_MEMORY_STATS"),
+    Missing("ORTMODULE_MEMORY_OPT_LEVEL"),
+    Missing("ORTMODULE_MEMORY_OPT_CONFIG", ()),
+    Missing("ORTMODULE_MEMORY_OPT_PROBE_RECOMPUTE_LEVEL"),
+    Missing("ORTMODULE_MEMORY_OPT_PROBE_RECOMPUTE_CONFIG", ("0:0",)),
+    Missing("ORTMODULE_ENABLE_MEMORY_ALLEVIATION", ()),
+    Missing("ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT"),
+    Missing("ORTMODULE_USE_TRITON"),
+    Missing("ORTMODULE_TRITON_CONFIG_FILE", ()),
+    Missing("ORTMODULE_TRITON_DEBUG"),
+    Missing("ORTMODULE_ENABLE_TUNING"),
+    Missing("ORTMODULE_MAX_TUNING_DURATION_MS"),
+    Missing("ORTMODULE_TUNING_RESULTS_PATH", ()),
+    Missing("ORTMODULE_USE_EFFICIENT_ATTENTION"),
+    Missing("ORTMODULE_USE_FLASH_ATTENTION"),
+    Missing("ORTMODULE_ENABLE_ZERO_STAGE3"),
 )
 
 
 def from_environment(options: Options | None = None, environ: Mapping[str, str] | None = None) -> Options:
-    """Options after the second phase: defaults first, then code, then the environment, which wins.
+    """Options after the second phase: defaults first, then code and JSON, then the environment, which wins.
 
     Raises:
-        OptionError: a variable's text cannot be read.
+        OptionError: a variable's text cannot be read, or asks for a feature that is not built yet.
     """
     environ = os.environ if environ is None else environ
     changes: dict[str, Any] = {}
     for variable in ENVIRONMENT:
-        if text := environ.get(variable.name, ""):
-            try:
-                changes[variable.option] = variable.read(text)
-            except ValueError as error:
-                raise OptionError(f"{variable.name}={text!r} cannot be read: {error}") from error
-    return dataclasses.replace(options or Options(), **changes)
+        text = environ.get(variable.name, "").strip()
+        if text and isinstance(variable, Missing):
+            if text.lower() not in variable.off:
+                raise not_available(variable.name, text)
+        elif text and isinstance(variable, Variable):
+            value = _read(variable, text)
+            if variable.option:
+                changes[variable.option] = value
+    options = options or Options()
+    if options.save_onnx is None:
+        changes.pop("save_onnx", None)  # the variable says where dumps go, not that there are any
+    return dataclasses.replace(options, **changes)
+
+
+def _read(variable: Variable, text: str) -> Any:
+    try:
+        return variable.read(text)
+    except ValueError as error:
+        raise OptionError(f"{variable.name}={text!r} cannot be read: {error}") from error
+
+
+def not_available(name: str, value: Any) -> OptionError:
+    """The error for a setting whose feature is not built yet."""
+    return OptionError(f"{name}={value} is not available yet", cure=f"remove {name}, or turn it off")
+
+
+def rank(environ: Mapping[str, str] | None = None) -> int:
+    """This process's rank among those that train together, as launchers put it into ``RANK``; 0 where there is none."""
+    text = (os.environ if environ is None else environ).get("RANK", "0")
+    return int(text) if text.isdigit() else 0
+
+
+def json_config_path(path: str | os.PathLike[str] | None, environ: Mapping[str, str] | None = None) -> Path:
+    """The JSON configuration to read: ``ORTMODULE_JSON_CONFIG_PATH`` takes precedence over the argument.
+
+    Raises:
+        OptionError: neither is given.
+    """
+    chosen = (os.environ if environ is None else environ).get("ORTMODULE_JSON_CONFIG_PATH", "") or path
+    if not chosen:
+        raise OptionError("there is no JSON configuration", cure="pass path, or set ORTMODULE_JSON_CONFIG_PATH")
+    return Path(chosen)

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
+from onnxtrain.capture.cache import GraphCache
 from onnxtrain.capture.convert import to_graph
 from onnxtrain.capture.export import Autocast, FlatModule, export
-from onnxtrain.capture.schema import Schema, flatten, input_names
+from onnxtrain.capture.schema import Numbers, Schema, flatten, input_names
 from onnxtrain.ir.graphs import ForwardGraph
 
 
@@ -31,21 +32,85 @@ class Captured:
     sources: tuple[int, ...]
 
 
-def capture(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, opset: int = 20) -> Captured:
-    """Capture one call of a module as an ONNX graph with all input dimensions dynamic.
+@dataclasses.dataclass(frozen=True)
+class Traced:
+    """One traced call of a module, not yet translated.
+
+    Args:
+        program: what torch.export recorded.
+        flat: the module that was traced; its result is the structure of the output.
+        inputs: schema of the call.
+        input_names: a name for each of its tensors.
+        buffers: names of the module's buffers.
+    """
+
+    program: torch.export.ExportedProgram
+    flat: FlatModule
+    inputs: Schema
+    input_names: tuple[str, ...]
+    buffers: tuple[str, ...]
+
+
+def trace(
+    module: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    static_shapes: bool = False,
+    numbers: Numbers | None = None,
+) -> Traced:
+    """Record one call of a module.
+
+    Args:
+        module: the module.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        static_shapes: sizes are constants; else all input dimensions are dynamic.
+        numbers: for a structure of arguments, the positions of numbers that are captured as tensors.
 
     Raises:
         UnsupportedDataError: an input or output has a type that a graph cannot take.
-        CaptureError: the module cannot be traced or translated.
+        CaptureError: the module cannot be traced.
     """
-    tensors, inputs = flatten((tuple(args), dict(kwargs)))
+    tensors, inputs = flatten((tuple(args), dict(kwargs)), numbers=numbers)
     device = next((t.device.type for t in [*tensors, *module.parameters(), *module.buffers()]), "cpu")
     flat = FlatModule(module, inputs, Autocast.current(device))
-    program = export(flat, tensors)
-    buffers = [name for name, _ in module.named_buffers()]
-    graph = to_graph(program, input_names(module.forward, args, kwargs), buffers, opset)
-    assert flat.result.schema is not None, "the forward ran, or export raised"
-    return Captured(graph, inputs, flat.result.schema, flat.result.sources)
+    names = input_names(module.forward, args, kwargs, inputs.numbers)
+    program = export(flat, tensors, names, static_shapes)
+    return Traced(program, flat, inputs, tuple(names), tuple(name for name, _ in module.named_buffers()))
 
 
-__all__ = ["Autocast", "Captured", "Schema", "capture", "flatten"]
+def translate(traced: Traced, *, opset: int = 20, cache: GraphCache | None = None) -> Captured:
+    """The ONNX graph of a traced call.
+
+    Raises:
+        CaptureError: an operator cannot be translated.
+    """
+
+    def made() -> ForwardGraph:
+        return to_graph(traced.program, traced.input_names, traced.buffers, opset)
+
+    settings = (traced.input_names, traced.buffers, opset)
+    graph = made() if cache is None else cache.graph(traced.program, settings, made)
+    result = traced.flat.result
+    assert result.schema is not None, "the forward ran, or export raised"
+    return Captured(graph, traced.inputs, result.schema, result.sources)
+
+
+def capture(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, opset: int = 20) -> Captured:
+    """Trace one call of a module and translate it."""
+    return translate(trace(module, args, kwargs), opset=opset)
+
+
+__all__ = [
+    "Autocast",
+    "Captured",
+    "GraphCache",
+    "Numbers",
+    "Schema",
+    "Traced",
+    "capture",
+    "flatten",
+    "trace",
+    "translate",
+]

@@ -137,7 +137,7 @@ def _buffer_outputs(graph: ir.Graph, program: torch.export.ExportedProgram, buff
     first = len(graph.outputs) - len(buffers)
     for index in reversed(range(len(buffers))):
         if buffers[index] not in changed:
-            del graph.outputs[first + index]
+            graph.outputs.pop(first + index)
     return [name for name in buffers if name in changed]
 
 

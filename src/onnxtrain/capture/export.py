@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from onnxtrain.capture import autograd_functions
 from onnxtrain.capture.schema import Schema, flatten
 from onnxtrain.errors import CaptureError, OnnxTrainError
 
@@ -46,9 +47,11 @@ class Result:
     Attributes:
         schema: the structure of the output.
         sources: for each tensor of the output, the position among the returned (distinct) tensors.
+        changed: for each tensor of the input, whether the forward pass changed it in place.
     """
 
     def __init__(self) -> None:
+        self.changed: tuple[bool, ...] = ()
         self.schema: Schema | None = None
         self.sources: tuple[int, ...] = ()
 
@@ -75,8 +78,10 @@ class FlatModule(torch.nn.Module):
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The module's distinct output tensors, then the content of all its buffers after the call."""
         args, kwargs = self._inputs.restore(tensors)
+        versions = [t._version for t in tensors]
         with self._autocast.enter():
-            result = self.module(*args, **kwargs)
+            result = self.module.forward(*args, **kwargs)  # the module's own hooks run at every call, outside
+        self.result.changed = tuple(t._version != v for t, v in zip(tensors, versions, strict=True))
         found, self.result.schema = flatten(result, "output")
         distinct = list({id(t): t for t in found}.values())
         place = {id(t): i for i, t in enumerate(distinct)}
@@ -84,8 +89,10 @@ class FlatModule(torch.nn.Module):
         return (*distinct, *(buffer.clone() for buffer in self.module.buffers()))
 
 
-def export(module: FlatModule, tensors: Sequence[torch.Tensor]) -> torch.export.ExportedProgram:
-    """Capture the forward pass with all dimensions dynamic.
+def export(
+    module: FlatModule, tensors: Sequence[torch.Tensor], names: Sequence[str], static: bool = False
+) -> torch.export.ExportedProgram:
+    """Capture the forward pass with all dimensions dynamic, or all static.
 
     A dimension of size 1 would be taken for a constant, so it is captured as if it were larger; where the module
     needs it to be 1 (a mask broadcast over heads), it stays 1.
@@ -94,14 +101,29 @@ def export(module: FlatModule, tensors: Sequence[torch.Tensor]) -> torch.export.
         CaptureError: the module's control flow depends on data, or it cannot be traced; names the source line.
     """
     errors: list[Exception] = []
-    for example in _examples(tensors):
+    for example in [list(tensors)] if static else _examples(tensors):
         try:
-            return _export(module, example)
+            program = _export(module, example, static)
+        except CaptureError as error:
+            raise CaptureError(error.what, source=error.source or _user_line(error), cure=error.cure) from None
         except OnnxTrainError:
             raise
         except Exception as error:  # torch.export raises many types
             errors.append(error)
+        else:
+            _refuse_changed_inputs(module, names)
+            return program
     raise _explain(errors[-1]) from errors[-1]
+
+
+def _refuse_changed_inputs(module: FlatModule, names: Sequence[str]) -> None:
+    """Raise CaptureError where the forward pass changed an input in place: the graph would change nothing."""
+    for name, changed in zip(names, module.result.changed, strict=True):
+        if changed:
+            raise CaptureError(
+                f"the forward pass modifies its input {name} in place",
+                cure=f"let it modify a copy: {name} = {name}.clone()",
+            )
 
 
 def _examples(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
@@ -122,9 +144,10 @@ def _enlarge(tensor: torch.Tensor, axes: int) -> torch.Tensor:
     return tensor.detach().expand(larger).clone().requires_grad_(tensor.requires_grad)
 
 
-def _export(module: FlatModule, example: Sequence[torch.Tensor]) -> torch.export.ExportedProgram:
-    dynamic = tuple(dict.fromkeys(range(t.dim()), torch.export.Dim.AUTO) for t in example)
-    with _quiet(), torch.enable_grad():
+def _export(module: FlatModule, example: Sequence[torch.Tensor], static: bool) -> torch.export.ExportedProgram:
+    kind = torch.export.Dim.STATIC if static else torch.export.Dim.AUTO
+    dynamic = tuple(dict.fromkeys(range(t.dim()), kind) for t in example)
+    with _quiet(), autograd_functions.refused(), torch.enable_grad():
         program = torch.export.export(module, tuple(example), dynamic_shapes=(dynamic,), strict=False)
     _stop_gradients(program.graph_module)
     _settle_layouts(program.graph_module)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections import UserDict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch.utils import _pytree as pytree
@@ -15,6 +16,7 @@ from onnxtrain.errors import UnsupportedDataError
 
 CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device, type)
 _CACHES = "transformers.cache_utils"  # the module whose classes are taken apart: key-value caches and their layers
+Numbers: TypeAlias = Mapping[pytree.TreeSpec, frozenset[int]]  # for a structure, which leaves are numbers as tensors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +28,7 @@ class Schema:
         constants: position and value of every leaf that is neither a tensor nor an object.
         objects: position, class and state of every leaf that is an object holding tensors (a key-value cache).
         sizes: positions of leaves that are integers computed from sizes; they travel as tensors.
+        numbers: positions of leaves that were numbers and are tensors now, so that their value may change.
         tensors: number of tensors in the structure.
     """
 
@@ -33,6 +36,7 @@ class Schema:
     constants: tuple[tuple[int, Any], ...]
     objects: tuple[tuple[int, type, Schema], ...]
     sizes: frozenset[int]
+    numbers: frozenset[int]
     tensors: int
 
     def restore(self, tensors: Sequence[Any]) -> Any:
@@ -48,25 +52,29 @@ class Schema:
                 leaves.append(fixed[index])
             elif index in opened:
                 kind, state = opened[index]
-                made = object.__new__(kind)
-                made.__dict__.update(state._restore(tensors))
-                leaves.append(made)
+                leaves.append(_close(kind, state._restore(tensors)))
             else:
                 tensor = next(tensors)
                 leaves.append(int(tensor) if index in self.sizes else tensor)
         return pytree.tree_unflatten(leaves, self.spec)
 
 
-def flatten(data: Any, role: str = "input", like: Schema | None = None) -> tuple[list[torch.Tensor], Schema]:
+def flatten(
+    data: Any,
+    role: str = "input",
+    like: Schema | None = None,
+    numbers: Numbers | None = None,
+) -> tuple[list[torch.Tensor], Schema]:
     """The tensors of a nested structure in order, and the schema that restores it.
 
     Args:
         data: the structure.
         role: what it is, for the error message.
         like: a schema of the same structure; integers that are sizes there become tensors here.
+        numbers: for a structure, the positions of numbers that become tensors.
 
     Raises:
-        UnsupportedDataError: a leaf is neither a tensor, one of ``CONSTANTS``, nor a Transformers cache.
+        UnsupportedDataError: a leaf is neither a tensor, one of ``CONSTANTS``, nor an object of tensors.
     """
     leaves, spec = pytree.tree_flatten(data)
     tensors: list[torch.Tensor] = []
@@ -74,21 +82,54 @@ def flatten(data: Any, role: str = "input", like: Schema | None = None) -> tuple
     objects: list[tuple[int, type, Schema]] = []
     opened = {index: state for index, _, state in like.objects} if like is not None else {}
     sizes = set(like.sizes) if like is not None else set()
+    changing = (numbers.get(spec) if numbers else None) or frozenset()
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
             tensors.append(leaf)
         elif isinstance(leaf, torch.SymInt) or index in sizes:
             tensors.append(torch.scalar_tensor(leaf, dtype=torch.int64))  # type: ignore[arg-type]
             sizes.add(index)
+        elif index in changing:
+            tensors.append(_as_tensor(leaf, leaves))
         elif isinstance(leaf, CONSTANTS):
             constants.append((index, leaf))
-        elif type(leaf).__module__ == _CACHES:
-            found, state = flatten(vars(leaf), role, opened.get(index))
+        elif (state := _open(leaf)) is not None:
+            found, schema = flatten(state, role, opened.get(index))
             tensors += found
-            objects.append((index, type(leaf), state))
+            objects.append((index, type(leaf), schema))
         else:
             raise unsupported(leaf, role, data, index)
-    return tensors, Schema(spec, tuple(constants), tuple(objects), frozenset(sizes), len(tensors))
+    return tensors, Schema(spec, tuple(constants), tuple(objects), frozenset(sizes), changing, len(tensors))
+
+
+def _open(leaf: Any) -> dict[str, Any] | None:
+    """The state of an object that holds tensors: a key-value cache, a dataclass, a mapping such as BatchEncoding."""
+    if type(leaf).__module__ == _CACHES:
+        return vars(leaf)
+    if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+        return {field.name: getattr(leaf, field.name) for field in dataclasses.fields(leaf)}
+    if isinstance(leaf, UserDict):
+        return {"data": dict(leaf.data)}
+    return None
+
+
+def _close(kind: type, state: dict[str, Any]) -> Any:
+    """An object of a class with this state, made without its constructor."""
+    made = object.__new__(kind)
+    if hasattr(made, "__dict__"):
+        made.__dict__.update(state)
+        return made
+    for name, value in state.items():
+        object.__setattr__(made, name, value)  # slots, of frozen dataclasses too
+    return made
+
+
+def _as_tensor(number: float, leaves: Sequence[Any]) -> torch.Tensor:
+    """A number as a tensor of no dimensions, as exact as the call's other tensors are."""
+    if isinstance(number, int):
+        return torch.tensor(number, dtype=torch.int64)
+    is_double = any(isinstance(x, torch.Tensor) and x.dtype == torch.float64 for x in leaves)
+    return torch.tensor(number, dtype=torch.float64 if is_double else torch.get_default_dtype())
 
 
 def unsupported(leaf: Any, role: str, data: Any, index: int) -> UnsupportedDataError:
@@ -103,15 +144,17 @@ def unsupported(leaf: Any, role: str, data: Any, index: int) -> UnsupportedDataE
     )
 
 
-def input_names(forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
+def input_names(
+    forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], numbers: Collection[int] = ()
+) -> list[str]:
     """A name for every tensor of a call, after the parameter it is bound to: ``input_ids``, ``batch_mask``."""
     named = list(_positional(forward, len(args)))
     names: list[str] = []
-    for path, leaf in pytree.tree_flatten_with_path((tuple(args), dict(kwargs)))[0]:
+    for index, (path, leaf) in enumerate(pytree.tree_flatten_with_path((tuple(args), dict(kwargs)))[0]):
         first = named[path[1].idx] if path[0].idx == 0 else str(path[1].key)
         rest = "".join(re.sub(r"\W+", "_", f"_{pytree.keystr((p,))}") for p in path[2:])
         name = re.sub(r"_+", "_", first + rest).strip("_")
-        for _ in flatten(leaf)[0]:
+        for _ in (leaf,) if index in numbers else flatten(leaf)[0]:
             names.append(_unique(name, names))
     return names
 

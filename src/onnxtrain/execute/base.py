@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from onnxtrain.ir.graphs import Plan
+from onnxtrain.options import Options
 
 
 class Executable(abc.ABC):
@@ -54,8 +55,10 @@ class Backend(abc.ABC):
     name: str
 
     @abc.abstractmethod
-    def compile(self, plan: Plan, device: str = "cpu") -> Executable:
+    def compile(self, plan: Plan, device: str = "cpu", options: Options | None = None) -> Executable:
         """An executable for the plan on a device named as in torch: ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
+
+        Of the options ``deterministic`` and ``conv_algo_search`` concern backends.
 
         Raises:
             BackendError: the plan has an operator that the backend cannot run; the node is named.

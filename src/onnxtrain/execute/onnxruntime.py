@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,15 +14,17 @@ from onnxtrain.errors import BackendError
 from onnxtrain.execute.base import Backend, Executable
 from onnxtrain.ir.functions import DOMAIN, OPAQUE, attach
 from onnxtrain.ir.graphs import Plan, describe, source_of
+from onnxtrain.options import Options
 
 _DISABLED = {"EliminateDropout"}  # it also removes Dropout that is in training mode, where nobody reads the mask
+_ATOMIC = frozenset(("ScatterElements", "ScatterND"))
 _FATAL_ONLY = 4  # onnxruntime's log severity; its errors are raised all the same
 
 
 class _Part:
     """One model of a plan as an onnxruntime session."""
 
-    def __init__(self, model: ir.Model, device: str) -> None:
+    def __init__(self, model: ir.Model, device: str, chosen: Options) -> None:
         self.device_type, _, index = device.partition(":")
         self.device_index = int(index or 0)
         self.inputs = [str(v.name) for v in model.graph.inputs]
@@ -30,7 +33,8 @@ class _Part:
         options = ort.SessionOptions()
         options.log_severity_level = _FATAL_ONLY
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
-        providers = ["CUDAExecutionProvider"] if self.device_type == "cuda" else []
+        options.use_deterministic_compute = chosen.deterministic
+        providers: list[Any] = [_cuda(self.device_index, chosen)] if self.device_type == "cuda" else []
         proto = ir.to_proto(model).SerializeToString()
         try:
             providers.append("CPUExecutionProvider")
@@ -57,10 +61,10 @@ class _Part:
 class OnnxRuntimeExecutable(Executable):
     """A plan as two onnxruntime sessions."""
 
-    def __init__(self, plan: Plan, device: str) -> None:
+    def __init__(self, plan: Plan, device: str, options: Options) -> None:
         super().__init__(plan)
-        self._forward = _Part(plan.forward, device)
-        self._backward = None if plan.backward is None else _Part(plan.backward, device)
+        self._forward = _Part(plan.forward, device, options)
+        self._backward = None if plan.backward is None else _Part(plan.backward, device, options)
 
     def forward(self, inputs: Sequence[Any]) -> tuple[list[Any], Any]:
         values = [_bind(x) for x in inputs]
@@ -94,14 +98,46 @@ class OnnxRuntimeBackend(Backend):
 
     name = "onnxruntime"
 
-    def compile(self, plan: Plan, device: str = "cpu") -> OnnxRuntimeExecutable:
-        for model in (plan.forward, plan.backward):
-            for node in () if model is None else model.graph:
-                if node.domain == DOMAIN and node.op_type in OPAQUE:
-                    raise BackendError(
-                        f"onnxruntime cannot run the ATen operator {node.attributes['operator'].value}",
-                        node=describe(node),
-                        source=source_of(node),
-                        cure="use backend='torch'",
-                    )
-        return OnnxRuntimeExecutable(plan, device)
+    def compile(self, plan: Plan, device: str = "cpu", options: Options | None = None) -> OnnxRuntimeExecutable:
+        options = options or Options()
+        nodes = [n for model in (plan.forward, plan.backward) if model is not None for n in model.graph]
+        for node in nodes:
+            _refuse_opaque(node)
+        if options.deterministic and device.startswith("cuda"):
+            _warn_of_nondeterministic(nodes)
+        return OnnxRuntimeExecutable(plan, device, options)
+
+
+def _refuse_opaque(node: ir.Node) -> None:
+    if node.domain == DOMAIN and node.op_type in OPAQUE:
+        raise BackendError(
+            f"onnxruntime cannot run the ATen operator {node.attributes['operator'].value}",
+            node=describe(node),
+            source=source_of(node),
+            cure="use backend='torch'",
+        )
+
+
+def _cuda(index: int, options: Options) -> tuple[str, dict[str, str]]:
+    """The CUDA provider with its settings; 1-D convolutions are padded as N, C, 1, D, which cuDNN is faster on."""
+    settings = {
+        "device_id": str(index),
+        "cudnn_conv_algo_search": options.conv_algo_search,
+        "cudnn_conv_use_max_workspace": "1",
+        "cudnn_conv1d_pad_to_nc1d": "1",
+    }
+    return "CUDAExecutionProvider", settings
+
+
+def _warn_of_nondeterministic(nodes: Iterable[ir.Node]) -> None:
+    """Warn once for each kernel that has no deterministic form: sums by atomic additions come in any order."""
+    for op_type in sorted({n.op_type for n in nodes if n.op_type in _ATOMIC and _adds(n)}):
+        warnings.warn(
+            f"the CUDA kernel of {op_type} is not deterministic: results differ in their last bits from run to run",
+            stacklevel=2,
+        )
+
+
+def _adds(node: ir.Node) -> bool:
+    reduction = node.attributes.get("reduction")
+    return reduction is not None and reduction.as_string() in ("add", "mul")

@@ -14,6 +14,7 @@ from onnxtrain.errors import BackendError
 from onnxtrain.execute.base import Backend, Executable
 from onnxtrain.ir.functions import attach
 from onnxtrain.ir.graphs import Plan
+from onnxtrain.options import Options
 
 
 class GatherElements(OpRun):
@@ -80,5 +81,5 @@ class ReferenceBackend(Backend):
 
     name = "reference"
 
-    def compile(self, plan: Plan, device: str = "cpu") -> ReferenceExecutable:
+    def compile(self, plan: Plan, device: str = "cpu", options: Options | None = None) -> ReferenceExecutable:
         return ReferenceExecutable(plan)

@@ -13,6 +13,19 @@ DOMAIN = "onnxtrain"  # domain of our own operators
 
 
 @dataclasses.dataclass(frozen=True)
+class Cast:
+    """A parameter in another element type, an input of the graph.
+
+    Args:
+        parameter: the parameter's name.
+        dtype: ONNX number of the element type.
+    """
+
+    parameter: str
+    dtype: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Signature:
     """Who the graph's inputs and outputs are, by value name.
 
@@ -23,6 +36,7 @@ class Signature:
         outputs: values handed back to the user, in order.
         buffer_updates: buffer name to the output value that holds its new content.
         differentiable: the parameters and user inputs whose gradient is wanted.
+        casts: inputs that are parameters in another element type, by name.
     """
 
     user_inputs: tuple[str, ...]
@@ -31,11 +45,12 @@ class Signature:
     outputs: tuple[str, ...]
     buffer_updates: dict[str, str]
     differentiable: tuple[str, ...] = ()
+    casts: dict[str, Cast] = dataclasses.field(default_factory=dict)
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """All graph inputs in order: user inputs, parameters, buffers."""
-        return self.user_inputs + self.parameters + self.buffers
+        """All graph inputs in order: user inputs, parameters, buffers, casts of parameters."""
+        return self.user_inputs + self.parameters + self.buffers + tuple(self.casts)
 
 
 @dataclasses.dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from onnxtrain.ir.graphs import ForwardGraph, TrainingGraph
 from onnxtrain.ir.passes import Pipeline, Record, Step
+from onnxtrain.optimize.casts import hoist_casts
 from onnxtrain.optimize.cleanup import (
     CommonSubexpressionsPass,
     ConstantsPass,
@@ -38,3 +39,6 @@ def optimize(graph: ForwardGraph, *, check: bool = True) -> list[Record]:
 def optimize_training(graph: TrainingGraph, *, check: bool = True) -> list[Record]:
     """Optimize a training graph in place; says what each pass did."""
     return Pipeline(TRAINING, check).run(graph.model)
+
+
+__all__ = ["hoist_casts", "optimize", "optimize_training"]

@@ -1,60 +1,232 @@
-"""Which calls a captured graph can serve: everything capture looked at, and nothing that it did not."""
+"""Which calls a captured graph can serve: everything that capture looked at, looked at again at every call.
+
+What a graph depends on is read in lists that C code compares: tens of microseconds for a Transformers model.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+import enum
+import operator
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
-from onnxtrain.capture import Autocast, Captured, flatten
+from onnxtrain.capture import Autocast, Captured, Numbers, Schema, flatten
 from onnxtrain.ir import shapes
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_OWN = frozenset(torch.nn.Module().__dict__) - {"training"}
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, enum.Enum)
+_BLIND = (torch.nn.Linear, torch.nn.Identity, torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential)
+_PARTS = ("dtypes", "constant tensors", "devices")
+_DEPTH = 3  # how deep configuration objects are looked into
 
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """One call of the module, flattened.
+    """One call of the module, flattened; calls that are equal can share a capture if the sizes fit.
 
     Args:
+        schema: structure of the arguments, and their values where they are not tensors.
+        inputs: dtype, rank and device of each tensor.
+        state: number of the module's state, see ``Inspector.changes``.
+        ambient: what torch's own switches say: autocast, default dtype, determinism.
         tensors: the input tensors in order.
-        key: equal keys can share a capture if the sizes fit.
     """
 
-    tensors: list[torch.Tensor]
-    key: Hashable
+    schema: Schema
+    inputs: tuple[Hashable, ...]
+    state: int
+    ambient: Hashable
+    tensors: list[torch.Tensor] = dataclasses.field(compare=False, repr=False)
+
+
+class _Structure(NamedTuple):
+    """What a module is made of: changes of it are rare, and looked for by counts and identities."""
+
+    kinds: Hashable  # class, parameter names and buffer names of each submodule
+    modules: tuple[int, ...]
+    hooks: Hashable
+    shapes: tuple[torch.Size, ...]
+    labels: tuple[tuple[str, ...], ...]  # names of the attributes that are compared
+    generation: int  # how often an attribute was set that cannot be compared
 
 
 class Inspector:
-    """Reads of a module and a call what decides which graph serves it."""
+    """Reads of a module and a call what decides which graph serves it.
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        self.module = module
-        self._modules = list(module.modules())
-        self._tables = [m._parameters for m in self._modules if m._parameters]
+    Watched are: the submodules and parameters there are; the modes; plain attributes of modules and of the
+    configuration objects they hold; tensors that are attributes but not buffers; hooks; dtypes and devices.
+
+    Args:
+        module: the user's module.
+        ignored: names of attributes that are not watched.
+    """
+
+    def __init__(self, module: torch.nn.Module, ignored: Collection[str] = ()) -> None:
+        self.module, self._ignored = module, frozenset(ignored)
+        self._states: dict[Hashable, int] = {}
+        self._last: list[Any] = []
+        self._state = -1
+        self._generation = 0
+        self._flat: dict[tuple[str, ...], tuple[Schema, list[str]]] = {}
         self._device_type = next((p.device.type for p in module.parameters()), "cpu")
+        self._may_move = torch.accelerator.is_available()
+        self._watch()
 
-    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: Numbers) -> Call:
         """Flatten a call.
+
+        Args:
+            args: positional arguments.
+            kwargs: keyword arguments.
+            numbers: for a structure, the positions of numbers that travel as tensors.
 
         Raises:
             UnsupportedDataError: an input has a type that a graph cannot take.
         """
-        tensors, schema = flatten((args, dict(sorted(kwargs.items()))))
-        return Call(tensors, (schema, self._inputs(tensors), self._state(), self._autocast()))
+        known = None if args else self._flat.get(tuple(kwargs))
+        if known is not None and all(map(torch.is_tensor, kwargs.values())):
+            schema, order = known
+            tensors = [kwargs[name] for name in order]
+        else:
+            tensors, schema = self._flatten(args, kwargs, numbers)
+        inputs = tuple([(t.dtype, t.dim(), t.device) for t in tensors])
+        return Call(schema, inputs, self.state(), self._ambient(), tensors)
 
-    def _inputs(self, tensors: Sequence[torch.Tensor]) -> Hashable:
-        return tuple((t.dtype, t.dim(), t.device, t.requires_grad) for t in tensors)
+    def _flatten(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: Numbers
+    ) -> tuple[list[torch.Tensor], Schema]:
+        """Flatten a call of any structure; a batch that is tensors by name is remembered, it comes at every step."""
+        names = sorted(kwargs)
+        tensors, schema = flatten((args, {name: kwargs[name] for name in names}), numbers=numbers)
+        if not args and all(isinstance(v, torch.Tensor) for v in kwargs.values()):
+            self._flat[tuple(kwargs)] = schema, names
+        return tensors, schema
 
-    def _state(self) -> Hashable:
-        modes = tuple([m.training for m in self._modules])
-        parameters = [p for table in self._tables for p in table.values() if p is not None]
-        return modes, tuple([(p.requires_grad, p.dtype, p.device) for p in parameters])
+    def state(self) -> int:
+        """A number for the module's state: the same whenever the module is the same again."""
+        if (
+            self._hook_count != RemovableHandle.next_id
+            or self._children != self._known_children
+            or list(map(len, self._sized)) != self._sizes
+            or not _same(self._parameters, self._known_parameters)
+        ):
+            self._watch()
+        types = [p.dtype for p in self._owned]
+        values = [read(table) for read, table in self._reads]
+        found = [self._structure, values, types, self._tensors(), self._devices()]
+        if found != self._last:
+            frozen = tuple(tuple(part) if isinstance(part, list) else part for part in found)
+            self._last, self._state = found, self._states.setdefault(frozen, len(self._states))
+        return self._state
 
-    def _autocast(self) -> Hashable:
-        if not torch.is_autocast_enabled(self._device_type):
-            return None
-        return Autocast.current(self._device_type)
+    def _tensors(self) -> list[Hashable]:
+        """Tensors that became constants of the graph: which ones, and how often they were modified."""
+        return [(id(t), t._version) for t in (d.get(n) for d, n in self._constants) if isinstance(t, torch.Tensor)]
+
+    def _devices(self) -> list[torch.device]:
+        return list({p.device for p in self._owned}) if self._may_move else []
+
+    def _ambient(self) -> Hashable:
+        autocast = Autocast.current(self._device_type) if torch.is_autocast_enabled(self._device_type) else None
+        return autocast, torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
+
+    def _watch(self) -> None:
+        """Look the module through: what is there to be compared at every call."""
+        modules = [m.__dict__.get("_wrapped", m) for m in self.module.modules()]  # an ORTModule stands for its module
+        tables = [m.__dict__ for m in modules]
+        self._children = [t["_modules"] for t in tables if t["_modules"]]
+        self._known_children = [dict(t) for t in self._children]
+        self._parameters = [t["_parameters"] for t in tables if t["_parameters"]]
+        self._known_parameters = [dict(t) for t in self._parameters]
+        self._owned = [p for t in self._parameters for p in t.values() if p is not None]
+        self._attributes = [t for m, t in zip(modules, tables, strict=True) if type(m) not in _BLIND]
+        hooks = [t[name] for t in tables[1:] for name in _HOOKS]  # the root's own run outside the graph
+        self._sized = [*self._attributes, *(h for h in hooks if h)]
+        self._sizes = list(map(len, self._sized))
+        self._hook_count = RemovableHandle.next_id  # torch counts every hook that is registered anywhere
+        self._constants = [
+            (t, name) for t in tables for name, v in t.items() if isinstance(v, torch.Tensor) and name not in _OWN
+        ]
+        watched = [*self._attributes, *_configurations(tables)]
+        self._names = [tuple(n for n, v in t.items() if self._is_watched(n, v)) for t in watched]
+        self._reads = [
+            (operator.itemgetter(*names), table) for names, table in zip(self._names, watched, strict=True) if names
+        ]
+        self._labels = [n for n in self._names if n]
+        kinds = tuple((type(m), tuple(m._parameters), tuple(m._buffers)) for m in modules)
+        live = tuple(tuple(h) for h in hooks if h)
+        shapes = tuple(p.shape for p in self._owned)
+        self._structure = _Structure(
+            kinds, tuple(map(id, modules)), live, shapes, tuple(self._labels), self._generation
+        )
+
+    def touch(self, name: str, value: Any) -> None:
+        """An attribute was set whose value cannot be compared: graphs captured before do not serve any longer."""
+        if name not in self._ignored and not _is_comparable(value) and not isinstance(value, torch.nn.Module):
+            self._generation += 1
+            self._watch()
+
+    def _is_watched(self, name: str, value: Any) -> bool:
+        return name not in _OWN and name not in self._ignored and _is_comparable(value)
+
+    def changes(self, first: int, second: int) -> list[str]:
+        """What differs between two states of the module, for a person to read."""
+        known = {number: frozen for frozen, number in self._states.items()}
+        a, b = known[first], known[second]
+        assert isinstance(a, tuple) and isinstance(b, tuple)
+        if a[0] != b[0]:
+            other = [name for name, x, y in zip(_Structure._fields, a[0], b[0], strict=True) if x != y]
+            return [f"the module was altered: other {', '.join(other)}"]
+        found = [name for name, x, y in zip(_PARTS, a[2:], b[2:], strict=True) if x != y]
+        return [f"its {name} changed" for name in found] + list(self._changed_values(a[0].labels, a[1], b[1]))
+
+    @staticmethod
+    def _changed_values(labels: Sequence[tuple[str, ...]], old: Sequence[Any], new: Sequence[Any]) -> Iterator[str]:
+        told: set[str] = set()
+        for names, x, y in zip(labels, old, new, strict=True):
+            pairs = [(names[0], x, y)] if len(names) == 1 else zip(names, x, y, strict=True)
+            for name, before, after in pairs:
+                text = f"attribute {name} was {before!r} and is {after!r}"
+                if before != after and text not in told:
+                    told.add(text)
+                    yield text
+
+
+def _same(tables: Sequence[dict[str, Any]], known: Sequence[dict[str, Any]]) -> bool:
+    """Whether tables hold the same tensors; comparing stops at identity, or fails where a tensor is another."""
+    try:
+        return tables == known
+    except RuntimeError:
+        return False
+
+
+def _is_comparable(value: Any) -> bool:
+    """Whether values of this type can be compared and hashed without surprise: plain ones, or by identity."""
+    if isinstance(value, tuple):
+        return all(map(_is_comparable, value))
+    return isinstance(value, _PLAIN) or type(value).__eq__ is object.__eq__
+
+
+def _configurations(tables: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The attributes of objects that modules hold, and of those that these hold: configurations."""
+    seen: dict[int, dict[str, Any]] = {}
+    level = list(tables)
+    for _ in range(_DEPTH):
+        held = [v for table in level for n, v in table.items() if n not in _OWN and _is_configuration(v)]
+        level = [vars(v) for v in {id(v): v for v in held}.values() if id(v) not in seen]
+        seen |= {id(v): vars(v) for v in held}
+    return list(seen.values())
+
+
+def _is_configuration(value: Any) -> bool:
+    if isinstance(value, torch.nn.Module | torch.Tensor | type) or callable(value):
+        return False
+    return isinstance(getattr(value, "__dict__", None), dict)
 
 
 def size_check(captured: Captured) -> Callable[[Sequence[torch.Tensor]], bool]:

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import functools
+import logging
 from typing import Any
 
 import torch
 
-from onnxtrain.errors import ModuleError
+from onnxtrain.errors import ModuleError, OnnxTrainError
 from onnxtrain.ir.printer import to_text
 from onnxtrain.options import Options, from_environment
-from onnxtrain.ortmodule.debug import DebugOptions
-from onnxtrain.ortmodule.guards import Inspector
+from onnxtrain.ortmodule.checks import check_module
+from onnxtrain.ortmodule.debug import DebugOptions, start_logging
+from onnxtrain.ortmodule.describe import explain, first_step, phases, summary
+from onnxtrain.ortmodule.fallback import FallbackState
 from onnxtrain.ortmodule.session import Session
+from onnxtrain.ortmodule.sessions import Sessions
 from onnxtrain.ortmodule.step import run
 from onnxtrain.ortmodule.verification import Report
 
-_OWN = frozenset(("_wrapped", "_options", "_debug_options", "_sessions", "_inspector", "_last", "forward"))
-_SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
+_LOG = logging.getLogger(__name__)
+_OWN = frozenset(("_wrapped", "_options", "_chosen", "_debug_options", "_sessions", "_fallback", "_last", "forward"))
+_SHARED = (
+    *("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"),
+    *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+    *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks"),
+)
 
 
 class ORTModule(torch.nn.Module):
@@ -42,22 +51,38 @@ class ORTModule(torch.nn.Module):
         *,
         options: Options | None = None,
     ) -> None:
-        _check(module)
+        if not isinstance(module, torch.nn.Module):
+            check_module(module)
+        if isinstance(module, ORTModule):
+            raise ModuleError("the module is an ORTModule already", cure="use it as it is")
         super().__init__()
         chosen = options or Options()
         if debug_options is not None:
             chosen = debug_options.apply_to(chosen)
         own = self.__dict__
-        own["_wrapped"], own["_options"], own["_debug_options"] = module, from_environment(chosen), debug_options
+        own["_wrapped"], own["_chosen"], own["_debug_options"] = module, chosen, debug_options
         self._attach()
+        try:
+            check_module(module)
+        except ModuleError as error:
+            if not own["_fallback"].catches(error, at_wrapping=True):
+                raise
 
     def _attach(self) -> None:
-        """Share the wrapped module's tables of tensors and submodules; forget all graphs."""
+        """Share the wrapped module's tables of tensors, submodules and hooks; read the options; forget all graphs."""
         own = self.__dict__
         for name in _SHARED:
-            own[name] = own["_wrapped"].__dict__[name]
-        own["_sessions"], own["_inspector"], own["_last"] = {}, None, None
+            own[name] = getattr(own["_wrapped"], name)
+        own.pop("_is_full_backward_hook", None)  # the wrapped module's
+        own["_options"] = from_environment(own["_chosen"])
+        start_logging(own["_options"])
+        own["_sessions"], own["_last"], own["_fallback"] = None, None, FallbackState(own["_options"])
         own["forward"] = functools.wraps(own["_wrapped"].forward)(functools.partial(ORTModule._run, self))
+
+    def use(self, options: Options) -> None:
+        """Go on with other options (the environment still wins); graphs are built again."""
+        self.__dict__["_chosen"] = options
+        self._attach()
 
     @property
     def module(self) -> torch.nn.Module:
@@ -85,20 +110,48 @@ class ORTModule(torch.nn.Module):
 
         Raises:
             UnsupportedDataError: an input or output has a type that a graph cannot take.
+            DeviceError: the module and its inputs are on more than one device.
+            ModuleError: a submodule has a hook that would be lost.
             CaptureError: the module cannot be captured; names the source line.
             GradientError: an operator has no gradient.
         """
         own = self.__dict__
-        if own["_inspector"] is None:
-            own["_inspector"] = Inspector(self.module)
-        call = own["_inspector"].call(args, kwargs)
-        sessions: list[Session] = own["_sessions"].setdefault(call.key, [])
-        session = next((s for s in sessions if s.fits(call.tensors)), None)
-        if session is None:
-            session = Session(self.module, args, dict(sorted(kwargs.items())), self.options)
-            sessions.append(session)
-        own["_last"] = session
-        return session.restore(run(session, call.tensors))
+        fallback: FallbackState = own["_fallback"]
+        if fallback.is_eager or torch.compiler.is_exporting():  # part of a larger module that is being captured
+            return own["_wrapped"].forward(*args, **kwargs)
+        try:
+            if own["_sessions"] is None:
+                own["_sessions"] = Sessions(own["_wrapped"], own["_options"])
+            session, tensors = own["_sessions"].find(args, kwargs)
+            outputs = run(session, tensors)
+        except OnnxTrainError as error:
+            if not fallback.catches(error):
+                raise
+            return own["_wrapped"].forward(*args, **kwargs)
+        if session is not own["_last"]:
+            self._use(session)
+        return session.restore(outputs)
+
+    def _use(self, session: Session) -> None:
+        """Remember the graph in use; say once for each what it does and what it cost."""
+        self.__dict__["_last"] = session
+        if session.latest.training is not None and not session.announced:
+            session.announced = True
+            name = type(self.module).__name__
+            _LOG.warning("%s", first_step(name, session)) if self._is_first() else _LOG.info(
+                "%s runs another graph", name
+            )
+            _LOG.info("%s", phases(session))
+
+    def _is_first(self) -> bool:
+        return sum(entry.session.announced for entry in self.__dict__["_sessions"].entries) == 1
+
+    def explain(self) -> str:
+        """Every graph of this module: why it was captured, how many calls it served, which sizes are free."""
+        fallback: FallbackState = self.__dict__["_fallback"]
+        text = "" if fallback.reason is None else f"runs in eager PyTorch, because\n{fallback.reason}\n"
+        sessions = self.__dict__["_sessions"]
+        return text + (explain(sessions) if sessions is not None else "no graph yet: the module was not called")
 
     def graph(self, stage: str = "training") -> str:
         """The graph of the last call as text.
@@ -129,24 +182,7 @@ class ORTModule(torch.nn.Module):
 
     def summary(self) -> str:
         """What was built for the last call: nodes, saved values, gradients, and the time of each stage."""
-        session = self._session()
-        compiled, report = session.latest, session.report
-        rows = [
-            f"forward graph    {len(compiled.forward.model.graph)} nodes, {len(session.signature.parameters)} weights"
-        ]
-        if compiled.training is not None:
-            counts = f"{len(compiled.plan.saved)} saved values, {len(compiled.plan.gradients)} gradients"
-            rows.append(f"training graph   {len(compiled.training.model.graph)} nodes, {counts}")
-        removed: dict[str, int] = {}
-        for record in report.passes:
-            removed[record.name] = removed.get(record.name, 0) + record.nodes_before - record.nodes_after
-        changed = [f"{name} -{count}" for name, count in removed.items() if count]
-        rows.append(f"passes           {', '.join(changed) or 'nothing to do'}")
-        rows.append(
-            "build time       " + ", ".join(f"{name} {seconds:.2f} s" for name, seconds in report.seconds.items())
-        )
-        rows.append(f"backend          {type(compiled.executable).__name__}")
-        return "\n".join(rows)
+        return summary(self._session())
 
     @property
     def verification(self) -> Report | None:
@@ -172,17 +208,12 @@ class ORTModule(torch.nn.Module):
         return self.module.load_state_dict(*args, **kwargs)
 
     def _apply(self, *args: Any, **kwargs: Any) -> ORTModule:
-        """Move or convert the wrapped module (``to``, ``half``, ``cuda``); graphs are built again."""
+        """Move or convert the wrapped module (``to``, ``half``, ``cuda``)."""
         self.module._apply(*args, **kwargs)
-        self._attach()
         return self
 
     def _replicate_for_data_parallel(self) -> Any:
         raise ModuleError("ORTModule cannot be replicated by DataParallel", cure="use DistributedDataParallel")
-
-    def add_module(self, name: str, module: torch.nn.Module | None) -> None:
-        """Not supported: add it to the wrapped module before wrapping."""
-        raise ModuleError("add_module is not supported on ORTModule", cure="add it to the module before wrapping it")
 
     def __getattr__(self, name: str) -> Any:
         wrapped = self.__dict__.get("_wrapped")
@@ -195,8 +226,8 @@ class ORTModule(torch.nn.Module):
             super().__setattr__(name, value)
         else:
             setattr(self.module, name, value)
-            if name != "training":
-                self._attach()
+            if self.__dict__["_sessions"] is not None:
+                self.__dict__["_sessions"].inspector.touch(name, value)
 
     def __delattr__(self, name: str) -> None:
         delattr(self.module, name)
@@ -206,28 +237,9 @@ class ORTModule(torch.nn.Module):
         return sorted({*super().__dir__(), *dir(self.module)})
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: self.__dict__[name] for name in ("_wrapped", "_options", "_debug_options")}
+        return {name: self.__dict__[name] for name in ("_wrapped", "_chosen", "_debug_options")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         torch.nn.Module.__init__(self)
         self.__dict__.update(state)
         self._attach()
-
-
-def _check(module: Any) -> None:
-    """Refuse what cannot be captured.
-
-    Raises:
-        ModuleError: it is not a module, or one of a kind that has no Python forward pass to capture.
-    """
-    if not isinstance(module, torch.nn.Module):
-        raise ModuleError(
-            f"ORTModule wraps a torch.nn.Module, not a {type(module).__name__}",
-            cure="put the function into the forward method of a torch.nn.Module",
-        )
-    if isinstance(module, torch.jit.ScriptModule):
-        raise ModuleError("ORTModule cannot capture a ScriptModule", cure="wrap the original Python module")
-    if isinstance(module, torch.nn.DataParallel):
-        raise ModuleError("ORTModule cannot wrap DataParallel", cure="use DistributedDataParallel around ORTModule")
-    if isinstance(module, ORTModule):
-        raise ModuleError("the module is an ORTModule already", cure="use it as it is")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
 import torch
 
-from onnxtrain.capture import Captured
+from onnxtrain.capture import Captured, Numbers
 from onnxtrain.compiler import Compiled, Report, capture_module, compile_graph
 from onnxtrain.errors import UnsupportedDataError
+from onnxtrain.execute.torch.dtypes import torch_dtype
 from onnxtrain.ir.traits import Trait, traits_of
 from onnxtrain.options import Options
 from onnxtrain.ortmodule import verification
@@ -28,17 +30,32 @@ class Session:
         args: positional arguments of the first call.
         kwargs: keyword arguments of the first call.
         options: backend and checks.
+        numbers: for a structure of arguments, the positions of numbers that are captured as tensors.
+
+    Raises:
+        CaptureError: the module cannot be captured; names the source line.
     """
 
-    def __init__(self, module: torch.nn.Module, args: Sequence[Any], kwargs: dict[str, Any], options: Options) -> None:
-        self.module, self.options, self.report = module, options, Report()
-        self.captured: Captured = capture_module(module, args, kwargs, options, self.report)
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        options: Options,
+        numbers: Numbers | None = None,
+    ) -> None:
+        self.module, self.report = module, Report()
+        self.options = dataclasses.replace(options, deterministic=torch.are_deterministic_algorithms_enabled())
+        self.captured: Captured = capture_module(module, args, kwargs, self.options, self.report, numbers)
+        self.announced = False  # whether the user was told what this graph does
+        self.was_training = module.training
         self.fits = size_check(self.captured)
         self.signature = self.captured.graph.signature
         self._parameters = [self._place(name) for name in self.signature.parameters]
         self._buffers = [self._place(name) for name in self.signature.buffers]
         self._updated = [self._place(name) for name in self.signature.buffer_updates]
         self._variants: dict[tuple[str, ...], Compiled] = {}
+        self._casts: dict[str, tuple[tuple[torch.Tensor, int, int], torch.Tensor]] = {}
         self._watched: dict[int, frozenset[str]] = {}
         self.expected: tuple[str, ...] | None = None  # outputs that will receive a gradient
         self.confirmed = False  # whether a backward pass has shown which outputs do
@@ -55,6 +72,18 @@ class Session:
         buffers = [m._buffers[leaf] for m, leaf in self._buffers]
         return [*tensors, *parameters, *buffers]  # type: ignore[list-item]
 
+    def casts(self, compiled: Compiled, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Parameters in the element type that a graph wants them in; kept until the parameter changes."""
+        found: dict[str, torch.Tensor] = {}
+        for name, cast in compiled.plan.signature.casts.items():
+            parameter = inputs[cast.parameter]
+            stamp = (parameter, parameter._version, parameter.data_ptr())
+            kept = self._casts.get(name)
+            if kept is None or kept[0][0] is not parameter or kept[0][1:] != stamp[1:]:
+                kept = self._casts[name] = (stamp, parameter.detach().to(torch_dtype(cast.dtype)))
+            found[name] = kept[1]
+        return found
+
     def differentiable(self, inputs: Sequence[torch.Tensor]) -> list[str]:
         """Names of the graph inputs that require a gradient, where one is wanted at all."""
         if not torch.is_grad_enabled():
@@ -70,6 +99,19 @@ class Session:
             self._variants[key] = made
             self._watched[id(made)] = _visible(made)
         return self._variants[key]
+
+    def variants(self) -> list[str]:
+        """What was compiled: which outputs receive gradients, and how many tensors."""
+        found = []
+        for key in self._variants:
+            split = key.index("") if "" in key else len(key)
+            gradients, outputs = key[:split], key[split + 1 :]
+            found.append(
+                f"compiled for gradients of {len(gradients)} tensors from {', '.join(outputs)}"
+                if gradients
+                else "compiled without gradients"
+            )
+        return found
 
     @property
     def latest(self) -> Compiled:

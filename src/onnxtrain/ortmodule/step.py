@@ -64,7 +64,7 @@ class _State:
                 session.module, session.captured, [self.inputs[n] for n in session.signature.user_inputs]
             )
             session.verification = self.verification.report
-        outputs, self.saved = self.compiled.executable.forward(list(self.inputs.values()))
+        outputs, self.saved = self._execute(self.inputs)
         made = _finish(session, outputs)
         self.like = {n: (t.shape, t.dtype, t.device) for n, t in zip(session.signature.outputs, made, strict=True)}
         watched = session.watched(self.compiled)
@@ -127,7 +127,11 @@ class _State:
         self._check_unchanged(first)
         self.compiled = session.variant(self.differentiable, received)
         with randomness.replayed(self.random or randomness.state()):
-            _, self.saved = self.compiled.executable.forward(list((self.inputs | self.before).values()))
+            _, self.saved = self._execute(self.inputs | self.before)
+
+    def _execute(self, inputs: dict[str, torch.Tensor]) -> tuple[list[Any], Any]:
+        casts = self.session.casts(self.compiled, inputs)
+        return self.compiled.executable.forward([*inputs.values(), *casts.values()])
 
     def _check_unchanged(self, first: bool) -> None:
         """Running forward again needs the inputs it had.
@@ -162,6 +166,25 @@ class _Step(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *dys: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        return (None, *ctx.state.backward(dys))
+        with torch.no_grad():
+            gradients = ctx.state.backward([None if dy is None else dy.detach() for dy in dys])
+        if torch.is_grad_enabled():  # create_graph=True: say so where the second backward arrives
+            anchor = torch.empty(0, requires_grad=True)
+            gradients = [None if g is None else _Once.apply(anchor, g) for g in gradients]
+        return (None, *gradients)
+
+
+class _Once(torch.autograd.Function):
+    """A gradient that cannot be differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, *dys: torch.Tensor) -> Any:
+        raise GradientError(
+            "double backward: the gradient that ORTModule computed was differentiated again",
+            cure="run the module whose gradient is differentiated (a gradient penalty) in eager PyTorch: model.module",
+        )

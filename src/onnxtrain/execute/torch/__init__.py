@@ -10,6 +10,7 @@ import torch
 from onnxtrain.execute.base import Backend, Executable
 from onnxtrain.execute.torch.codegen import Program, compile_plan
 from onnxtrain.ir.graphs import Plan
+from onnxtrain.options import Options
 
 
 class TorchExecutable(Executable):
@@ -40,7 +41,7 @@ class TorchBackend(Backend):
 
     name = "torch"
 
-    def compile(self, plan: Plan, device: str = "cpu") -> TorchExecutable:
+    def compile(self, plan: Plan, device: str = "cpu", options: Options | None = None) -> TorchExecutable:
         forward, backward = compile_plan(plan, device)
         return TorchExecutable(plan, forward, backward)
 

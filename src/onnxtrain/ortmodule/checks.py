@@ -1,0 +1,103 @@
+"""What cannot be trained through a graph, refused with the reason and the cure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from onnxtrain.errors import DeviceError, ModuleError
+
+TRACEABLE = "onnxtrain_traceable"  # attribute of a hook that may become part of the graph
+_FORWARD = (("_forward_hooks", "forward hook"), ("_forward_pre_hooks", "forward pre-hook"))
+_BACKWARD = (("_backward_hooks", "backward hook"), ("_backward_pre_hooks", "backward pre-hook"))
+
+
+def check_module(module: Any) -> None:
+    """Refuse what has no Python forward pass of its own to capture.
+
+    Raises:
+        ModuleError: it is not a module, or one of such a kind.
+    """
+    if not isinstance(module, torch.nn.Module):
+        raise ModuleError(
+            f"ORTModule wraps a torch.nn.Module, not a {type(module).__name__}",
+            cure="put the function into the forward method of a torch.nn.Module",
+        )
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ModuleError("ORTModule cannot capture a ScriptModule", cure="wrap the original Python module")
+    if isinstance(module, torch.nn.DataParallel):
+        raise ModuleError("ORTModule cannot wrap DataParallel", cure="use DistributedDataParallel around ORTModule")
+    if isinstance(module, torch.nn.parallel.DistributedDataParallel):
+        raise ModuleError(
+            "ORTModule cannot wrap DistributedDataParallel, whose forward communicates",
+            cure="the other way round: DistributedDataParallel(ORTModule(module))",
+        )
+
+
+def check_hooks(module: torch.nn.Module, policy: str) -> None:
+    """Refuse hooks of submodules: they would run once, while the module is captured, and never again.
+
+    The module's own hooks run at every call, and so do hooks of parameters. Forward hooks that only compute on tensors
+    can become part of the graph: with the policy ``"trace"``, for hooks of ``torch.nn.utils`` (weight normalization),
+    and for those whose function has a true attribute ``onnxtrain_traceable``.
+
+    Raises:
+        ModuleError: a submodule has a hook; the message names both.
+    """
+    for path, inner in module.named_modules():
+        if path:
+            for kind, hook in _hooks(inner, _BACKWARD):
+                raise ModuleError(
+                    f"submodule {path} has a {kind} ({_name(hook)}), which a graph of the whole module never calls",
+                    cure="use hooks of parameters, of the wrapped module itself, or onnxtrain.utils.hooks",
+                )
+            for kind, hook in _hooks(inner, _FORWARD):
+                if policy == "error" and not _is_traceable(hook):
+                    raise ModuleError(
+                        f"submodule {path} has a {kind} ({_name(hook)}), which would run once, during capture, only",
+                        cure="remove it; if it only computes on tensors, Options(hooks='trace') makes it part of the "
+                        "graph; to look at activations use onnxtrain.utils.hooks",
+                    )
+
+
+def _hooks(module: torch.nn.Module, tables: Sequence[tuple[str, str]]) -> Iterator[tuple[str, Any]]:
+    for table, kind in tables:
+        for hook in module.__dict__.get(table, {}).values():
+            yield kind, hook
+
+
+def _is_traceable(hook: Any) -> bool:
+    function = getattr(hook, "__func__", hook)
+    if getattr(function, TRACEABLE, False) or getattr(hook, TRACEABLE, False):
+        return True
+    return str(getattr(function, "__module__", type(hook).__module__)).startswith("torch.nn.utils") or str(
+        type(hook).__module__
+    ).startswith("torch.nn.utils")
+
+
+def _name(hook: Any) -> str:
+    return getattr(hook, "__qualname__", type(hook).__qualname__)
+
+
+def check_devices(module: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> None:
+    """All tensors of a step on one device; tensors without dimensions may stay on the CPU.
+
+    Raises:
+        DeviceError: there is more than one device; both are named.
+    """
+    owned = {t.device: name for name, t in [*module.named_parameters(), *module.named_buffers()] if t.dim()}
+    if len(owned) > 1:
+        (first, a), (second, b) = list(owned.items())[:2]
+        raise DeviceError(
+            f"ORTModule supports one device per model; {a} is on {first}, {b} on {second}",
+            cure=f"move it as a whole: model.to('{first}')",
+        )
+    for position, tensor in enumerate(tensors):
+        device = next(iter(owned), tensor.device)
+        if tensor.dim() and tensor.device != device:
+            raise DeviceError(
+                f"input {position} is on {tensor.device}, the model on {device}",
+                cure=f"move the batch: tensor.to('{device}')",
+            )

@@ -1,0 +1,88 @@
+"""What a module's graphs are, as text: the summary of the first step, and why there is more than one graph."""
+
+from __future__ import annotations
+
+from onnxtrain.ir import shapes
+from onnxtrain.ir.graphs import DOMAIN
+from onnxtrain.options import Fallback, Options
+from onnxtrain.ortmodule.session import Session
+from onnxtrain.ortmodule.sessions import Entry, Sessions
+
+_STAGES = ("export", "translate", "optimize", "gradient", "plan", "compile")
+
+
+def summary(session: Session) -> str:
+    """What was built for a call: nodes, saved values, gradients, and the time of each stage."""
+    compiled, report = session.latest, session.report
+    rows = [f"forward graph    {len(compiled.forward.model.graph)} nodes, {len(session.signature.parameters)} weights"]
+    if compiled.training is not None:
+        counts = f"{len(compiled.plan.saved)} saved values, {len(compiled.plan.gradients)} gradients"
+        rows.append(f"training graph   {len(compiled.training.model.graph)} nodes, {counts}")
+    removed: dict[str, int] = {}
+    for record in report.passes:
+        removed[record.name] = removed.get(record.name, 0) + record.nodes_before - record.nodes_after
+    changed = [f"{name} -{count}" for name, count in removed.items() if count]
+    rows.append(f"passes           {', '.join(changed) or 'nothing to do'}")
+    rows.append("build time       " + ", ".join(f"{name} {s:.2f} s" for name, s in report.seconds.items()))
+    rows.append(f"backend          {type(compiled.executable).__name__}")
+    return "\n".join(rows)
+
+
+def first_step(name: str, session: Session) -> str:
+    """The features in force and what the start cost, said once after the first training step was built."""
+    seconds, options = session.report.seconds, session.options
+    total = sum(seconds.values())
+    lines = [f"{name} runs as one graph", *(f"  {label:<24}{state}" for label, state in _features(session, options))]
+    lines += [f"  {row}" for row in summary(session).splitlines()[:2]]
+    exported = seconds.get("export", 0.0) + seconds.get("translate", 0.0)
+    lines.append(f"  total initialization overhead is {total:.2f} s, where export takes {exported:.2f} s")
+    return "\n".join(lines)
+
+
+def phases(session: Session) -> str:
+    """The initialization overhead by phase."""
+    seconds = session.report.seconds
+    return "initialization by phase: " + ", ".join(f"{s} {seconds[s]:.2f} s" for s in _STAGES if s in seconds)
+
+
+def _features(session: Session, options: Options) -> list[tuple[str, str]]:
+    nodes = list(session.captured.graph.model.graph)
+    kept = sum(n.domain == DOMAIN and n.op_type == "ATen" for n in nodes)
+    casts = len(session.latest.plan.signature.casts)
+    policy = options.policy
+    fallback = "off" if Fallback.FALLBACK_DISABLE in policy else f"on: {options.fallback}"
+    return [
+        ("backend", type(session.latest.executable).__name__.removesuffix("Executable").lower()),
+        ("ATen executor", f"on, {kept} nodes" if kept else "on, no node needs it"),
+        ("cached parameter casts", f"on, {casts} parameters" if options.cache_casts else "off"),
+        ("automatic fallback", fallback),
+        ("graph cache", str(options.cache_dir) if options.cache_dir is not None else "off (ORTMODULE_CACHE_DIR)"),
+        ("not available yet", "cast propagation, autograd.Function, memory and compute optimizer, Triton"),
+    ]
+
+
+def explain(sessions: Sessions) -> str:
+    """Every graph of a module: why it was captured, what it serves, which sizes are free."""
+    if not sessions.entries:
+        return "no graph yet: the module was not called"
+    lines = [f"{sessions.calls} calls, {len(sessions.entries)} graphs"]
+    for number, entry in enumerate(sessions.entries, 1):
+        lines += [f"graph {number}: captured at call {entry.first}, because", *(f"    {r}" for r in entry.reasons)]
+        lines += [f"  served {entry.served} calls in {_mode(entry)} mode", *_sizes(entry)]
+        lines += [f"  {variant}" for variant in entry.session.variants()]
+    return "\n".join(lines)
+
+
+def _mode(entry: Entry) -> str:
+    return "training" if entry.session.was_training else "inference"
+
+
+def _sizes(entry: Entry) -> list[str]:
+    graph = entry.session.captured.graph
+    found = []
+    for value in graph.model.graph.inputs[: len(graph.signature.user_inputs)]:
+        dims = shapes.known_dims(value)
+        fixed = [f"dimension {axis} is always {dim}" for axis, dim in enumerate(dims) if isinstance(dim, int)]
+        shape = ", ".join(map(str, dims))
+        found.append(f"  {value.name}: ({shape})" + (f"; {', '.join(fixed)}" if fixed else ""))
+    return found
