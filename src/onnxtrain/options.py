@@ -66,6 +66,7 @@ class Options:
         save_onnx: folder that receives one ``.onnx`` file for each stage; None saves nothing.
         onnx_prefix: how the names of these files begin.
         log_level: one of ``LOG_LEVELS``.
+        summary: say after the first training step what is in force and what the start cost.
 
     Raises:
         OptionError: a value is outside its list.
@@ -88,6 +89,7 @@ class Options:
     save_onnx: Path | None = None
     onnx_prefix: str = ""
     log_level: str = "WARNING"
+    summary: bool = True
 
     def __post_init__(self) -> None:
         lists = (

@@ -94,7 +94,8 @@ class GraphCache:
             self._shrink()
         except OSError as error:
             _LOG.warning("the graph cache %s cannot be written: %s", self.folder, error)
-            partial.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                partial.unlink()
 
     def _shrink(self) -> None:
         """Remove what killed processes left half-written, then the entries unused longest until the rest fits."""

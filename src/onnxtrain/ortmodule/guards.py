@@ -112,8 +112,9 @@ class Inspector:
         if (
             self._hook_count != RemovableHandle.next_id
             or self._children != self._known_children
+            or any(self._empty)
             or list(map(len, self._sized)) != self._sizes
-            or not _same(self._parameters, self._known_parameters)
+            or not _same(self._tables, self._known_tables)
         ):
             self._watch()
         types = [p.dtype for p in self._owned]
@@ -141,9 +142,10 @@ class Inspector:
         tables = [m.__dict__ for m in modules]
         self._children = [t["_modules"] for t in tables if t["_modules"]]
         self._known_children = [dict(t) for t in self._children]
-        self._parameters = [t["_parameters"] for t in tables if t["_parameters"]]
-        self._known_parameters = [dict(t) for t in self._parameters]
-        self._owned = [p for t in self._parameters for p in t.values() if p is not None]
+        self._tables = [t[kind] for t in tables for kind in ("_parameters", "_buffers") if t[kind]]
+        self._known_tables = [dict(t) for t in self._tables]
+        self._empty = [t[kind] for t in tables for kind in ("_modules", "_parameters", "_buffers") if not t[kind]]
+        self._owned = [p for t in self._tables for p in t.values() if p is not None]
         self._attributes = [t for m, t in zip(modules, tables, strict=True) if type(m) not in _BLIND]
         hooks = [t[name] for t in tables[1:] for name in _HOOKS]  # the root's own run outside the graph
         self._sized = [*self._attributes, *(h for h in hooks if h)]

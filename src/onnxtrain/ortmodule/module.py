@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import functools
 import logging
+import types
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,6 +23,7 @@ from onnxtrain.ortmodule.sessions import Sessions
 from onnxtrain.ortmodule.step import run
 from onnxtrain.ortmodule.verification import Report
 
+_LIBRARIES = ("torch", "transformers")
 _LOG = logging.getLogger(__name__)
 _OWN = frozenset(("_wrapped", "_options", "_chosen", "_debug_options", "_sessions", "_fallback", "_last", "forward"))
 _SHARED = (
@@ -62,6 +66,7 @@ class ORTModule(torch.nn.Module):
         own = self.__dict__
         own["_wrapped"], own["_chosen"], own["_debug_options"] = module, chosen, debug_options
         self._attach()
+        _warn_of_collisions(module)
         try:
             check_module(module)
         except ModuleError as error:
@@ -78,11 +83,6 @@ class ORTModule(torch.nn.Module):
         start_logging(own["_options"])
         own["_sessions"], own["_last"], own["_fallback"] = None, None, FallbackState(own["_options"])
         own["forward"] = functools.wraps(own["_wrapped"].forward)(functools.partial(ORTModule._run, self))
-
-    def use(self, options: Options) -> None:
-        """Go on with other options (the environment still wins); graphs are built again."""
-        self.__dict__["_chosen"] = options
-        self._attach()
 
     @property
     def module(self) -> torch.nn.Module:
@@ -136,15 +136,11 @@ class ORTModule(torch.nn.Module):
         """Remember the graph in use; say once for each what it does and what it cost."""
         self.__dict__["_last"] = session
         if session.latest.training is not None and not session.announced:
+            first = not any(entry.session.announced for entry in self.__dict__["_sessions"].entries)
             session.announced = True
-            name = type(self.module).__name__
-            _LOG.warning("%s", first_step(name, session)) if self._is_first() else _LOG.info(
-                "%s runs another graph", name
-            )
+            level = logging.WARNING if first and self.options.summary else logging.INFO
+            _LOG.log(level, "%s", first_step(type(self.module).__name__, session))
             _LOG.info("%s", phases(session))
-
-    def _is_first(self) -> bool:
-        return sum(entry.session.announced for entry in self.__dict__["_sessions"].entries) == 1
 
     def explain(self) -> str:
         """Every graph of this module: why it was captured, how many calls it served, which sizes are free."""
@@ -219,7 +215,8 @@ class ORTModule(torch.nn.Module):
         wrapped = self.__dict__.get("_wrapped")
         if wrapped is None:
             raise AttributeError(name)
-        return getattr(wrapped, name)
+        value = getattr(wrapped, name)
+        return types.MethodType(value.__func__, self) if _calls_back(value, wrapped) else value
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _OWN or "_wrapped" not in self.__dict__:
@@ -243,3 +240,35 @@ class ORTModule(torch.nn.Module):
         torch.nn.Module.__init__(self)
         self.__dict__.update(state)
         self._attach()
+
+
+def reconfigure(module: ORTModule, change: Callable[[Options], Options]) -> None:
+    """Go on with other options (the environment still wins); graphs are built again."""
+    own = module.__dict__
+    own["_chosen"] = change(own["_chosen"])
+    module._attach()
+
+
+def _calls_back(value: Any, wrapped: torch.nn.Module) -> bool:
+    """Whether an attribute is a method of the user's own, in which ``self(...)`` shall run the graph.
+
+    Methods that say ``super()`` need an instance of their class, and those of libraries (``generate``,
+    ``save_pretrained``) mean the module itself.
+    """
+    if not isinstance(value, types.MethodType) or value.__self__ is not wrapped:
+        return False
+    function = value.__func__
+    code = getattr(function, "__code__", None)
+    if code is None or "__class__" in code.co_freevars:
+        return False
+    return str(function.__module__).partition(".")[0] not in _LIBRARIES
+
+
+def _warn_of_collisions(module: torch.nn.Module) -> None:
+    names = [n for n in vars(ORTModule) if not n.startswith("_") and not hasattr(torch.nn.Module, n)]
+    for name in names:
+        if name != "training" and hasattr(module, name):
+            warnings.warn(
+                f"the module's attribute {name} collides with ORTModule's attribute name; it is at model.module.{name}",
+                stacklevel=3,
+            )

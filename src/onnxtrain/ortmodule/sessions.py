@@ -118,8 +118,10 @@ class Sessions:
 
     def _reasons(self, call: Call) -> list[str]:
         """Why no graph serves a call: how it differs from the earlier call it is nearest to."""
-        found = [self._differences(entry.call, call) for entry in reversed(self.entries)]
-        return min(found, key=len) if found else ["it is the first call"]
+        if not self.entries:
+            return ["it is the first call"]
+        alike = [e for e in self.entries if e.call.schema.spec == call.schema.spec] or self.entries
+        return min((self._differences(entry.call, call) for entry in reversed(alike)), key=len)
 
     def _differences(self, old: Call, new: Call) -> list[str]:
         found = []

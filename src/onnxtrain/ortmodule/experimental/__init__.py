@@ -1,0 +1,1 @@
+"""JSON configuration and HierarchicalORTModule, where ``onnxruntime.training.ortmodule.experimental`` had them."""

@@ -1,0 +1,335 @@
+"""What needs a new graph and what does not: behaviour.md §3.2 row by row, and what its users complained of."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from parity import captures, pair, same_step
+
+from onnxtrain import ORTModule
+
+
+class Net(torch.nn.Module):
+    """Takes structures, numbers and flags."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(4, 6), torch.nn.Linear(6, 3)
+        self.dropout = torch.nn.Dropout(0.0)
+        self.twice = False
+
+    def forward(
+        self, x: Any, mask: torch.Tensor | None = None, flag: bool = False, scale: float = 1.0, count: int = 2
+    ) -> torch.Tensor:
+        x = x["x"] if isinstance(x, dict) else x[0] if isinstance(x, list) else x
+        y = self.second(self.dropout(torch.tanh(self.first(x))))
+        y = y * scale + count
+        if mask is not None:
+            y = y * mask
+        if flag:
+            y = torch.relu(y)
+        return y * 2 if self.twice else y
+
+
+def x(*shape: int) -> torch.Tensor:
+    return torch.randn(*(shape or (5, 4)))
+
+
+def test_first_call_in_each_mode_captures_and_modes_keep_their_graphs() -> None:
+    wrapped, eager = pair(Net())
+    for expected in (1, 2, 2, 2):
+        same_step(wrapped, eager, x())
+        assert captures(wrapped) == expected
+        for module in (wrapped, eager):
+            module.train(not module.training)
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        {"x": {"x": x()}},  # structure
+        {"x": [x()]},
+        {"x": x(), "mask": torch.ones(5, 1)},  # count, None-ness
+        {"x": x(2, 5, 4)},  # rank
+        {"x": x(), "flag": True},  # value of a bool
+    ],
+)
+def test_structure_count_rank_none_and_bool_capture_again(second: dict[str, Any]) -> None:
+    wrapped, eager = pair(Net())
+    same_step(wrapped, eager, x())
+    same_step(wrapped, eager, **second)
+    assert captures(wrapped) == 2
+    same_step(wrapped, eager, x())
+    same_step(wrapped, eager, **second)
+    assert captures(wrapped) == 2
+
+
+def test_input_dtype_captures_again() -> None:
+    class Sum(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x * self.weight).sum()
+
+    wrapped, eager = pair(Sum())
+    for given in (x(), x().double(), torch.ones(5, 4, dtype=torch.int64)):
+        same_step(wrapped, eager, given)
+    assert captures(wrapped) == 3
+
+
+def test_value_of_a_number_does_not() -> None:
+    """The first value is a constant; from the second on it is a tensor."""
+    wrapped, eager = pair(Net())
+    for scale, count in ((1.0, 2), (0.5, 2), (0.25, 3), (-3.0, 7), (1.0, 2), (0.125, 9)):
+        same_step(wrapped, eager, x(), scale=scale, count=count)
+    assert captures(wrapped) <= 3
+
+
+def test_a_number_that_steers_the_forward_pass_stays_a_constant() -> None:
+    class Repeat(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor, times: int) -> torch.Tensor:
+            for _ in range(times):
+                x = torch.tanh(self.linear(x))
+            return x
+
+    wrapped, eager = pair(Repeat())
+    for times in (1, 3, 2, 3, 1):
+        same_step(wrapped, eager, x(), times=times)
+    assert captures(wrapped) == 3
+
+
+def test_batch_and_length_do_not() -> None:
+    wrapped, eager = pair(Net())
+    for size in (5, 1, 2, 17, 64):
+        same_step(wrapped, eager, x(size, 4))
+    assert captures(wrapped) == 1
+
+
+@pytest.mark.parametrize("through", ["wrapper", "module"])
+def test_attributes_set_on_either_side(through: str) -> None:
+    wrapped, eager = pair(Net())
+    same_step(wrapped, eager, x())
+    for value in (True, False, True):
+        (wrapped if through == "wrapper" else wrapped.module).twice = value
+        eager.twice = value
+        same_step(wrapped, eager, x())
+    assert captures(wrapped) == 2
+
+
+def test_attributes_of_submodules_and_configurations() -> None:
+    class Config:
+        def __init__(self) -> None:
+            self.gain = 1.0
+
+    class Configured(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.config = Config()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * self.config.gain
+
+    wrapped, eager = pair(Configured())
+    same_step(wrapped, eager, x())
+    wrapped.config.gain = eager.config.gain = 3.0
+    same_step(wrapped, eager, x())
+    wrapped.module.dropout.p = eager.dropout.p = 1.0
+    same_step(wrapped, eager, x())
+    assert captures(wrapped) == 3
+
+
+def test_an_attribute_that_cannot_be_compared_set_through_the_wrapper_captures_again() -> None:
+    class Listed(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gains = [1.0, 2.0]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * sum(self.gains)
+
+    wrapped, eager = pair(Listed())
+    same_step(wrapped, eager, x())
+    wrapped.gains = eager.gains = [5.0]
+    same_step(wrapped, eager, x())
+    assert captures(wrapped) == 2
+
+
+def test_tensor_attributes_are_constants_until_they_change() -> None:
+    class Table(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.ones(3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * self.table
+
+    wrapped, eager = pair(Table())
+    same_step(wrapped, eager, x())
+    for module in (wrapped.module, eager):
+        module.table.mul_(3)
+    same_step(wrapped, eager, x())
+    for module in (wrapped.module, eager):
+        module.table = torch.arange(3.0)
+    same_step(wrapped, eager, x())
+    assert captures(wrapped) == 3
+
+
+def test_parameters_and_buffers_registered_through_the_wrapper() -> None:
+    class Growing(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = super().forward(x)
+            return y + getattr(self, "shift", 0.0) * getattr(self, "scale", 1.0)
+
+    wrapped, eager = pair(Growing())
+    same_step(wrapped, eager, x())
+    for module in (wrapped, eager):
+        module.register_parameter("shift", torch.nn.Parameter(torch.ones(3)))
+    same_step(wrapped, eager, x())
+    assert wrapped.shift.grad is not None
+    for module in (wrapped, eager):
+        module.register_buffer("scale", torch.full((3,), 2.0))
+    same_step(wrapped, eager, x())
+    assert captures(wrapped) == 3
+
+
+@pytest.mark.parametrize("through", ["wrapper", "module"])
+def test_submodules_replaced_and_added(through: str) -> None:
+    wrapped, eager = pair(Net())
+    same_step(wrapped, eager, x())
+    replacement = torch.nn.Linear(6, 3)
+    (wrapped if through == "wrapper" else wrapped.module).second = replacement
+    eager.second = torch.nn.Linear(6, 3)
+    eager.second.load_state_dict(replacement.state_dict())
+    same_step(wrapped, eager, x())
+    assert captures(wrapped) == 2
+    assert wrapped.second is replacement and replacement.weight.grad is not None
+    wrapped.add_module("extra", torch.nn.Linear(1, 1))
+    assert "extra.weight" in wrapped.state_dict() and wrapped.module.extra is wrapped.extra
+
+
+def test_resized_embeddings() -> None:
+    class Words(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = torch.nn.Embedding(7, 4)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.words(ids) @ self.words.weight.T
+
+    wrapped, eager = pair(Words())
+    ids = torch.tensor([[1, 2, 6]])
+    same_step(wrapped, eager, ids)
+    larger = torch.nn.Parameter(torch.randn(9, 4))
+    wrapped.module.words.weight, eager.words.weight = larger, torch.nn.Parameter(larger.detach().clone())
+    same_step(wrapped, eager, torch.tensor([[1, 8, 6]]))
+
+
+def test_requires_grad_rebuilds_the_gradient_without_a_capture() -> None:
+    wrapped, eager = pair(Net())
+    same_step(wrapped, eager, x())
+    for step in range(3):
+        for module in (wrapped, eager):
+            module.first.requires_grad_(step != 0)
+        same_step(wrapped, eager, x())
+        assert (wrapped.first.weight.grad is None) == (step == 0)
+    given = x().requires_grad_()
+    same_step(wrapped, eager, given)
+    assert captures(wrapped) == 1
+
+
+@pytest.mark.parametrize("through", ["wrapper", "module"])
+def test_dtype_of_the_module(through: str) -> None:
+    wrapped, eager = pair(Net())
+    same_step(wrapped, eager, x())
+    (wrapped if through == "wrapper" else wrapped.module).double()
+    eager.double()
+    same_step(wrapped, eager, x().double())
+    assert wrapped.first.weight.dtype == torch.float64 and captures(wrapped) == 2
+
+
+def test_autocast_and_default_dtype_are_looked_at_in_every_call() -> None:
+    wrapped = ORTModule(Net())
+    assert wrapped(x()).dtype == torch.float32
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert wrapped(x()).dtype == Net()(x()).dtype
+    assert wrapped(x()).dtype == torch.float32 and captures(wrapped) == 2
+
+
+def test_nothing_is_skipped_after_many_steps() -> None:
+    wrapped, eager = pair(Net())
+    for _ in range(20):
+        same_step(wrapped, eager, x())
+    same_step(wrapped, eager, x(), flag=True)
+    same_step(wrapped, eager, x(3, 2, 4))
+    assert captures(wrapped) == 3
+
+
+def test_what_the_forward_pass_sets_itself_is_no_reason() -> None:
+    class Config:
+        problem: str | None = None
+
+    class Lazy(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.config = Config()
+            self.config.problem = None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.config.problem is None:
+                self.config.problem = "regression"
+            return super().forward(x)
+
+    wrapped, eager = pair(Lazy())
+    for _ in range(3):
+        same_step(wrapped, eager, x())
+    assert captures(wrapped) == 1
+
+
+def test_ignored_attributes() -> None:
+    wrapped, eager = pair(Net(), ignored_attributes=("step",))
+    wrapped.step = 0
+    for step in range(3):
+        wrapped.step = step
+        same_step(wrapped, eager, x())
+    assert captures(wrapped) == 1
+
+
+def test_explain_says_why_there_is_each_graph() -> None:
+    wrapped = ORTModule(Net())
+    assert "not called" in wrapped.explain()
+    wrapped(x())
+    wrapped(x(), flag=True)
+    wrapped(x(1, 2, 4))
+    wrapped.module.dropout.p = 0.5
+    wrapped(x())
+    wrapped.eval()
+    wrapped(x())
+    text = wrapped.explain()
+    assert text.startswith("5 calls, 5 graphs")
+    for reason in (
+        "it is the first call",
+        "the structure of the inputs is another",
+        "rank of input tensor 0 is 3 and was 2",
+        "attribute p was 0.0 and is 0.5",
+        "attribute training was True and is False",
+    ):
+        assert reason in text, text
+    assert "x: (x_dim0, 4)" in text and "dimension 1 is always 4" in text
+
+
+def test_many_graphs_are_announced(caplog: pytest.LogCaptureFixture) -> None:
+    wrapped = ORTModule(Net())
+    with caplog.at_level(logging.WARNING, "onnxtrain"):
+        for step in range(8):
+            wrapped.tick = step
+            wrapped(x())
+    assert "8 graphs" in caplog.text and "attribute tick was 6 and is 7" in caplog.text
