@@ -66,7 +66,7 @@ def same(ours: Any, theirs: Any) -> None:
     b, expected = pytree.tree_flatten(theirs)
     assert structure == expected
     for x, y in zip(a, b, strict=True):
-        assert type(x) is type(y)
+        assert type(x) is type(y) or isinstance(y, torch.nn.Parameter)
         if isinstance(x, torch.Tensor):
             assert x.dtype == y.dtype and x.requires_grad == y.requires_grad
             torch.testing.assert_close(x, y, **TOLERANCE)

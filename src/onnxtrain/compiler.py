@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from onnxtrain.execute import Executable, backend
-from onnxtrain.gradient import build_gradient
+from onnxtrain.gradient import build_gradient, tracked_outputs
 from onnxtrain.ir.graphs import ForwardGraph, Plan, Signature, TrainingGraph
 from onnxtrain.ir.passes import Record, save
 from onnxtrain.optimize import hoist_casts, optimize, optimize_training
@@ -52,6 +52,7 @@ class Compiled:
         training: the training graph; None for inference.
         plan: what the backend compiled.
         report: times and passes.
+        tracked: names of the outputs that depend on what is differentiated.
     """
 
     executable: Executable
@@ -59,6 +60,7 @@ class Compiled:
     training: TrainingGraph | None
     plan: Plan
     report: Report
+    tracked: frozenset[str] = frozenset()
 
 
 def capture_module(
@@ -103,12 +105,12 @@ def compile_graph(
         device: where the executable runs.
     """
     mode = "training" if differentiable else "inference"
-    training = None
+    training, chosen = None, _with(graph, differentiable)
     if differentiable:
         # saved before the gradient is built, so that a failure there leaves something to look at
         _dump(options, "optimized_pre_grad", mode, graph.model)
         with report.stage("gradient"):
-            training = build_gradient(_with(graph, differentiable), outputs)
+            training = build_gradient(chosen, outputs)
             report.passes += optimize_training(training, check=options.verify_passes)
             if options.cache_casts:
                 hoist_casts(training)
@@ -120,7 +122,7 @@ def compile_graph(
         _dump(options, "execution_model_backward", mode, plan.backward)
     with report.stage("compile"):
         executable = backend(options.backend).compile(plan, device, options)
-    return Compiled(executable, graph, training, plan, report)
+    return Compiled(executable, graph, training, plan, report, frozenset(tracked_outputs(chosen)))
 
 
 def _with(graph: ForwardGraph, differentiable: Sequence[str]) -> ForwardGraph:

@@ -15,6 +15,8 @@ from onnxtrain.ir.traits import Trait, traits_of
 
 FLOATING = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE})
 
+_ZERO = frozenset(("Floor", "Ceil", "Round", "Sign"))
+
 
 def build_gradient(graph: ForwardGraph, outputs: Sequence[str] | None = None) -> TrainingGraph:
     """The training graph: forward nodes, then the nodes of the backward pass, in one model.
@@ -38,6 +40,21 @@ def build_gradient(graph: ForwardGraph, outputs: Sequence[str] | None = None) ->
             if not is_backward(node):
                 walk.differentiate(node)
     return TrainingGraph(model, graph.signature, output_gradients, walk.finish())
+
+
+def tracked_outputs(graph: ForwardGraph) -> tuple[str, ...]:
+    """The outputs that torch would say require a gradient: those that depend on one of ``signature.differentiable``.
+
+    Unlike ``build_gradient`` this follows operators whose gradient is zero (Floor, Sign): torch does.
+    """
+    wanted = set(graph.signature.differentiable)
+    active = {v for v in graph.model.graph.inputs if v.name in wanted and v.dtype in FLOATING}
+    for node in graph.model.graph:
+        ends = _stops(node) and node.op_type not in _ZERO
+        if not ends and any(v in active for v in node.inputs if v is not None):
+            active.update(v for v in node.outputs if v.dtype in FLOATING)
+    visible = set(graph.signature.outputs)
+    return tuple(str(v.name) for v in graph.model.graph.outputs if v in active and v.name in visible)
 
 
 class _Walk:

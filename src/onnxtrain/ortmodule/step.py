@@ -33,6 +33,11 @@ def _finish(session: Session, outputs: Sequence[Any]) -> list[torch.Tensor]:
     made = [as_torch(v) for v in outputs]
     count = len(session.signature.outputs)
     session.write_buffers(made[count:])
+    seen: set[int] = set()
+    for index, tensor in enumerate(made[:count]):
+        if id(tensor) in seen:  # a value and its detached self: autograd tells them apart by object
+            made[index] = tensor.detach()
+        seen.add(id(tensor))
     return made[:count]
 
 
@@ -162,7 +167,8 @@ class _Step(torch.autograd.Function):
         outputs = state.forward()
         ctx.state = state
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(t for t in outputs if not t.is_floating_point()))
+        named = zip(state.session.signature.outputs, outputs, strict=True)
+        ctx.mark_non_differentiable(*(t for name, t in named if name not in state.compiled.tracked))
         return tuple(outputs)
 
     @staticmethod
