@@ -137,8 +137,18 @@ def _buffer_outputs(graph: ir.Graph, program: torch.export.ExportedProgram, buff
     first = len(graph.outputs) - len(buffers)
     for index in reversed(range(len(buffers))):
         if buffers[index] not in changed:
-            graph.outputs.pop(first + index)
+            _remove_unread(graph, graph.outputs.pop(first + index))
     return [name for name in buffers if name in changed]
+
+
+def _remove_unread(graph: ir.Graph, value: ir.Value) -> None:
+    """Take away the node that copied a buffer for nobody, and the buffer where nothing else reads it."""
+    node = value.producer()
+    if node is not None and not value.uses() and not value.is_graph_output() and len(node.inputs) == 1:
+        source = node.inputs[0]
+        graph.remove(node, safe=True)
+        if source is not None and source in graph.inputs and not source.uses() and not source.is_graph_output():
+            graph.inputs.remove(source)
 
 
 def _distinct_outputs(graph: ir.Graph) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -12,10 +12,10 @@ import torch
 from onnxtrain.capture import Captured, Numbers
 from onnxtrain.compiler import Compiled, Report, capture_module, compile_graph
 from onnxtrain.errors import UnsupportedDataError
-from onnxtrain.execute.torch.dtypes import torch_dtype
 from onnxtrain.ir.traits import Trait, traits_of
 from onnxtrain.options import Options
 from onnxtrain.ortmodule import verification
+from onnxtrain.ortmodule.casts import CastCache
 from onnxtrain.ortmodule.guards import size_check
 
 
@@ -55,7 +55,7 @@ class Session:
         self._buffers = [self._place(name) for name in self.signature.buffers]
         self._updated = [self._place(name) for name in self.signature.buffer_updates]
         self._variants: dict[tuple[str, ...], Compiled] = {}
-        self._casts: dict[str, tuple[tuple[torch.Tensor, int, int], torch.Tensor]] = {}
+        self.casts = CastCache() if options.cache_casts else None
         self._watched: dict[int, frozenset[str]] = {}
         self.expected: tuple[str, ...] | None = None  # outputs that will receive a gradient
         self.confirmed = False  # whether a backward pass has shown which outputs do
@@ -71,18 +71,6 @@ class Session:
         parameters = [m._parameters[leaf] for m, leaf in self._parameters]
         buffers = [m._buffers[leaf] for m, leaf in self._buffers]
         return [*tensors, *parameters, *buffers]  # type: ignore[list-item]
-
-    def casts(self, compiled: Compiled, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Parameters in the element type that a graph wants them in; kept until the parameter changes."""
-        found: dict[str, torch.Tensor] = {}
-        for name, cast in compiled.plan.signature.casts.items():
-            parameter = inputs[cast.parameter]
-            stamp = (parameter, parameter._version, parameter.data_ptr())
-            kept = self._casts.get(name)
-            if kept is None or kept[0][0] is not parameter or kept[0][1:] != stamp[1:]:
-                kept = self._casts[name] = (stamp, parameter.detach().to(torch_dtype(cast.dtype)))
-            found[name] = kept[1]
-        return found
 
     def differentiable(self, inputs: Sequence[torch.Tensor]) -> list[str]:
         """Names of the graph inputs that require a gradient, where one is wanted at all."""

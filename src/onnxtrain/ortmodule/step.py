@@ -135,8 +135,9 @@ class _State:
             _, self.saved = self._execute(self.inputs | self.before)
 
     def _execute(self, inputs: dict[str, torch.Tensor]) -> tuple[list[Any], Any]:
-        casts = self.session.casts(self.compiled, inputs)
-        return self.compiled.executable.forward([*inputs.values(), *casts.values()])
+        cache, wanted = self.session.casts, self.compiled.plan.signature.casts
+        casts = cache.casts(wanted, inputs) if cache is not None and wanted else []
+        return self.compiled.executable.forward([*inputs.values(), *casts])
 
     def _check_unchanged(self, first: bool) -> None:
         """Running forward again needs the inputs it had.
