@@ -1,0 +1,115 @@
+"""HierarchicalORTModule: the largest parts that can be captured run as graphs, and the report says which."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from onnxtrain import Options, ORTModule
+from onnxtrain.errors import ModuleError
+from onnxtrain.ortmodule.experimental.hierarchical_ortmodule import HierarchicalORTModule
+
+
+class Block(torch.nn.Module):
+    """Can be captured whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(torch.relu(self.linear(x))) + x
+
+
+class Branch(torch.nn.Module):
+    """Cannot be captured: its control flow depends on data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.left(x) if x.sum().item() > 1e9 else self.right(x)
+
+
+class Model(torch.nn.Module):
+    """Parts of both kinds, one of them called twice, one never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = torch.nn.ModuleList([Block(), Block()])
+        self.branch, self.never = Branch(), torch.nn.Linear(3, 3)
+        self.head = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 2))
+
+    def forward(self, x: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.branch(self.blocks[0](x))) * scale
+
+
+def test_trains_as_eager_does_and_reports_each_part() -> None:
+    plain = Model()
+    wrapped = HierarchicalORTModule(copy.deepcopy(plain))
+    assert "not called" in wrapped.report()
+    optimizers = [torch.optim.SGD(m.parameters(), 0.05) for m in (wrapped, plain)]
+    for size in (4, 7, 5):
+        x = torch.randn(size, 8)
+        losses = []
+        for module, optimizer in zip((wrapped, plain), optimizers, strict=True):
+            optimizer.zero_grad()
+            loss = module(x, scale=0.5).square().sum()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss)
+        torch.testing.assert_close(*losses)
+    assert list(wrapped.state_dict()) == list(plain.state_dict())
+    torch.testing.assert_close(dict(wrapped.state_dict()), dict(plain.state_dict()))
+    states = {v.path: v.wrapped for v in wrapped.verdicts}
+    assert states == {
+        "": False,
+        "blocks.0": True,
+        "blocks.1": True,
+        "branch": False,
+        "branch.left": False,
+        "branch.right": True,
+        "never": False,
+        "head": True,
+    }
+    reasons = {v.path: v.reason for v in wrapped.verdicts}
+    assert "control flow" in reasons["branch"] and "test_hierarchical.py" in reasons["branch"]
+    assert reasons["never"] == "it was not called"
+    assert "4 parts run as graphs" in wrapped.report()
+    wrapped.eval(), plain.eval()
+    torch.testing.assert_close(wrapped(torch.ones(2, 8)), plain(torch.ones(2, 8)))
+
+
+def test_a_module_that_can_be_captured_is_one_graph() -> None:
+    wrapped = HierarchicalORTModule(Block(), options=Options(backend="onnxruntime"))
+    wrapped(torch.randn(4, 8)).sum().backward()
+    assert [(v.path, v.wrapped) for v in wrapped.verdicts] == [("", True)]
+    assert wrapped.linear.weight.grad is not None
+
+
+def test_the_first_call_leaves_no_trace() -> None:
+    """Splitting calls the module, and its parts, more than once."""
+    torch.manual_seed(0)
+    plain = Model()
+    wrapped = HierarchicalORTModule(copy.deepcopy(plain))
+    x = torch.randn(4, 8)
+    torch.manual_seed(1)
+    wrapped(x)
+    after = torch.rand(3)
+    torch.manual_seed(1)
+    plain(x)
+    torch.testing.assert_close(torch.rand(3), after)
+    torch.testing.assert_close(dict(wrapped.named_buffers()), dict(plain.named_buffers()))
+    assert all(not m._forward_pre_hooks for m in wrapped.modules())
+
+
+def test_what_cannot_be_wrapped() -> None:
+    with pytest.raises(ModuleError):
+        HierarchicalORTModule(len)  # type: ignore[arg-type]
+    assert isinstance(HierarchicalORTModule(Model()).module, Model)
+    assert not isinstance(HierarchicalORTModule(Model()).blocks[0], ORTModule)
