@@ -41,6 +41,7 @@ def to_graph(
     """
     onnx_program = _translate(program, opset)
     model, ep = onnx_program.model, onnx_program.exported_program
+    aten.release(model.graph)
     _name_inputs(model.graph, input_names)
     _weights_to_inputs(model.graph, ep)
     updated = _buffer_outputs(model.graph, ep, buffers)
