@@ -1,0 +1,1 @@
+"""Packages around training: hooks that watch a model, samplers that balance batches."""
