@@ -49,7 +49,12 @@ class Inspector:
     def _state(self) -> Hashable:
         modes = tuple([m.training for m in self._modules])
         parameters = [p for table in self._tables for p in table.values() if p is not None]
-        return modes, tuple([(p.requires_grad, p.dtype, p.device) for p in parameters])
+        return modes, tuple([(p.requires_grad, p.dtype, p.device) for p in parameters]), self._hooks()
+
+    def _hooks(self) -> Hashable:
+        """Hooks are captured with the module: their numbers, which no two hooks share."""
+        tables = [t for m in self._modules for t in (m._forward_pre_hooks, m._forward_hooks) if t]
+        return tuple([number for table in tables for number in table])
 
     def _autocast(self) -> Hashable:
         if not torch.is_autocast_enabled(self._device_type):
