@@ -197,7 +197,7 @@ def test_a_checkpoint_shows_each_tensor_once():
         SubscriberManager().subscribe(module, [seen])
         x = torch.ones(2, 4, requires_grad=True)
         torch.utils.checkpoint.checkpoint(module.first, x, use_reentrant=reentrant)[0].sum().backward()
-        assert len(set(keys(seen))) == len(keys(seen))
+        assert len(set(keys(seen))) == len(keys(seen)) and {event[3] for event in seen.seen} == {0}
         assert {event[0] for event in seen.seen} == {"input", "output", "output gradient", "input gradient"}
 
 
