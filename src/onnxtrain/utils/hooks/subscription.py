@@ -19,12 +19,8 @@ from onnxtrain.utils.hooks.subscriber import GlobalStates, RuntimeStates, Subscr
 
 _INPUT = ("pre_forward_tensor_apply", "post_backward_tensor_apply")
 _OUTPUT = ("post_forward_tensor_apply", "pre_backward_tensor_apply")
-_MODULE = (
-    "pre_forward_outmost_module_apply",
-    "pre_forward_module_apply",
-    "post_forward_module_apply",
-    "post_forward_outmost_module_apply",
-)
+_MODULE = ("pre_forward_module_apply", "post_forward_module_apply")
+_OUTMOST = ("pre_forward_outmost_module_apply", "post_forward_outmost_module_apply")
 _SERIAL = itertools.count(1)
 _SUBSCRIPTIONS: dict[int, Subscription] = {}  # hooks know theirs by number: they are copied and pickled with modules
 
@@ -123,7 +119,8 @@ class Subscription:
 
     def before(self, hook: _Hook, module: torch.nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Called by hooks before a module's forward; its arguments, with probes."""
-        self._refuse_limits()
+        if torch.compiler.is_exporting():
+            self._refuse_limits(_MODULE + _OUTMOST if hook.is_outmost else _MODULE)
         if hook.is_outmost:
             args, kwargs = self._border("start", (args, kwargs))
         states = RuntimeStates(self.states.global_states, hook.name)
@@ -143,14 +140,14 @@ class Subscription:
                 args, outputs = subscriber.post_forward_outmost_module_apply(states, module, args, outputs)
         return self._border("finish", outputs) if hook.is_outmost else outputs
 
-    def _refuse_limits(self) -> None:
-        if torch.compiler.is_exporting():
-            for subscriber in self.subscribers:
-                if subscriber.is_limited and overrides(subscriber, *_MODULE):
-                    raise HookError(
-                        f"{type(subscriber).__name__} changes module calls in some steps only, which a graph cannot",
-                        cure="leave out start_step and end_step, or override the tensor methods instead",
-                    )
+    def _refuse_limits(self, methods: tuple[str, ...]) -> None:
+        """What runs once, at capture, cannot be limited to some steps."""
+        for subscriber in self.subscribers:
+            if subscriber.is_limited and overrides(subscriber, *methods):
+                raise HookError(
+                    f"{type(subscriber).__name__} changes module calls in some steps only, which a graph cannot",
+                    cure="leave out start_step and end_step, or override the tensor methods instead",
+                )
 
     def _border(self, side: str, data: Any) -> Any:
         """Start or finish a step: now, or by a node of the graph that is being captured."""
