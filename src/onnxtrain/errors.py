@@ -57,3 +57,7 @@ class BackendError(OnnxTrainError, RuntimeError):
 
 class VerificationError(OnnxTrainError, AssertionError):
     """Loss, outputs, gradients or buffers differ from eager PyTorch by more than the tolerance."""
+
+
+class HookError(OnnxTrainError, RuntimeError):
+    """A subscriber asks for something that its place in the step does not allow."""

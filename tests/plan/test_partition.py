@@ -56,3 +56,19 @@ def test_interfaces() -> None:
 def test_forward_alone() -> None:
     made = plan(gradients=False)
     assert made.backward is None and made.saved == ()
+
+
+def test_a_probe_stays_in_the_pass_it_observes() -> None:
+    graph = ir.Graph([], [], nodes=[], opset_imports={"": 20, "onnxtrain": 1}, name="probe")
+    graph.inputs.append(ir.val("x", dtype=ir.DataType.FLOAT, shape=[2]))
+    op = Builder(graph)
+    call = {"operator": "onnxtrain::probe", "overload": "default", "arguments": '[{"input": 0}, "a"]', "keywords": "{}"}
+    seen = op.node("ATen", graph.inputs, call, domain="onnxtrain", outputs=2, like=graph.inputs).outputs[0]
+    graph.outputs.append(op.Neg(graph.inputs[0]))
+    y = str(graph.outputs[0].name)
+    training = build_gradient(ForwardGraph(ir.Model(graph, ir_version=10), Signature(("x",), (), (), (y,), {}, ("x",))))
+    copied = next(v for n in training.model.graph for v in n.outputs if v.name == seen.name)
+    Builder(training.model.graph, backward=True).Neg(copied)  # what a later pass may do: read it in the backward alone
+    made = make_plan(training)
+    assert [n.op_type for n in made.forward.graph] == ["ATen", "Neg"]
+    assert made.backward is not None and "ATen" not in [n.op_type for n in made.backward.graph]

@@ -12,6 +12,7 @@ import onnx_ir as ir
 import torch
 
 from onnxtrain.ir.graphs import DOMAIN
+from onnxtrain.ir.traits import PROBES
 
 ATEN = "ATen"
 
@@ -76,9 +77,25 @@ def translation_of(target: torch._ops.OpOverload) -> Callable[..., Any]:
         keywords = json.dumps({k: _encode(v, inputs) for k, v in kwargs.items()})
         attributes = {"operator": str(target.name()), "overload": target._overloadname}
         attributes |= {"arguments": arguments, "keywords": keywords}
-        return record_node(ATEN, inputs, attributes, outputs=len(target._schema.returns))
+        made = record_node(ATEN, inputs, attributes, outputs=len(target._schema.returns))
+        if target.name() in PROBES:
+            _hold(made[0] if isinstance(made, tuple) else made)
+        return made
 
     return record
+
+
+def _hold(value: ir.Value) -> None:
+    """Give a value a reader outside the graph: torch.onnx removes nodes that nothing reads, probes too."""
+    ir.Node(DOMAIN, "Holder", [value], num_outputs=0)
+
+
+def release(graph: ir.Graph) -> None:
+    """Take away the readers that are not in the graph, which kept probes alive through torch.onnx."""
+    for value in (v for node in graph if node.op_type == ATEN for v in node.outputs):
+        for reader, index in tuple(value.uses()):
+            if reader.graph is None:
+                reader.replace_input_with(index, None)
 
 
 def record_node(

@@ -14,19 +14,27 @@ import torch
 
 from onnxtrain.errors import CaptureError
 
+_OPERATORS = "torch._library.autograd"  # classes that register_autograd makes: their operator is recorded as a whole
+
 
 @contextlib.contextmanager
 def refused() -> Iterator[None]:
     """Within it, applying a class of ``torch.autograd.Function`` to tensors raises CaptureError."""
     original = torch.autograd.Function.__dict__["apply"]
-    torch.autograd.Function.apply = classmethod(_refuse)  # type: ignore[method-assign]
+
+    def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if cls.__module__ != _OPERATORS:
+            _refuse(cls)
+        return original.__get__(None, cls)(*args, **kwargs)
+
+    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[method-assign]
     try:
         yield
     finally:
         torch.autograd.Function.apply = original  # type: ignore[method-assign]
 
 
-def _refuse(cls: type, *args: Any, **kwargs: Any) -> Any:
+def _refuse(cls: type) -> None:
     raise CaptureError(
         f"the backward of {cls.__module__}.{cls.__qualname__}, a torch.autograd.Function, would be lost in the graph",
         cure="write it with torch.library.custom_op and register_autograd, which are kept; or leave out the class, "

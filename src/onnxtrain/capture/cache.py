@@ -13,7 +13,6 @@ import importlib.metadata
 import json
 import logging
 import os
-import re
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +23,7 @@ import onnx
 import onnx_ir as ir
 import torch
 
+from onnxtrain.capture.source_lines import user_place
 from onnxtrain.ir.graphs import ForwardGraph, Signature
 from onnxtrain.ir.shapes import infer_graph
 
@@ -135,10 +135,9 @@ def key(program: torch.export.ExportedProgram, settings: Sequence[Any]) -> str:
 
 def _text(node: torch.fx.Node) -> str:
     """A node with everything that the translation reads of it: the call, the types it returns, the source line."""
-    places = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
-    users = [place for place in places if "/torch/" not in place[0]] or places
+    place = user_place(node.meta.get("stack_trace") or "")
     target = node.target if isinstance(node.target, str | torch._ops.OpOverload) else _qualified(node.target)
-    parts = (node.op, node.name, target, node.args, node.kwargs, _type(node.meta.get("val")), users[-1:])
+    parts = (node.op, node.name, target, node.args, node.kwargs, _type(node.meta.get("val")), place)
     return "|".join(map(str, parts)) + "\n"
 
 

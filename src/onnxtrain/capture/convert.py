@@ -16,6 +16,7 @@ import torch
 
 from onnxtrain.capture import aten
 from onnxtrain.capture.export import PREFIX
+from onnxtrain.capture.source_lines import user_place
 from onnxtrain.capture.translations import TRANSLATIONS
 from onnxtrain.errors import CaptureError
 from onnxtrain.ir import shapes
@@ -41,6 +42,7 @@ def to_graph(
     """
     onnx_program = _translate(program, opset)
     model, ep = onnx_program.model, onnx_program.exported_program
+    aten.release(model.graph)
     _name_inputs(model.graph, input_names)
     _weights_to_inputs(model.graph, ep)
     updated = _buffer_outputs(model.graph, ep, buffers)
@@ -205,11 +207,8 @@ def _parse(text: str) -> sympy.Expr | None:
 
 def _keep_source(node: ir.Node) -> None:
     """Reduce the exporter's metadata to the user's source line."""
-    trace = node.metadata_props.get(_TRACE, "")
-    places = re.findall(r'File "([^"]+)", line (\d+)', trace)
+    place = user_place(node.metadata_props.get(_TRACE, ""))
     node.metadata_props.clear()
     node.meta.clear()
-    if places:
-        users = [p for p in places if "/torch/" not in p[0]] or places
-        file, line = users[-1]
-        node.metadata_props[SOURCE] = f"{file.rsplit('/', 1)[-1]}:{line}"
+    if place is not None:
+        node.metadata_props[SOURCE] = f"{place[0].rsplit('/', 1)[-1]}:{place[1]}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
-import re
 import sys
 import traceback
 import warnings
@@ -16,6 +15,7 @@ import torch
 
 from onnxtrain.capture import autograd_functions
 from onnxtrain.capture.schema import Schema, flatten
+from onnxtrain.capture.source_lines import is_users, places_in
 from onnxtrain.errors import CaptureError, OnnxTrainError
 
 PREFIX = "module."  # what the wrapper below puts before the user's parameter names
@@ -232,11 +232,6 @@ def _explain(error: Exception) -> CaptureError:
 def _user_line(error: BaseException) -> str:
     """The innermost line of the traceback (or of the message's own stack) that is not in torch."""
     frames = traceback.extract_tb(error.__traceback__)
-    places = [(f.filename, f.lineno) for f in frames]
-    places += [(name, int(line)) for name, line in re.findall(r'File "([^"]+)", line (\d+)', str(error))]
-    users = [(f, n) for f, n in places if not _is_library(f)]
+    places = [(f.filename, f.lineno or 0) for f in frames]
+    users = [p for p in [*places, *places_in(str(error))] if is_users(p[0])]
     return "{}:{}".format(*users[-1]) if users else ""
-
-
-def _is_library(filename: str) -> bool:
-    return any(part in filename for part in ("/torch/", "/onnxtrain/", "<", "/contextlib.py", "/functools.py"))

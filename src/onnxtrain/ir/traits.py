@@ -19,6 +19,7 @@ class Trait(enum.Flag):
     ROW_WISE: each row (all axes but the last) is computed from the same row of the first input alone.
     IDENTITY: the output equals the first input.
     STOP: no gradient flows through: the result is integer, bool or a shape, constant by pieces, or random.
+    EFFECT: does something beside its outputs (a probe reports what passes); never removed, merged or moved.
     """
 
     NONE = 0
@@ -29,6 +30,7 @@ class Trait(enum.Flag):
     ROW_WISE = enum.auto()
     IDENTITY = enum.auto()
     STOP = enum.auto()
+    EFFECT = enum.auto()
 
 
 _GROUPS = {
@@ -57,6 +59,7 @@ _STOPS = """
     QuantizeLinear DynamicQuantizeLinear StringNormalizer TfIdfVectorizer Unique onnxtrain::Detach"""
 TRAITS: dict[str, Trait] = {name: traits for traits, names in _GROUPS.items() for name in names.split()}
 TRAITS |= {name: TRAITS.get(name, Trait.NONE) | Trait.STOP for name in _STOPS.split()}
+PROBES = ("onnxtrain::probe", "onnxtrain::probe_backward")  # operators of torch, recorded as ATen nodes
 
 
 def traits_of(node: ir.Node) -> Trait:
@@ -65,6 +68,8 @@ def traits_of(node: ir.Node) -> Trait:
     found = TRAITS.get(name, Trait.NONE)
     if node.op_type in ("Softmax", "LogSoftmax", "LayerNormalization") and _axis(node) == -1:
         found |= Trait.ROW_WISE
+    if node.op_type == "ATen" and node.domain == DOMAIN and node.attributes["operator"].value in PROBES:
+        found |= Trait.EFFECT
     return found
 
 

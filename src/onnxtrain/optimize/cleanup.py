@@ -273,7 +273,8 @@ class DeadCodePass(ir.passes.InPlacePass):
         """Run the pass."""
         graph, modified = model.graph, False
         for node in reversed(list(graph)):
-            if not any(v.uses() or v.is_graph_output() for v in node.outputs):
+            read = any(v.uses() or v.is_graph_output() for v in node.outputs)
+            if not read and Trait.EFFECT not in traits_of(node):
                 graph.remove(node, safe=True)
                 modified = True
         for name, value in list(graph.initializers.items()):

@@ -11,6 +11,7 @@ import torch
 
 from onnxtrain.capture import Captured, flatten
 from onnxtrain.errors import ModuleError, VerificationError
+from onnxtrain.execute.torch.effects import silenced
 from onnxtrain.ortmodule import randomness
 
 _RELATIVE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 6e-2}
@@ -139,7 +140,7 @@ class Verification:
             VerificationError: one is out of tolerance.
         """
         args, kwargs = self.captured.inputs.restore(self.inputs)
-        with randomness.replayed(self.random), torch.enable_grad():
+        with randomness.replayed(self.random), torch.enable_grad(), silenced():
             found, _ = flatten(self.eager(*args, **kwargs), "output", self.captured.outputs)
         by_source = dict(zip(self.captured.sources, found, strict=True))
         self.outputs = [by_source[i] for i in range(len(outputs))]
@@ -199,7 +200,7 @@ def verify(model: torch.nn.Module, batch: Any, *, backend: str = "auto") -> Repo
         if isinstance(batch, Mapping)
         else (tuple(batch) if isinstance(batch, tuple | list) else (batch,), {})
     )
-    with randomness.replayed(randomness.state()), torch.enable_grad():
+    with randomness.replayed(randomness.state()), torch.enable_grad(), silenced():
         outputs, _ = flatten(wrapped(*args, **kwargs), "output")
         floating = [y for y in outputs if y.requires_grad]
         scalars = [y for y in floating if y.dim() == 0]

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import onnx_ir as ir
 
 from onnxtrain.ir.graphs import ForwardGraph, Plan, TrainingGraph, is_backward
+from onnxtrain.ir.traits import Trait, traits_of
 
 
 def make_plan(graph: TrainingGraph | ForwardGraph) -> Plan:
@@ -51,7 +52,7 @@ def _move_to_backward(
     for node in reversed(forward):
         users = {use.node for v in node.outputs for use in v.uses()}
         visible = any(v.name in kept_outputs for v in node.outputs)
-        if users and not visible and users <= moved and _free(node, graph):
+        if users and not visible and users <= moved and _free(node, graph) and Trait.EFFECT not in traits_of(node):
             late.append(node)
             moved.add(node)
     return [n for n in forward if n not in moved], late[::-1] + backward

@@ -18,6 +18,7 @@ from onnxtrain.execute.torch.memory import reusable
 from onnxtrain.execute.torch.registry import LOWERINGS, Lowering
 from onnxtrain.ir import shapes
 from onnxtrain.ir.graphs import Plan, describe, source_of
+from onnxtrain.ir.traits import Trait, traits_of
 
 _SERIAL = itertools.count()
 
@@ -75,7 +76,7 @@ class _Writer:
         self.results = self._results(needed)
         self.lowerings = {n: _lowering_of(n) for n in graph if n.op_type != "Constant"}
         self.live = self._live()
-        self.nodes = [n for n in graph if any(v in self.live for v in n.outputs) and n in self.lowerings]
+        self.nodes = [n for n in graph if n in self.lowerings and self._runs(n, self.live)]
         self.symbols = self._symbols()
         self.bound: set[str] = set()
         self.names = Names({"ops", "host", "saved", "sizes", "inputs", "gradients", *self.symbols})
@@ -115,10 +116,13 @@ class _Writer:
     def _live(self) -> set[ir.Value]:
         live = set(self.results)
         for node in reversed(list(self.graph)):
-            if node in self.lowerings and any(v in live for v in node.outputs):
+            if node in self.lowerings and self._runs(node, live):
                 host = self.lowerings[node].host
                 live.update(v for i, v in enumerate(node.inputs) if v is not None and not _is_host(v, i, host))
         return live
+
+    def _runs(self, node: ir.Node, live: set[ir.Value]) -> bool:
+        return Trait.EFFECT in traits_of(node) or any(v in live for v in node.outputs)
 
     def _symbols(self) -> set[str]:
         found: set[str] = set()

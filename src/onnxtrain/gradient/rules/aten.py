@@ -1,7 +1,8 @@
-"""Gradient of an ATen operator: torch's own, taken at run time."""
+"""Gradient of an ATen operator: torch's own, taken at run time; a probe's is a probe of the gradient."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import onnx_ir as ir
@@ -16,6 +17,8 @@ def aten(
     ctx: Context, dy: Value | None, *inputs: Value, operator: str, overload: str, arguments: str, keywords: str
 ) -> Any:
     """One ATenGrad node: the operator's inputs and its outputs' gradients in, one gradient for each input out."""
+    if operator == "onnxtrain::probe" and dy is not None:
+        return _probe(ctx, dy, inputs[0], json.loads(arguments)[1])
     made = ctx.op.node(
         "ATenGrad",
         [*inputs, *ctx.dys],
@@ -31,3 +34,11 @@ def aten(
         like=inputs,
     )
     return tuple(made.outputs)
+
+
+def _probe(ctx: Context, dy: Value, x: Value, handle: str) -> Any:
+    """dx = dy, reported on its way; ATenGrad would run, and so report, the forward pass again."""
+    arguments = json.dumps([{"input": 0}, {"input": 1}, handle])
+    call = {"operator": "onnxtrain::probe_backward", "overload": "default", "arguments": arguments, "keywords": "{}"}
+    made = ctx.op.node("ATen", [dy, ctx.output(1)], call, domain=DOMAIN, like=[x])
+    return made.outputs[0]

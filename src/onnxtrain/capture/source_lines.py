@@ -1,0 +1,31 @@
+"""Which line of the user's code: neither torch's, nor ours, nor what stands between."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+
+_OURS = str(Path(__file__).parents[1])
+_TORCH = str(Path(torch.__file__).parent)
+_BETWEEN = ("<", "/contextlib.py", "/functools.py")
+
+Place = tuple[str, int]  # file and line
+
+
+def is_users(filename: str) -> bool:
+    """Whether a file is the user's (or another library's), not torch's, ours or the glue of Python."""
+    return not filename.startswith((_OURS, _TORCH)) and not any(part in filename for part in _BETWEEN)
+
+
+def places_in(stack: str) -> list[Place]:
+    """The files and lines that a printed stack names, outermost first."""
+    return [(name, int(line)) for name, line in re.findall(r'File "([^"]+)", line (\d+)', stack)]
+
+
+def user_place(stack: str) -> Place | None:
+    """The innermost place of a printed stack that is the user's; where there is none, torch's; never ours."""
+    places = [p for p in places_in(stack) if not p[0].startswith(_OURS)]
+    users = [p for p in places if is_users(p[0])] or places
+    return users[-1] if users else None
