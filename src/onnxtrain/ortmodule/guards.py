@@ -168,8 +168,13 @@ class Inspector:
         )
 
     def touch(self, name: str, value: Any) -> None:
-        """An attribute was set whose value cannot be compared: graphs captured before do not serve any longer."""
-        if name not in self._ignored and not _is_comparable(value) and not isinstance(value, torch.nn.Module):
+        """An attribute was set whose value cannot be compared: graphs captured before do not serve any longer.
+
+        Parameters are read at every call: FSDP2 sets gathered ones for each step.
+        """
+        if isinstance(value, torch.nn.Module | torch.nn.Parameter):
+            return
+        if name not in self._ignored and not _is_comparable(value):
             self._generation += 1
             self._watch()
 
