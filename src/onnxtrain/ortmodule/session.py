@@ -56,6 +56,7 @@ class Session:
         self._updated = [self._place(name) for name in self.signature.buffer_updates]
         self._variants: dict[tuple[str, ...], Compiled] = {}
         self._casts: dict[str, tuple[tuple[torch.Tensor, int, int], torch.Tensor]] = {}
+        self._is_gathered = any(getattr(m, "_is_fsdp_managed_module", False) for m in module.modules())
         self._watched: dict[int, frozenset[str]] = {}
         self.expected: tuple[str, ...] | None = None  # outputs that will receive a gradient
         self.confirmed = False  # whether a backward pass has shown which outputs do
@@ -73,13 +74,16 @@ class Session:
         return [*tensors, *parameters, *buffers]  # type: ignore[list-item]
 
     def casts(self, compiled: Compiled, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Parameters in the element type that a graph wants them in; kept until the parameter changes."""
+        """Parameters in the element type that a graph wants them in; kept until the parameter changes.
+
+        FSDP2 gathers new content without a new version, perhaps to the same address: then nothing is kept.
+        """
         found: dict[str, torch.Tensor] = {}
         for name, cast in compiled.plan.signature.casts.items():
             parameter = inputs[cast.parameter]
             stamp = (parameter, parameter._version, parameter.data_ptr())
             kept = self._casts.get(name)
-            if kept is None or kept[0][0] is not parameter or kept[0][1:] != stamp[1:]:
+            if self._is_gathered or kept is None or kept[0][0] is not parameter or kept[0][1:] != stamp[1:]:
                 kept = self._casts[name] = (stamp, parameter.detach().to(torch_dtype(cast.dtype)))
             found[name] = kept[1]
         return found
