@@ -72,11 +72,13 @@ class OnnxRuntimeExecutable(Executable):
         made = self._forward.run(values)
         known = dict(zip(signature.inputs, values, strict=True)) | made
         outputs = [known[n] for n in (*signature.outputs, *signature.buffer_updates.values())]
-        return outputs, [known[n] for n in self.plan.saved]
+        # inputs are bound again by the backward pass: FSDP2 frees a parameter's memory and gathers it elsewhere
+        saved = known | dict(zip(signature.inputs, inputs, strict=True))
+        return outputs, [saved[n] for n in self.plan.saved]
 
     def backward(self, saved: Any, output_gradients: Sequence[Any]) -> list[Any]:
         assert self._backward is not None, "a plan for inference has no backward pass"
-        values = [*saved, *(_bind(dy) for dy in output_gradients)]
+        values = [_bind(x) for x in (*saved, *output_gradients)]
         saved.clear()
         made = self._backward.run(values)
         return [made[name] for name in self.plan.gradients.values()]

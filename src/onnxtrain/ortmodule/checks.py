@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -34,6 +35,37 @@ def check_module(module: Any) -> None:
             "ORTModule cannot wrap DistributedDataParallel, whose forward communicates",
             cure="the other way round: DistributedDataParallel(ORTModule(module))",
         )
+    check_sharding(module)
+
+
+def check_sharding(module: torch.nn.Module) -> None:
+    """Refuse parameters in shards: what gathers them are hooks of modules, of which a graph is only one.
+
+    Raises:
+        ModuleError: a module inside is sharded on its own, or a parameter is not gathered; the message names it.
+    """
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # where nobody imported it, nothing is sharded
+    for path, inner in [] if fsdp is None else module.named_modules():
+        if isinstance(inner, fsdp.FSDPModule | fsdp.FullyShardedDataParallel):
+            raise ModuleError(
+                f"{f'submodule {path}' if path else type(module).__name__} is sharded inside of the ORTModule, whose "
+                "graph never calls what gathers its parameters",
+                cure="the other way round: fully_shard(ORTModule(module)) as a whole, or each block as an ORTModule "
+                "of its own that is sharded: block = fully_shard(ORTModule(block))",
+            )
+    tensors = sys.modules.get("torch.distributed.tensor")
+    for name, tensor in [] if tensors is None else [*module.named_parameters(), *module.named_buffers()]:
+        if isinstance(tensor, tensors.DTensor):
+            raise ModuleError(
+                f"parameter {name} is a DTensor: this process has a shard of it, and the graph needs the whole",
+                cure="call the module itself, model(...), not model.forward(...): its hooks gather what fully_shard "
+                "sharded; tensor parallelism is not supported",
+            )
+
+
+def is_gathered(module: torch.nn.Module) -> bool:
+    """Whether FSDP2 gathers the parameters: new content then comes without a new version, even to the same address."""
+    return any(getattr(m, "_is_fsdp_managed_module", False) for m in module.modules())
 
 
 def check_hooks(module: torch.nn.Module, policy: str) -> None:

@@ -54,7 +54,7 @@ def _features(session: Session, options: Options) -> list[tuple[str, str]]:
     return [
         ("backend", type(session.latest.executable).__name__.removesuffix("Executable").lower()),
         ("ATen executor", f"on, {kept} nodes" if kept else "on, no node needs it"),
-        ("cached parameter casts", f"on, {casts} parameters" if options.cache_casts else "off"),
+        ("cached parameter casts", f"on, {casts} parameters" if session.options.cache_casts else "off"),
         ("automatic fallback", fallback),
         ("graph cache", str(options.cache_dir) if options.cache_dir is not None else "off (ORTMODULE_CACHE_DIR)"),
         ("not available yet", "cast propagation, autograd.Function, memory and compute optimizer, Triton"),

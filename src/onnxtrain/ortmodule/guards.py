@@ -51,6 +51,7 @@ class _Structure(NamedTuple):
     modules: tuple[int, ...]
     hooks: Hashable
     shapes: tuple[torch.Size, ...]
+    classes: tuple[type, ...]  # of parameters and buffers: shards have the shape of the whole
     labels: tuple[tuple[str, ...], ...]  # names of the attributes that are compared
     generation: int  # how often an attribute was set that cannot be compared
 
@@ -162,14 +163,19 @@ class Inspector:
         self._labels = [n for n in self._names if n]
         kinds = tuple((type(m), tuple(m._parameters), tuple(m._buffers)) for m in modules)
         live = tuple(tuple(h) for h in hooks if h)
-        shapes = tuple(p.shape for p in self._owned)
+        shapes, classes = tuple(p.shape for p in self._owned), tuple(map(type, self._owned))
         self._structure = _Structure(
-            kinds, tuple(map(id, modules)), live, shapes, tuple(self._labels), self._generation
+            kinds, tuple(map(id, modules)), live, shapes, classes, tuple(self._labels), self._generation
         )
 
     def touch(self, name: str, value: Any) -> None:
-        """An attribute was set whose value cannot be compared: graphs captured before do not serve any longer."""
-        if name not in self._ignored and not _is_comparable(value) and not isinstance(value, torch.nn.Module):
+        """An attribute was set whose value cannot be compared: graphs captured before do not serve any longer.
+
+        Parameters are read at every call: FSDP2 sets gathered ones for each step.
+        """
+        if isinstance(value, torch.nn.Module | torch.nn.Parameter):
+            return
+        if name not in self._ignored and not _is_comparable(value):
             self._generation += 1
             self._watch()
 

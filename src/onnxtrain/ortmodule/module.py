@@ -25,7 +25,9 @@ from onnxtrain.ortmodule.verification import Report
 
 _LIBRARIES = ("torch", "transformers")
 _LOG = logging.getLogger(__name__)
-_OWN = frozenset(("_wrapped", "_options", "_chosen", "_debug_options", "_sessions", "_fallback", "_last", "forward"))
+_OWN = frozenset(  # the class too: fully_shard gives its module another one
+    ("_wrapped", "_options", "_chosen", "_debug_options", "_sessions", "_fallback", "_last", "forward", "__class__")
+)
 _SHARED = (
     *("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"),
     *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),

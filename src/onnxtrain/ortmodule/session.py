@@ -16,6 +16,7 @@ from onnxtrain.ir.traits import Trait, traits_of
 from onnxtrain.options import Options
 from onnxtrain.ortmodule import verification
 from onnxtrain.ortmodule.casts import CastCache
+from onnxtrain.ortmodule.checks import is_gathered
 from onnxtrain.ortmodule.guards import size_check
 
 
@@ -45,7 +46,11 @@ class Session:
         numbers: Numbers | None = None,
     ) -> None:
         self.module, self.report = module, Report()
-        self.options = dataclasses.replace(options, deterministic=torch.are_deterministic_algorithms_enabled())
+        self.options = dataclasses.replace(
+            options,
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+            cache_casts=options.cache_casts and not is_gathered(module),
+        )
         self.captured: Captured = capture_module(module, args, kwargs, self.options, self.report, numbers)
         self.announced = False  # whether the user was told what this graph does
         self.was_training = module.training
@@ -55,7 +60,7 @@ class Session:
         self._buffers = [self._place(name) for name in self.signature.buffers]
         self._updated = [self._place(name) for name in self.signature.buffer_updates]
         self._variants: dict[tuple[str, ...], Compiled] = {}
-        self.casts = CastCache() if options.cache_casts else None
+        self.casts = CastCache() if self.options.cache_casts else None
         self._watched: dict[int, frozenset[str]] = {}
         self.expected: tuple[str, ...] | None = None  # outputs that will receive a gradient
         self.confirmed = False  # whether a backward pass has shown which outputs do

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from onnxtrain.errors import CaptureError
 from onnxtrain.options import Options
-from onnxtrain.ortmodule.checks import check_devices, check_hooks
+from onnxtrain.ortmodule.checks import check_devices, check_hooks, check_sharding
 from onnxtrain.ortmodule.guards import Call, Inspector
 from onnxtrain.ortmodule.session import Session
 
@@ -60,7 +60,7 @@ class Sessions:
         Raises:
             UnsupportedDataError: an input has a type that a graph cannot take.
             DeviceError: there is more than one device.
-            ModuleError: a submodule has a hook that would be lost.
+            ModuleError: a submodule has a hook that would be lost, or a parameter is not whole.
             CaptureError: the module cannot be captured; names the source line.
         """
         self.calls += 1
@@ -75,6 +75,7 @@ class Sessions:
         return next((e for e in self._by_call.get(call, ()) if e.session.fits(call.tensors)), None)
 
     def _new(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
+        check_sharding(self.module)
         check_hooks(self.module, self.options.hooks)
         check_devices(self.module, call.tensors)
         spec, varying = call.schema.spec, self._varying_numbers(call)
