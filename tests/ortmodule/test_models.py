@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -48,8 +49,8 @@ def compare(backend: str, name: str, attention: str) -> None:
     assert sum(len(s) for s in wrapped.__dict__["_sessions"].values()) == 1, "a size made a new graph"
 
 
-def _double(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {k: v.double() if v.is_floating_point() else v for k, v in batch.items()}
+def _double(batch: dict[str, Any]) -> dict[str, Any]:
+    return {k: v.double() if torch.is_tensor(v) and v.is_floating_point() else v for k, v in batch.items()}
 
 
 def _copy_state(eager: torch.nn.Module, exact: torch.nn.Module) -> None:

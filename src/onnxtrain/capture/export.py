@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from onnxtrain.capture.schema import Schema, flatten
+from onnxtrain.capture.symbolic_sizes import Axis, OvergrownSizesError, symbolic_sizes
 from onnxtrain.errors import CaptureError, OnnxTrainError
 
 PREFIX = "module."  # what the wrapper below puts before the user's parameter names
@@ -75,7 +76,7 @@ class FlatModule(torch.nn.Module):
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The module's distinct output tensors, then the content of all its buffers after the call."""
         args, kwargs = self._inputs.restore(tensors)
-        with self._autocast.enter():
+        with self._autocast.enter(), symbolic_sizes(tensors):
             result = self.module(*args, **kwargs)
         found, self.result.schema = flatten(result, "output")
         distinct = list({id(t): t for t in found}.values())
@@ -88,42 +89,58 @@ def export(module: FlatModule, tensors: Sequence[torch.Tensor]) -> torch.export.
     """Capture the forward pass with all dimensions dynamic.
 
     A dimension of size 1 would be taken for a constant, so it is captured as if it were larger; where the module
-    needs it to be 1 (a mask broadcast over heads), it stays 1.
+    needs it to be 1 (a mask broadcast over heads), it stays 1. Dimensions that make overgrown sizes (the image's
+    height and width in Swin) become constants, and only those: a new height then makes a new graph, a new batch not.
 
     Raises:
         CaptureError: the module's control flow depends on data, or it cannot be traced; names the source line.
     """
-    errors: list[Exception] = []
-    for example in _examples(tensors):
+    constant: frozenset[Axis] = frozenset()
+    while True:
         try:
-            return _export(module, example)
-        except OnnxTrainError:
+            return _export_any(module, tensors, constant)
+        except OvergrownSizesError as sizes:
+            constant |= sizes.axes
+
+
+def _export_any(
+    module: FlatModule, tensors: Sequence[torch.Tensor], constant: frozenset[Axis]
+) -> torch.export.ExportedProgram:
+    errors: list[Exception] = []
+    for example in _examples(tensors, constant):
+        try:
+            return _export(module, example, constant)
+        except (OnnxTrainError, OvergrownSizesError):
             raise
         except Exception as error:  # torch.export raises many types
             errors.append(error)
     raise _explain(errors[-1]) from errors[-1]
 
 
-def _examples(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+def _examples(tensors: Sequence[torch.Tensor], constant: frozenset[Axis]) -> Iterator[list[torch.Tensor]]:
     """The example inputs with size-1 dimensions enlarged: all of them, the first two axes, the batch axis, none."""
     seen: set[tuple[torch.Size, ...]] = set()
     for axes in (8, 2, 1, 0):
-        example = [_enlarge(t, axes) for t in tensors]
+        chosen = ({a for a in range(axes) if (i, a) not in constant} for i in range(len(tensors)))
+        example = [_enlarge(t, some) for t, some in zip(tensors, chosen, strict=True)]
         sizes = tuple(t.shape for t in example)
         if sizes not in seen:
             seen.add(sizes)
             yield example
 
 
-def _enlarge(tensor: torch.Tensor, axes: int) -> torch.Tensor:
-    larger = [2 if size == 1 and axis < axes else size for axis, size in enumerate(tensor.shape)]
+def _enlarge(tensor: torch.Tensor, axes: set[int]) -> torch.Tensor:
+    larger = [2 if size == 1 and axis in axes else size for axis, size in enumerate(tensor.shape)]
     if larger == list(tensor.shape):
         return tensor
     return tensor.detach().expand(larger).clone().requires_grad_(tensor.requires_grad)
 
 
-def _export(module: FlatModule, example: Sequence[torch.Tensor]) -> torch.export.ExportedProgram:
-    dynamic = tuple(dict.fromkeys(range(t.dim()), torch.export.Dim.AUTO) for t in example)
+def _export(
+    module: FlatModule, example: Sequence[torch.Tensor], constant: frozenset[Axis]
+) -> torch.export.ExportedProgram:
+    kinds = (torch.export.Dim.AUTO, torch.export.Dim.STATIC)
+    dynamic = tuple({a: kinds[(i, a) in constant] for a in range(t.dim())} for i, t in enumerate(example))
     with _quiet(), torch.enable_grad():
         program = torch.export.export(module, tuple(example), dynamic_shapes=(dynamic,), strict=False)
     _stop_gradients(program.graph_module)
