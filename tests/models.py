@@ -71,9 +71,9 @@ def sounds(batch: int, length: int) -> dict[str, torch.Tensor]:
 
 
 def captioned(batch: int, length: int) -> dict[str, Any]:
-    """Images, each with a text; a contrastive loss needs more than one of them."""
-    given = tokens(batch + 1, length)
-    return {**given, "pixel_values": torch.randn(batch + 1, 3, 16, 16), "return_loss": True}
+    """Images, each with a text; a contrastive loss needs several."""
+    given = tokens(batch + 3, length)
+    return {**given, "pixel_values": torch.randn(batch + 3, 3, 16, 16), "return_loss": True}
 
 
 def _encoder(kind: str, config: str, **extra: Any) -> Callable[[str, float], torch.nn.Module]:
@@ -189,8 +189,10 @@ def _clip(attention: str, dropout: float) -> torch.nn.Module:
         "vision_config": {**_VIT, **SIZES, "attention_dropout": dropout},
     }
     return transformers.CLIPModel(
-        transformers.CLIPConfig(**towers, projection_dim=16, attn_implementation=attention)  # type: ignore[arg-type]
-    )
+        transformers.CLIPConfig(
+            **towers, projection_dim=16, logit_scale_init_value=1.0, attn_implementation=attention
+        )
+    )  # fmt: skip
 
 
 _TWO_STACKS = {
