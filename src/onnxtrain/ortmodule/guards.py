@@ -58,7 +58,10 @@ class Inspector:
 
 
 def size_check(captured: Captured) -> Callable[[Sequence[torch.Tensor]], bool]:
-    """A function that says whether sizes fit a graph: constants equal, each symbol the same wherever it stands."""
+    """A function that says whether sizes fit a graph.
+
+    Constants are equal, each symbol is the same wherever it stands, and every branch on a size goes the same way.
+    """
     graph = captured.graph.model.graph
     constants: list[tuple[int, int, int]] = []
     symbols: dict[str, list[tuple[int, int]]] = {}
@@ -80,7 +83,9 @@ def size_check(captured: Captured) -> Callable[[Sequence[torch.Tensor]], bool]:
         for first, *others in groups:
             if any(sizes[p][a] != sizes[first[0]][first[1]] for p, a in others):
                 return False
-        return not expressions or _expressions_fit(sizes, symbols, expressions)
+        if expressions and not _expressions_fit(sizes, symbols, expressions):
+            return False
+        return captured.guards.hold(sizes)
 
     return fits
 
