@@ -30,7 +30,7 @@ class Architecture:
 
     name: str
     build: Callable[[str, float], torch.nn.Module]
-    batch: Callable[[int, int], dict[str, torch.Tensor]]
+    batch: Callable[[int, int], dict[str, Any]]
 
 
 def tokens(batch: int, length: int) -> dict[str, torch.Tensor]:
@@ -63,6 +63,17 @@ def images(size: int) -> Callable[[int, int], dict[str, torch.Tensor]]:
         "pixel_values": torch.randn(batch + 2, 3, size, size),
         "labels": torch.randint(0, 2, (batch + 2,)),
     }
+
+
+def sounds(batch: int, length: int) -> dict[str, torch.Tensor]:
+    """Spectra of 40 frames with token ids to write down."""
+    return {"input_features": torch.randn(batch, 8, 40), "labels": torch.randint(3, VOCABULARY, (batch, length))}
+
+
+def captioned(batch: int, length: int) -> dict[str, Any]:
+    """Images, each with a text; a contrastive loss needs several."""
+    given = tokens(batch + 3, length)
+    return {**given, "pixel_values": torch.randn(batch + 3, 3, 16, 16), "return_loss": True}
 
 
 def _encoder(kind: str, config: str, **extra: Any) -> Callable[[str, float], torch.nn.Module]:
@@ -134,11 +145,67 @@ def _convnext(attention: str, dropout: float) -> torch.nn.Module:
     )
 
 
+def _bloom(attention: str, dropout: float) -> torch.nn.Module:
+    return transformers.BloomForCausalLM(
+        transformers.BloomConfig(
+            vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=4, hidden_dropout=dropout,
+            attention_dropout=dropout, attn_implementation=attention,
+        )
+    )  # fmt: skip
+
+
+def _bart(attention: str, dropout: float) -> torch.nn.Module:
+    return transformers.BartForConditionalGeneration(
+        transformers.BartConfig(
+            vocab_size=VOCABULARY, **_TWO_STACKS, dropout=dropout, attention_dropout=dropout,
+            max_position_embeddings=64, attn_implementation=attention,
+        )
+    )  # fmt: skip
+
+
+def _whisper(attention: str, dropout: float) -> torch.nn.Module:
+    return transformers.WhisperForConditionalGeneration(
+        transformers.WhisperConfig(
+            vocab_size=VOCABULARY, **_TWO_STACKS, dropout=dropout, attention_dropout=dropout, num_mel_bins=8,
+            max_source_positions=20, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
+            suppress_tokens=None, begin_suppress_tokens=None, attn_implementation=attention,
+        )
+    )  # fmt: skip
+
+
+def _swin(attention: str, dropout: float) -> torch.nn.Module:
+    return transformers.SwinForImageClassification(
+        transformers.SwinConfig(
+            image_size=32, patch_size=4, embed_dim=16, depths=[2, 1], num_heads=[2, 2], window_size=4,
+            drop_path_rate=dropout, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
+            attn_implementation=attention,
+        )
+    )  # fmt: skip
+
+
+def _clip(attention: str, dropout: float) -> torch.nn.Module:
+    towers = {
+        "text_config": {**_WORDS, **SIZES, "eos_token_id": 2, "attention_dropout": dropout},
+        "vision_config": {**_VIT, **SIZES, "attention_dropout": dropout},
+    }
+    return transformers.CLIPModel(
+        transformers.CLIPConfig(
+            **towers, projection_dim=16, logit_scale_init_value=1.0, attn_implementation=attention
+        )
+    )  # fmt: skip
+
+
+_TWO_STACKS = {
+    "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64,
+}  # fmt: skip
 _WORDS = {"vocab_size": VOCABULARY}
 _DEBERTA = {
     **_WORDS, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8,
     "share_att_key": True, "norm_rel_ebd": "layer_norm",
 }  # fmt: skip
+_SMALL = {**_WORDS, "embedding_size": 32}
+_ALBERT = {**_SMALL, "classifier_dropout_prob": 0.0}
 _VIT = {"image_size": 16, "patch_size": 4}
 
 ARCHITECTURES = {
@@ -154,11 +221,23 @@ ARCHITECTURES = {
         Architecture("qwen2", _decoder("Qwen2ForCausalLM", "Qwen2Config", num_key_value_heads=2), language),
         Architecture("t5", _t5, translated),
         Architecture("vit", _encoder("ViTForImageClassification", "ViTConfig", **_VIT), images(16)),
+        Architecture("electra", _encoder("ElectraForSequenceClassification", "ElectraConfig", **_SMALL), classified),
+        Architecture("albert", _encoder("AlbertForSequenceClassification", "AlbertConfig", **_ALBERT), classified),
+        Architecture("mpnet", _encoder("MPNetForSequenceClassification", "MPNetConfig", **_WORDS), classified),
+        Architecture("gpt-neox", _decoder("GPTNeoXForCausalLM", "GPTNeoXConfig"), language),
+        Architecture("bloom", _bloom, language),
+        Architecture("mistral", _decoder("MistralForCausalLM", "MistralConfig", num_key_value_heads=2), language),
+        Architecture("gemma", _decoder("GemmaForCausalLM", "GemmaConfig", num_key_value_heads=2, head_dim=8), language),
+        Architecture("phi", _decoder("PhiForCausalLM", "PhiConfig"), language),
+        Architecture("bart", _bart, translated),
         Architecture("resnet", _resnet, images(32)),
         Architecture("convnext", _convnext, images(32)),
+        Architecture("swin", _swin, images(32)),
+        Architecture("whisper", _whisper, sounds),
+        Architecture("clip", _clip, captioned),
     )
 }
-ONE_ATTENTION = ("deberta-v2", "resnet", "convnext")  # no sdpa kernel, or no attention
+ONE_ATTENTION = ("deberta-v2", "mpnet", "bloom", "resnet", "convnext")  # no sdpa kernel, or no attention
 
 
 def build(name: str, attention: str = "sdpa", dropout: float = 0.0) -> torch.nn.Module:

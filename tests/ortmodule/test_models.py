@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 from models import ARCHITECTURES, ONE_ATTENTION, build
+from parity import captures
 
 from onnxtrain import Options, ORTModule
 
 pytestmark = pytest.mark.slow
 STEPS = ((2, 7), (3, 9), (1, 5))
 TORCH = [(n, a) for n in ARCHITECTURES for a in ("sdpa", "eager") if a == "sdpa" or n not in ONE_ATTENTION]
-NOISE = 1e-5  # gradients this far below the largest are rounding noise in eager too (the bias of a key is exactly 0)
+NOISE = 1e-5  # gradients this far below the largest are rounding noise in eager too
+ZERO = (
+    1e-8  # gradients this far below the largest are 0 (the bias of a key; eager's softmax is float32 even in float64)
+)
+EPSILON = 1e-7  # of the largest: rounding errors of the terms that a gradient is the sum of, in eager too
 
 
 @pytest.mark.parametrize(("name", "attention"), TORCH)
@@ -44,18 +50,20 @@ def compare(backend: str, name: str, attention: str) -> None:
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-        _copy_state(eager, exact)
-    assert sum(len(s) for s in wrapped.__dict__["_sessions"].values()) == 1, "a size made a new graph"
+        torch.testing.assert_close([*wrapped.parameters()], [*eager.parameters()], rtol=1e-4, atol=1e-6)
+        for follower in (wrapped, exact):
+            _copy_state(eager, follower)
+    assert captures(wrapped) == 1, "a size made a new graph"
 
 
-def _double(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {k: v.double() if v.is_floating_point() else v for k, v in batch.items()}
+def _double(batch: dict[str, Any]) -> dict[str, Any]:
+    return {k: v.double() if torch.is_tensor(v) and v.is_floating_point() else v for k, v in batch.items()}
 
 
-def _copy_state(eager: torch.nn.Module, exact: torch.nn.Module) -> None:
-    """Start the next step of the float64 model where eager's stands."""
+def _copy_state(eager: torch.nn.Module, follower: torch.nn.Module) -> None:
+    """Start the next step where eager stands: distances from float64 compare only between equal weights."""
     with torch.no_grad():
-        for source, target in zip(eager.state_dict().values(), exact.state_dict().values(), strict=True):
+        for source, target in zip(eager.state_dict().values(), follower.state_dict().values(), strict=True):
             target.copy_(source)
 
 
@@ -73,7 +81,11 @@ def _check_gradients(ours: dict, eager: dict, exact: dict) -> None:
             continue
         scale = right.grad.abs().max().item() + NOISE * largest
         ours_error = (ours[name].grad.double() - right.grad).abs().max().item()
+        if right.grad.abs().max() <= ZERO * largest:
+            assert ours_error <= EPSILON * largest, (name, ours_error, largest)
+            continue
         eager_error = (eager[name].grad.double() - right.grad).abs().max().item()
         difference = (ours[name].grad - eager[name].grad).abs().max().item()
         assert difference <= 1e-4 * scale, (name, difference, scale)
-        assert ours_error <= 2 * eager_error + 4e-6 * scale, (name, ours_error, eager_error, scale)
+        noise = 4e-6 * scale + EPSILON * largest
+        assert ours_error <= 2 * eager_error + noise, (name, ours_error, eager_error, scale, largest)

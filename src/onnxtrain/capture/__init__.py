@@ -12,6 +12,7 @@ from onnxtrain.capture.cache import GraphCache
 from onnxtrain.capture.convert import to_graph
 from onnxtrain.capture.export import Autocast, FlatModule, export
 from onnxtrain.capture.schema import Numbers, Schema, flatten, input_names
+from onnxtrain.capture.size_guards import SizeGuards, size_guards
 from onnxtrain.ir.graphs import ForwardGraph
 
 
@@ -24,12 +25,14 @@ class Captured:
         inputs: schema of the call, ``(args, kwargs)``.
         outputs: schema of the module's output.
         sources: for each tensor of the output, the position among the graph's outputs.
+        guards: the branches on input sizes that the module's own code took.
     """
 
     graph: ForwardGraph
     inputs: Schema
     outputs: Schema
     sources: tuple[int, ...]
+    guards: SizeGuards
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +97,7 @@ def translate(traced: Traced, *, opset: int = 20, cache: GraphCache | None = Non
     graph = made() if cache is None else cache.graph(traced.program, settings, made)
     result = traced.flat.result
     assert result.schema is not None, "the forward ran, or export raised"
-    return Captured(graph, traced.inputs, result.schema, result.sources)
+    return Captured(graph, traced.inputs, result.schema, result.sources, size_guards(traced.program))
 
 
 def capture(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, opset: int = 20) -> Captured:

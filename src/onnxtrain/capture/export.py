@@ -16,6 +16,7 @@ import torch
 from onnxtrain.capture import autograd_functions
 from onnxtrain.capture.schema import Schema, flatten
 from onnxtrain.capture.source_lines import is_users, places_in
+from onnxtrain.capture.symbolic_sizes import Axis, OvergrownSizesError, symbolic_sizes
 from onnxtrain.errors import CaptureError, OnnxTrainError
 
 PREFIX = "module."  # what the wrapper below puts before the user's parameter names
@@ -79,7 +80,7 @@ class FlatModule(torch.nn.Module):
         """The module's distinct output tensors, then the content of all its buffers after the call."""
         args, kwargs = self._inputs.restore(tensors)
         versions = [t._version for t in tensors]
-        with self._autocast.enter():
+        with self._autocast.enter(), symbolic_sizes(tensors):
             result = self.module.forward(*args, **kwargs)  # the module's own hooks run at every call, outside
         self.result.changed = tuple(t._version != v for t, v in zip(tensors, versions, strict=True))
         found, self.result.schema = flatten(result, "output")
@@ -95,24 +96,36 @@ def export(
     """Capture the forward pass with all dimensions dynamic, or all static.
 
     A dimension of size 1 would be taken for a constant, so it is captured as if it were larger; where the module
-    needs it to be 1 (a mask broadcast over heads), it stays 1.
+    needs it to be 1 (a mask broadcast over heads), it stays 1. Dimensions that make overgrown sizes (the image's
+    height and width in Swin) become constants, and only those: a new height then makes a new graph, a new batch not.
 
     Raises:
         CaptureError: the module's control flow depends on data, or it cannot be traced; names the source line.
     """
-    errors: list[Exception] = []
-    for example in [list(tensors)] if static else _examples(tensors):
+    constant = frozenset((i, axis) for i, t in enumerate(tensors) for axis in range(t.dim())) if static else frozenset()
+    while True:
         try:
-            program = _export(module, example, static)
-        except CaptureError as error:
-            raise CaptureError(error.what, source=error.source or _user_line(error), cure=error.cure) from None
-        except OnnxTrainError:
-            raise
-        except Exception as error:  # torch.export raises many types
-            errors.append(error)
+            program = _export_any(module, tensors, constant)
+        except OvergrownSizesError as sizes:
+            constant |= sizes.axes
         else:
             _refuse_changed_inputs(module, names)
             return program
+
+
+def _export_any(
+    module: FlatModule, tensors: Sequence[torch.Tensor], constant: frozenset[Axis]
+) -> torch.export.ExportedProgram:
+    errors: list[Exception] = []
+    for example in _examples(tensors, constant):
+        try:
+            return _export(module, example, constant)
+        except CaptureError as error:
+            raise CaptureError(error.what, source=error.source or _user_line(error), cure=error.cure) from None
+        except (OnnxTrainError, OvergrownSizesError):
+            raise
+        except Exception as error:  # torch.export raises many types
+            errors.append(error)
     raise _explain(errors[-1]) from errors[-1]
 
 
@@ -126,27 +139,30 @@ def _refuse_changed_inputs(module: FlatModule, names: Sequence[str]) -> None:
             )
 
 
-def _examples(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+def _examples(tensors: Sequence[torch.Tensor], constant: frozenset[Axis]) -> Iterator[list[torch.Tensor]]:
     """The example inputs with size-1 dimensions enlarged: all of them, the first two axes, the batch axis, none."""
     seen: set[tuple[torch.Size, ...]] = set()
     for axes in (8, 2, 1, 0):
-        example = [_enlarge(t, axes) for t in tensors]
+        chosen = ({a for a in range(axes) if (i, a) not in constant} for i in range(len(tensors)))
+        example = [_enlarge(t, some) for t, some in zip(tensors, chosen, strict=True)]
         sizes = tuple(t.shape for t in example)
         if sizes not in seen:
             seen.add(sizes)
             yield example
 
 
-def _enlarge(tensor: torch.Tensor, axes: int) -> torch.Tensor:
-    larger = [2 if size == 1 and axis < axes else size for axis, size in enumerate(tensor.shape)]
+def _enlarge(tensor: torch.Tensor, axes: set[int]) -> torch.Tensor:
+    larger = [2 if size == 1 and axis in axes else size for axis, size in enumerate(tensor.shape)]
     if larger == list(tensor.shape):
         return tensor
     return tensor.detach().expand(larger).clone().requires_grad_(tensor.requires_grad)
 
 
-def _export(module: FlatModule, example: Sequence[torch.Tensor], static: bool) -> torch.export.ExportedProgram:
-    kind = torch.export.Dim.STATIC if static else torch.export.Dim.AUTO
-    dynamic = tuple(dict.fromkeys(range(t.dim()), kind) for t in example)
+def _export(
+    module: FlatModule, example: Sequence[torch.Tensor], constant: frozenset[Axis]
+) -> torch.export.ExportedProgram:
+    kinds = (torch.export.Dim.AUTO, torch.export.Dim.STATIC)
+    dynamic = tuple({a: kinds[(i, a) in constant] for a in range(t.dim())} for i, t in enumerate(example))
     with _quiet(), autograd_functions.refused(), torch.enable_grad():
         program = torch.export.export(module, tuple(example), dynamic_shapes=(dynamic,), strict=False)
     _stop_gradients(program.graph_module)

@@ -44,8 +44,8 @@ def check_sharding(module: torch.nn.Module) -> None:
     Raises:
         ModuleError: a module inside is sharded on its own, or a parameter is not gathered; the message names it.
     """
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # where nobody imported it, nothing is sharded
-    for path, inner in [] if fsdp is None else module.named_modules():
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # where nobody imported it, nothing is sharded
+    for path, inner in module.named_modules() if fsdp else ():
         if isinstance(inner, fsdp.FSDPModule | fsdp.FullyShardedDataParallel):
             raise ModuleError(
                 f"{f'submodule {path}' if path else type(module).__name__} is sharded inside of the ORTModule, whose "
@@ -53,8 +53,8 @@ def check_sharding(module: torch.nn.Module) -> None:
                 cure="the other way round: fully_shard(ORTModule(module)) as a whole, or each block as an ORTModule "
                 "of its own that is sharded: block = fully_shard(ORTModule(block))",
             )
-    tensors = sys.modules.get("torch.distributed.tensor")
-    for name, tensor in [] if tensors is None else [*module.named_parameters(), *module.named_buffers()]:
+    tensors: Any = sys.modules.get("torch.distributed.tensor")
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()] if tensors else ():
         if isinstance(tensor, tensors.DTensor):
             raise ModuleError(
                 f"parameter {name} is a DTensor: this process has a shard of it, and the graph needs the whole",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import operator
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -238,7 +239,10 @@ def _is_configuration(value: Any) -> bool:
 
 
 def size_check(captured: Captured) -> Callable[[Sequence[torch.Tensor]], bool]:
-    """A function that says whether sizes fit a graph: constants equal, each symbol the same wherever it stands."""
+    """A function that says whether sizes fit a graph.
+
+    Constants are equal, each symbol is the same wherever it stands, and every branch on a size goes the same way.
+    """
     graph = captured.graph.model.graph
     constants: list[tuple[int, int, int]] = []
     symbols: dict[str, list[tuple[int, int]]] = {}
@@ -253,16 +257,18 @@ def size_check(captured: Captured) -> Callable[[Sequence[torch.Tensor]], bool]:
                 expressions.append((position, axis, dim))
     groups = [places for places in symbols.values() if len(places) > 1]
 
-    def fits(tensors: Sequence[torch.Tensor]) -> bool:
-        sizes = [t.shape for t in tensors]
+    @functools.lru_cache(maxsize=4096)
+    def hold(sizes: tuple[torch.Size, ...]) -> bool:
         if any(sizes[p][a] != size for p, a, size in constants):
             return False
         for first, *others in groups:
             if any(sizes[p][a] != sizes[first[0]][first[1]] for p, a in others):
                 return False
-        return not expressions or _expressions_fit(sizes, symbols, expressions)
+        if expressions and not _expressions_fit(sizes, symbols, expressions):
+            return False
+        return captured.guards.hold(sizes)
 
-    return fits
+    return lambda tensors: hold(tuple([t.shape for t in tensors]))
 
 
 def _expressions_fit(

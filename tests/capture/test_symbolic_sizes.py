@@ -1,0 +1,96 @@
+"""Which sizes stay symbols while a module is traced."""
+
+from __future__ import annotations
+
+import builtins
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from parity import captures
+
+from onnxtrain import ORTModule
+from onnxtrain.capture import capture
+from onnxtrain.errors import CaptureError
+from onnxtrain.ir import shapes
+
+
+class Contrast(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits = self.linear(x) @ x.T
+        return F.cross_entropy(logits, torch.arange(len(logits))) / len([x, x])
+
+
+class Windows(torch.nn.Module):
+    """Pads images to whole windows, then to whole windows no larger than the image, as many times as asked."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times = times
+        self.scale = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        window = 4
+        for _ in range(self.times):
+            height, width = x.shape[2:]
+            x = F.pad(x * self.scale, (0, -width % window, 0, -height % window))
+            window = min(x.shape[2:]) // 2 + 1
+        return (x.flatten(1) ** 2).mean()
+
+
+class Chooses(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x)[: 1 if x.sum() > 0 else 2]
+
+
+def dims_of(module: torch.nn.Module, x: torch.Tensor) -> list[int | str]:
+    graph = capture(module, (x,), {}).graph.model.graph
+    return [d if isinstance(d, int) else str(d.value) for d in shapes.known_dims(graph.inputs[0])]
+
+
+def check(eager: torch.nn.Module, batches: list[torch.Tensor], graphs: int) -> None:
+    wrapped = ORTModule(copy.deepcopy(eager))
+    for x in batches:
+        losses = [m(x) for m in (wrapped, eager)]
+        for loss in losses:
+            loss.backward()
+        torch.testing.assert_close(*losses, rtol=1e-5, atol=1e-6)
+    for ours, theirs in zip(wrapped.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-6)
+    assert captures(wrapped) == graphs
+
+
+def test_len_of_a_tensor_is_a_symbol() -> None:
+    assert dims_of(Contrast(), torch.randn(3, 4)) == ["x_dim0", 4]
+    check(Contrast(), [torch.randn(rows, 4) for rows in (3, 5, 1)], graphs=1)
+
+
+def test_len_is_pythons_own_afterwards() -> None:
+    plain = builtins.len
+    capture(Contrast(), (torch.randn(3, 4),), {})
+    with pytest.raises(CaptureError):
+        capture(Chooses(), (torch.randn(3, 4),), {})
+    assert builtins.len is plain
+
+
+def test_padding_to_whole_windows_stays_dynamic() -> None:
+    assert dims_of(Windows(1), torch.randn(2, 3, 7, 9)) == ["x_dim0", "x_dim1", "x_dim2", "x_dim3"]
+    check(Windows(1), [torch.randn(b, 3, h, w) for b, h, w in ((2, 7, 9), (1, 8, 6), (3, 5, 11))], graphs=1)
+
+
+def test_sizes_that_outgrow_sympy_become_constants_and_the_batch_does_not() -> None:
+    assert dims_of(Windows(3), torch.randn(2, 3, 7, 9)) == ["x_dim0", "x_dim1", 7, 9]
+    check(Windows(3), [torch.randn(b, 3, 7, w) for b, w in ((2, 9), (1, 9), (3, 9), (3, 8))], graphs=2)
+
+
+def test_a_constant_axis_of_size_one_keeps_its_size() -> None:
+    assert dims_of(Windows(3), torch.randn(1, 3, 1, 9)) == ["x_dim0", "x_dim1", 1, 9]
