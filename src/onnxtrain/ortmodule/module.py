@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import UserDict
 from typing import Any
 
 import torch
@@ -91,6 +92,7 @@ class ORTModule(torch.nn.Module):
         own = self.__dict__
         if own["_inspector"] is None:
             own["_inspector"] = Inspector(self.module)
+        args = tuple(dict(a) if isinstance(a, UserDict) else a for a in args)  # transformers.BatchEncoding
         call = own["_inspector"].call(args, kwargs)
         sessions: list[Session] = own["_sessions"].setdefault(call.key, [])
         session = next((s for s in sessions if s.fits(call.tensors)), None)
