@@ -58,7 +58,8 @@ class ORTModule(torch.nn.Module):
         for name in _SHARED:
             own[name] = own["_wrapped"].__dict__[name]
         own["_sessions"], own["_inspector"], own["_last"] = {}, None, None
-        own["forward"] = functools.wraps(own["_wrapped"].forward)(functools.partial(ORTModule._run, self))
+        if "forward" not in own:  # accelerate puts autocast around it: that stays when attributes are set afterwards
+            own["forward"] = functools.wraps(own["_wrapped"].forward)(functools.partial(ORTModule._run, self))
 
     @property
     def module(self) -> torch.nn.Module:
