@@ -67,6 +67,12 @@ class ORTModule(torch.nn.Module):
         return self.__dict__["_wrapped"]
 
     @property
+    def __class__(self) -> type:  # type: ignore[override]
+        """The wrapped module's class: frameworks choose by it (how to save, which labels and shifts a loss has)."""
+        wrapped = self.__dict__.get("_wrapped")
+        return ORTModule if wrapped is None else wrapped.__class__
+
+    @property
     def options(self) -> Options:
         """The options in force."""
         return self.__dict__["_options"]
@@ -207,6 +213,9 @@ class ORTModule(torch.nn.Module):
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *dir(self.module)})
+
+    def __reduce_ex__(self, protocol: int) -> Any:
+        return object.__new__, (ORTModule,), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: self.__dict__[name] for name in ("_wrapped", "_options", "_debug_options")}
