@@ -16,8 +16,9 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-import torch
 from pydoc_data.topics import topics
+
+import torch
 from transformers import GPT2Config, GPT2LMHeadModel, PrinterCallback, Trainer, TrainingArguments
 from transformers.utils import logging
 
@@ -99,12 +100,18 @@ class LossInGraphTrainer(Trainer):
         return self.with_loss(inputs, return_outputs, num_items_in_batch)
 
 
-def train(model: torch.nn.Module, settings: TrainingArguments, kind: type[Trainer] = Trainer, **kwargs: Any) -> Trainer:
-    """Train a model, wrapped or not; the last checkpoint is in ``settings.output_dir``."""
+def train(
+    model: torch.nn.Module,
+    settings: TrainingArguments,
+    kind: type[Trainer] = Trainer,
+    resume: str | None = None,
+    **kwargs: Any,
+) -> Trainer:
+    """Train a model, wrapped or not, from a checkpoint or from the beginning; writes to ``settings.output_dir``."""
     data = {"train_dataset": HelpTexts(64), "eval_dataset": HelpTexts(8, first=64), "data_collator": collate}
     trainer = kind(model=model, args=settings, **data | kwargs)
     trainer.remove_callback(PrinterCallback)
-    trainer.train()
+    trainer.train(resume_from_checkpoint=resume)
     return trainer
 
 
