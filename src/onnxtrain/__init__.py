@@ -11,6 +11,7 @@ _PUBLIC = {
     "ORTModule": "onnxtrain.ortmodule",
     "DebugOptions": "onnxtrain.ortmodule",
     "LogLevel": "onnxtrain.ortmodule",
+    "ModuleWithLoss": "onnxtrain.ortmodule",
     "verify": "onnxtrain.ortmodule",
     "Options": "onnxtrain.options",
     "OnnxTrainError": "onnxtrain.errors",

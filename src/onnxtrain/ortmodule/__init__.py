@@ -3,5 +3,6 @@
 from onnxtrain.ortmodule.debug import DebugOptions, LogLevel
 from onnxtrain.ortmodule.module import ORTModule
 from onnxtrain.ortmodule.verification import Comparison, Report, verify
+from onnxtrain.ortmodule.with_loss import ModuleWithLoss
 
-__all__ = ["Comparison", "DebugOptions", "LogLevel", "ORTModule", "Report", "verify"]
+__all__ = ["Comparison", "DebugOptions", "LogLevel", "ModuleWithLoss", "ORTModule", "Report", "verify"]

@@ -84,12 +84,28 @@ class ORTModule(torch.nn.Module):
         own["_options"] = from_environment(own["_chosen"])
         start_logging(own["_options"])
         own["_sessions"], own["_last"], own["_fallback"] = None, None, FallbackState(own["_options"])
-        own["forward"] = functools.wraps(own["_wrapped"].forward)(functools.partial(ORTModule._run, self))
+        if "forward" not in own:  # accelerate puts autocast around it, which stays
+            own["forward"] = functools.wraps(own["_wrapped"].forward)(functools.partial(ORTModule._run, self))
 
     @property
     def module(self) -> torch.nn.Module:
         """The wrapped module."""
         return self.__dict__["_wrapped"]
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        """The wrapped module's class: frameworks choose by it (how to save, which labels and shifts a loss has)."""
+        wrapped = self.__dict__.get("_wrapped")
+        return ORTModule if wrapped is None else wrapped.__class__
+
+    @__class__.setter
+    def __class__(self, derived: type) -> None:
+        """Take what a framework adds by a class derived from the wrapped module's, as FSDP2's ``fully_shard`` does."""
+        bases = tuple(ORTModule if base is self.__class__ else base for base in derived.__bases__)
+        if ORTModule not in bases:
+            raise TypeError(f"an ORTModule cannot become a {derived.__name__}, which is not derived from its class")
+        content = {n: v for n, v in vars(derived).items() if n not in ("__dict__", "__weakref__")}
+        object.__dict__["__class__"].__set__(self, type(derived.__name__, bases, content))
 
     @property
     def options(self) -> Options:
@@ -234,6 +250,9 @@ class ORTModule(torch.nn.Module):
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *dir(self.module)})
+
+    def __reduce_ex__(self, protocol: int) -> Any:
+        return object.__new__, (ORTModule,), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: self.__dict__[name] for name in ("_wrapped", "_chosen", "_debug_options")}

@@ -1,0 +1,84 @@
+"""Two processes that run the same function together, over gloo on the CPU."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import multiprocessing
+import os
+import pickle
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+COUNT = 2
+_PATIENCE = 60  # seconds that a rank waits for the other
+
+
+class Ranks:
+    """Started at the first call and kept for the next one; started again after a failure, which leaves ranks apart."""
+
+    def __init__(self, folder: Path) -> None:
+        self._files = (folder / f"rendezvous-{i}" for i in itertools.count())
+        self._processes: list[Any] = []
+        self._calls: list[Connection] = []
+
+    def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
+        """What a function of an importable module returns at each rank."""
+        if not self._processes:
+            self._start()
+        for calls in self._calls:
+            calls.send((function, args, kwargs))
+        answers = [_answer(calls) for calls in self._calls]
+        failures = [f"rank {rank}: {a}" for rank, a in enumerate(answers) if isinstance(a, str)]
+        if failures:
+            self.close()
+            raise AssertionError("\n".join(failures))
+        return [value for (value,) in answers]
+
+    def _start(self) -> None:
+        context, file = multiprocessing.get_context("spawn"), next(self._files)
+        with mock.patch.dict(os.environ, OMP_NUM_THREADS="1"):
+            for rank in range(COUNT):
+                ours, theirs = context.Pipe()
+                process = context.Process(target=_serve, args=(rank, str(file), theirs), daemon=True)
+                process.start()
+                theirs.close()
+                self._processes.append(process)
+                self._calls.append(ours)
+
+    def close(self) -> None:
+        """End both processes."""
+        for process in self._processes:
+            process.kill()
+            process.join()
+        for calls in self._calls:
+            calls.close()
+        self._processes, self._calls = [], []
+
+
+def _answer(calls: Connection) -> Any:
+    try:
+        return pickle.loads(calls.recv_bytes()) if calls.poll(_PATIENCE) else "no answer"
+    except EOFError:
+        return "the process has ended"
+
+
+def _serve(rank: int, file: str, calls: Connection) -> None:
+    torch.set_num_threads(1)
+    patience = datetime.timedelta(seconds=_PATIENCE)
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=COUNT, timeout=patience)
+    while True:
+        function, args, kwargs = calls.recv()
+        torch.manual_seed(0)
+        try:
+            answer = pickle.dumps((function(*args, **kwargs),))
+        except Exception:
+            answer = pickle.dumps(traceback.format_exc())
+        calls.send_bytes(answer)
