@@ -14,7 +14,7 @@ from onnxtrain.execute import Executable, backend
 from onnxtrain.gradient import build_gradient, tracked_outputs
 from onnxtrain.ir.graphs import ForwardGraph, Plan, Signature, TrainingGraph
 from onnxtrain.ir.passes import Record, save
-from onnxtrain.optimize import hoist_casts, optimize, optimize_training
+from onnxtrain.optimize import apply_registered, hoist_casts, optimize, optimize_training
 from onnxtrain.options import Options
 from onnxtrain.plan import make_plan
 
@@ -112,6 +112,7 @@ def compile_graph(
         with report.stage("gradient"):
             training = build_gradient(chosen, outputs)
             report.passes += optimize_training(training, check=options.verify_passes)
+            apply_registered(training, device)
             if options.cache_casts:
                 hoist_casts(training)
     _dump(options, "optimized", mode, (training or graph).model)

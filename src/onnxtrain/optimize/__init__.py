@@ -13,6 +13,7 @@ from onnxtrain.optimize.cleanup import (
     NoOperationPass,
 )
 from onnxtrain.optimize.fusions import FusionsPass
+from onnxtrain.optimize.registered import apply_registered
 
 FORWARD = (
     Step(ConstantsPass(), "first, so that later passes see constants where the exporter wrote nodes"),
@@ -41,4 +42,4 @@ def optimize_training(graph: TrainingGraph, *, check: bool = True) -> list[Recor
     return Pipeline(TRAINING, check).run(graph.model)
 
 
-__all__ = ["hoist_casts", "optimize", "optimize_training"]
+__all__ = ["apply_registered", "hoist_casts", "optimize", "optimize_training"]

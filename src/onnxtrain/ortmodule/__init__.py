@@ -1,8 +1,19 @@
 """ORTModule: wrap an ``nn.Module``, keep the training loop."""
 
+from onnxtrain.optimize.registered import register_graph_optimizer, unregister_graph_optimizer
 from onnxtrain.ortmodule.debug import DebugOptions, LogLevel
 from onnxtrain.ortmodule.module import ORTModule
 from onnxtrain.ortmodule.verification import Comparison, Report, verify
 from onnxtrain.ortmodule.with_loss import ModuleWithLoss
 
-__all__ = ["Comparison", "DebugOptions", "LogLevel", "ModuleWithLoss", "ORTModule", "Report", "verify"]
+__all__ = [
+    "Comparison",
+    "DebugOptions",
+    "LogLevel",
+    "ModuleWithLoss",
+    "ORTModule",
+    "Report",
+    "register_graph_optimizer",
+    "unregister_graph_optimizer",
+    "verify",
+]

@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.utils import _pytree as pytree
 
 from onnxtrain.capture import Schema, flatten
 from onnxtrain.errors import UnsupportedDataError
+
+ORTModelInputOutputType: TypeAlias = Any  # tensors, numbers, strings, None, and structures of them
+ORTModelInputOutputSchemaType: TypeAlias = Schema
+
+
+class PrimitiveType:
+    """Numbers that can be tensors: int, float and bool."""
+
+    _DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float32}
+
+    @classmethod
+    def is_primitive_type(cls, value: Any) -> bool:
+        """Whether a value is one of them."""
+        return type(value) in cls._DTYPES
+
+    @classmethod
+    def get_tensor(cls, value: float, device: torch.device | str | None = None) -> torch.Tensor:
+        """A tensor without dimensions: int64, float32 or bool."""
+        return torch.tensor(value, dtype=cls._DTYPES[type(value)], device=device)
 
 
 def extract_data_and_schema(

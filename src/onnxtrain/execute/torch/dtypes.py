@@ -36,3 +36,15 @@ def torch_dtype(code: int) -> torch.dtype:
     if found is None:
         raise BackendError(f"torch has no element type {ir.DataType(code).name}")
     return found
+
+
+def onnx_dtype(dtype: torch.dtype) -> int:
+    """ONNX's code (``TensorProto.DataType``) for torch's element type.
+
+    Raises:
+        BackendError: ONNX has no such type.
+    """
+    for code, known in _TYPES.items():
+        if known == dtype:
+            return int(code)
+    raise BackendError(f"ONNX has no element type {dtype}")
