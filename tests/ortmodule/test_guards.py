@@ -317,7 +317,7 @@ def test_explain_says_why_there_is_each_graph() -> None:
     assert text.startswith("5 calls, 5 graphs")
     for reason in (
         "it is the first call",
-        "the structure of the inputs is another",
+        "input flag is new",
         "rank of input tensor 0 is 3 and was 2",
         "attribute p was 0.0 and is 0.5",
         "attribute training was True and is False",

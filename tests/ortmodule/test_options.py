@@ -251,3 +251,10 @@ def _told(level: str, number: int) -> str:
 
 def test_rank() -> None:
     assert rank({}) == 0 and rank({"RANK": "3"}) == 3
+
+
+def test_variables_that_do_something_are_in_the_documentation() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "ortmodule.md").read_text()
+    for variable in ENVIRONMENT:
+        if isinstance(variable, Variable) and variable.option:
+            assert f"`{variable.name}`" in page, variable.name

@@ -65,12 +65,16 @@ def explain(sessions: Sessions) -> str:
     """Every graph of a module: why it was captured, what it serves, which sizes are free."""
     if not sessions.entries:
         return "no graph yet: the module was not called"
-    lines = [f"{sessions.calls} calls, {len(sessions.entries)} graphs"]
+    lines = [f"{_count(sessions.calls, 'call')}, {_count(len(sessions.entries), 'graph')}"]
     for number, entry in enumerate(sessions.entries, 1):
         lines += [f"graph {number}: captured at call {entry.first}, because", *(f"    {r}" for r in entry.reasons)]
-        lines += [f"  served {entry.served} calls in {_mode(entry)} mode", *_sizes(entry)]
+        lines += [f"  served {_count(entry.served, 'call')} in {_mode(entry)} mode", *_sizes(entry)]
         lines += [f"  {variant}" for variant in entry.session.variants()]
     return "\n".join(lines)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _mode(entry: Entry) -> str:

@@ -127,7 +127,7 @@ class Sessions:
     def _differences(self, old: Call, new: Call) -> list[str]:
         found = []
         if old.schema.spec != new.schema.spec:
-            found.append("the structure of the inputs is another")
+            found += _structure_changes(old, new)
         elif old.schema != new.schema:
             found += list(_value_changes(old, new))
         elif old.inputs != new.inputs:
@@ -139,16 +139,36 @@ class Sessions:
         return found or ["sizes differ that the forward pass compares, or needs as constants"]
 
 
+def _structure_changes(old: Call, new: Call) -> list[str]:
+    a, b = _leaves(old), _leaves(new)
+    found = [f"input {name} is new" for name in b if name not in a]
+    found += [f"input {name} is missing" for name in a if name not in b]
+    return found or ["the structure of the inputs is another"]
+
+
 def _value_changes(old: Call, new: Call) -> list[str]:
     a, b = dict(old.schema.constants), dict(new.schema.constants)
-    places = sorted({*a, *b})
+    names = _leaves(new)
     found = []
-    for i in places:
-        if i not in a or i not in b:
-            found.append(f"input leaf {i} is {b.get(i, 'a tensor')} and was {a.get(i, 'a tensor')}")
-        elif a[i] != b[i] or type(a[i]) is not type(b[i]):
-            found.append(f"input leaf {i} is {b[i]!r} and was {a[i]!r}")
+    for i in sorted({*a, *b}):
+        before, now = repr(a[i]) if i in a else "a tensor", repr(b[i]) if i in b else "a tensor"
+        if before != now:
+            found.append(f"input {names[i]} is {now} and was {before}")
     return found or ["a number among the inputs became a tensor"]
+
+
+def _leaves(call: Call) -> list[str]:
+    """What the caller would call each leaf of the inputs: ``args[0]``, ``labels``, ``batch['ids'][1]``."""
+    spec = call.schema.spec
+    paths, _ = pytree.tree_flatten_with_path(pytree.tree_unflatten(range(spec.num_leaves), spec))
+    return [_name(path) for path, _ in paths]
+
+
+def _name(path: Sequence[Any]) -> str:
+    where, *rest = path[0].idx, *path[1:]
+    if where == 0:
+        return f"args{pytree.keystr(tuple(rest))}"
+    return f"{rest[0].key}{pytree.keystr(tuple(rest[1:]))}"
 
 
 def _tensor_changes(old: Sequence[Any], new: Sequence[Any]) -> list[str]:
