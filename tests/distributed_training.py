@@ -1,19 +1,29 @@
-"""Training a small model, at one process on whole batches or at each rank on its share of them."""
+"""Training a small model, in one process on whole batches or at each rank on its share of them."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import models
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
-from onnxtrain import Options, ORTModule
+from onnxtrain import Options, ORTModule, verify
+from onnxtrain.errors import ModuleError
 
 STEPS, ROWS, WIDTH, WORDS = 5, 8, 15, 32  # an odd width: shards are padded
 Trained = tuple[list[float], dict[str, torch.Tensor]]
@@ -24,11 +34,8 @@ class Block(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.inner, self.outer = (
-            torch.nn.LayerNorm(WIDTH),
-            torch.nn.Linear(WIDTH, 2 * WIDTH),
-            torch.nn.Linear(2 * WIDTH, WIDTH),
-        )
+        self.norm = torch.nn.LayerNorm(WIDTH)
+        self.inner, self.outer = torch.nn.Linear(WIDTH, 2 * WIDTH), torch.nn.Linear(2 * WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.outer(F.gelu(self.inner(self.norm(x))))
@@ -50,15 +57,16 @@ class Net(torch.nn.Module):
         return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
 
 
-def tied() -> Net:
+class Tied(Net):
     """The head's weight is the embedding's."""
-    net = Net()
-    net.head.weight = net.embedding.weight
-    return net
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head.weight = self.embedding.weight
 
 
 class Normalized(torch.nn.Module):
-    """Batch statistics, which each rank takes of its own rows; the buffers of rank 0 are everybody's."""
+    """Batch statistics, which each rank takes of its own rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,21 +77,29 @@ class Normalized(torch.nn.Module):
         return F.cross_entropy(self.head(self.norm(self.embedding(ids).flatten(0, 1))), labels.flatten())
 
 
-def data(model: str, steps: int = STEPS) -> Iterator[dict[str, torch.Tensor]]:
+NETS = {net.__name__: net for net in (Net, Tied, Normalized)}
+
+
+def data(model: str) -> Iterator[dict[str, torch.Tensor]]:
     """The same batches at every rank."""
     generator = torch.Generator().manual_seed(1)
-    for _ in range(steps):
-        if model in models.ARCHITECTURES:
-            yield models.ARCHITECTURES[model].batch(ROWS, 6)
-        else:
+    for _ in range(STEPS):
+        if model in NETS:
             ids, labels = torch.randint(0, WORDS, (2, ROWS, 6), generator=generator)
             yield {"ids": ids, "labels": labels}
+        else:
+            yield models.ARCHITECTURES[model].batch(ROWS, 6)
 
 
-def build(model: str, backend: str | None, **options: Any) -> torch.nn.Module:
-    """A model of this page or of ``models``; an ORTModule where there is a backend."""
+def first(model: str) -> dict[str, torch.Tensor]:
+    """This rank's share of the first batch."""
+    return {name: share(tensor) for name, tensor in next(data(model)).items()}
+
+
+def build(model: str, backend: str | None = None, **options: Any) -> torch.nn.Module:
+    """A model of this page or of ``models``, the same at every rank; an ORTModule where there is a backend."""
     torch.manual_seed(0)
-    made = models.build(model) if model in models.ARCHITECTURES else globals()[model]()
+    made = NETS[model]() if model in NETS else models.build(model)
     return made if backend is None else ORTModule(made, options=Options(backend=backend, **options))
 
 
@@ -100,18 +116,25 @@ def mean(loss: torch.Tensor) -> float:
     return loss.item()
 
 
-def alone(model: torch.nn.Module, **_: Any) -> torch.nn.Module:
+def alone(model: torch.nn.Module) -> torch.nn.Module:
     """No distribution at all."""
     return model
 
 
 def ddp(model: torch.nn.Module, **settings: Any) -> torch.nn.Module:
     """Replicas whose gradients are averaged."""
-    return torch.nn.parallel.DistributedDataParallel(model, **settings)
+    return DistributedDataParallel(model, **settings)
 
 
 def fsdp(model: torch.nn.Module, **settings: Any) -> torch.nn.Module:
     """Parameters, gradients and optimizer state in shards, gathered for the model as a whole."""
+    return fully_shard(model, **settings)
+
+
+def fsdp_blocks(model: torch.nn.Module, *, inner: str, **settings: Any) -> torch.nn.Module:
+    """Shards that are gathered for one block at a time, which is an ORTModule; the rest is eager PyTorch."""
+    for index, block in enumerate(model.blocks):
+        model.blocks[index] = fully_shard(ORTModule(block, options=Options(backend=inner)), **settings)
     return fully_shard(model, **settings)
 
 
@@ -120,35 +143,57 @@ def train(
     how: Callable[..., torch.nn.Module],
     backend: str | None = None,
     *,
+    steps: range = range(STEPS),
     parts: int = 1,
-    options: dict[str, Any] | None = None,
+    clip: float | None = None,
+    autocast: bool = False,
     alternate: bool = False,
+    load: Path | None = None,
+    save: Path | None = None,
+    options: dict[str, Any] | None = None,
     **settings: Any,
 ) -> Trained:
-    """The losses of all steps, and the state after them, whole and under plain names.
+    """The losses of all steps and of an evaluation, and the state after them, whole and under plain names.
 
     Args:
         model: a name for ``build``.
         how: what distributes it.
         backend: eager PyTorch where it is None.
+        steps: which batches of ``data`` it is trained on.
         parts: a batch comes in so many parts, whose gradients are accumulated.
-        options: of ORTModule.
+        clip: the largest norm of all gradients together.
+        autocast: the forward pass runs in bfloat16 where autocast says so.
         alternate: every other step leaves a block out, whose parameters have no gradient then.
+        load: folder of a checkpoint to go on from.
+        save: folder that receives a checkpoint.
+        options: of ORTModule.
         settings: further arguments of what distributes it.
     """
     module = how(build(model, backend, **(options or {})), **settings)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
-    losses = []
-    for step, batch in enumerate(data(model)):
+    if load is not None:
+        restore(module, optimizer, load)
+    losses, batches = [], [{name: share(tensor) for name, tensor in batch.items()} for batch in data(model)]
+    for step in steps:
         optimizer.zero_grad()
-        total, further = torch.zeros(()), {"deep": step % 2 == 0} if alternate else {}
+        further = {"deep": step % 2 == 0} if alternate else {}
+        total = torch.zeros(())
         for part in range(parts):
+            given = {name: tensor.chunk(parts)[part] for name, tensor in batches[step].items()}
             with waiting(module, part + 1 < parts):
-                loss = result(module(**{n: share(t).chunk(parts)[part] for n, t in batch.items()}, **further))
+                with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                    loss = result(module(**given, **further))
                 (loss / parts).backward()
             total += loss.detach() / parts
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(module.parameters(), clip)
         optimizer.step()
         losses.append(mean(total))
+    module.eval()
+    with torch.no_grad():
+        losses.append(mean(result(module(**batches[0])).clone()))
+    if save is not None:
+        store(module, optimizer, save)
     return losses, whole_state(module)
 
 
@@ -168,7 +213,97 @@ def waiting(module: torch.nn.Module, wait: bool) -> Iterator[None]:
             yield
 
 
+def store(module: torch.nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
+    """Write a checkpoint: each rank its shards."""
+    model, moments = get_state_dict(module, optimizer)
+    dcp.save({"model": model, "optimizer": moments}, checkpoint_id=folder)
+
+
+def restore(module: torch.nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
+    """Read a checkpoint, whichever number of ranks wrote it."""
+    model, moments = get_state_dict(module, optimizer)
+    dcp.load({"model": model, "optimizer": moments}, checkpoint_id=folder)
+    set_state_dict(module, optimizer, model_state_dict=model, optim_state_dict=moments)
+
+
 def whole_state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """All of the state at every rank."""
     state = get_model_state_dict(module, options=StateDictOptions(full_state_dict=True))
     return {name: tensor.clone() for name, tensor in state.items()}
+
+
+def kept_back(how: Callable[..., torch.nn.Module]) -> list[torch.Tensor | None]:
+    """The gradients that a rank has after a backward pass that waits."""
+    module = how(build("Net", "torch"))
+    with waiting(module, True):
+        module(**first("Net")).backward()
+    return [parameter.grad for parameter in module.parameters()]
+
+
+def messages(how: Callable[..., torch.nn.Module]) -> list[str]:
+    """What the library says to the user of this rank about a first step."""
+    logger, found = logging.getLogger("onnxtrain"), []
+    handler = logging.Handler()
+    handler.emit = lambda record: found.append(record.getMessage())
+    logger.addHandler(handler)
+    try:
+        how(build("Net", "torch", log_level="INFO"))(**first("Net")).backward()
+    finally:
+        logger.removeHandler(handler)
+    return found
+
+
+def verified(how: Callable[..., torch.nn.Module]) -> set[str]:
+    """The kinds of tensors that were compared in a first step."""
+    wrapped = build("Net", "torch", verify=True)
+    how(wrapped)(**first("Net")).backward()
+    return {comparison.kind for comparison in wrapped.verification.comparisons}
+
+
+def _with_sharded_blocks() -> torch.nn.Module:
+    net = build("Net")
+    for block in net.blocks:
+        fully_shard(block)
+    return net
+
+
+def _sharded_blocks_of_a_wrapped_module() -> None:
+    wrapped = build("Net", "torch")
+    for block in wrapped.blocks:
+        fully_shard(block)
+    fully_shard(wrapped)(**first("Net"))
+
+
+def _forward_after_a_step() -> None:
+    module = fully_shard(build("Net", "torch"), reshard_after_forward=True)
+    module(**first("Net")).backward()
+    module.forward(**first("Net"))
+
+
+def _flat(wrapped: torch.nn.Module, whole: bool) -> torch.nn.Module:
+    return FullyShardedDataParallel(wrapped, device_id=torch.device("cpu"), use_orig_params=whole)
+
+
+REFUSED: dict[str, Callable[[], Any]] = {
+    "DataParallel inside": lambda: ORTModule(torch.nn.DataParallel(build("Net"))),
+    "DistributedDataParallel inside": lambda: ORTModule(ddp(build("Net"))),
+    "fully_shard inside": lambda: ORTModule(fully_shard(build("Net"))),
+    "sharded blocks inside": lambda: ORTModule(_with_sharded_blocks()),
+    "blocks sharded after wrapping": _sharded_blocks_of_a_wrapped_module,
+    "forward instead of the module": lambda: fully_shard(build("Net", "torch")).forward(**first("Net")),
+    "forward after a step": _forward_after_a_step,
+    "FSDP1 inside": lambda: ORTModule(_flat(build("Net"), True)),
+    "FSDP1, views": lambda: _flat(build("Net", "torch"), True)(**first("Net")),
+    "FSDP1, flat": lambda: _flat(build("Net", "torch"), False)(**first("Net")),
+    "verify of a sharded ORTModule": lambda: fully_shard(build("Net", "torch", verify=True))(**first("Net")),
+    "verify of a sharded module": lambda: verify(fully_shard(build("Net")), first("Net")),
+}
+
+
+def refusal(case: str) -> str:
+    """The message with which something is refused; empty where it is not."""
+    try:
+        REFUSED[case]()
+    except ModuleError as error:
+        return str(error)
+    return ""

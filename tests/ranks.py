@@ -17,15 +17,20 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-COUNT = 2
-_PATIENCE = 60  # seconds that a rank waits for the other
+_COUNT = 2
+_PATIENCE = 180  # seconds that a rank waits for the other
 
 
 class Ranks:
-    """Started at the first call and kept for the next one; started again after a failure, which leaves ranks apart."""
+    """Started at the first call and kept for the next one; started again after a failure, which leaves ranks apart.
+
+    Args:
+        folder: of the files where they meet, and of the graphs that they need not translate twice.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._files = (folder / f"rendezvous-{i}" for i in itertools.count())
+        self._graphs = folder / "graphs"
         self._processes: list[Any] = []
         self._calls: list[Connection] = []
 
@@ -44,8 +49,8 @@ class Ranks:
 
     def _start(self) -> None:
         context, file = multiprocessing.get_context("spawn"), next(self._files)
-        with mock.patch.dict(os.environ, OMP_NUM_THREADS="1"):
-            for rank in range(COUNT):
+        with mock.patch.dict(os.environ, OMP_NUM_THREADS="1", ORTMODULE_CACHE_DIR=str(self._graphs)):
+            for rank in range(_COUNT):
                 ours, theirs = context.Pipe()
                 process = context.Process(target=_serve, args=(rank, str(file), theirs), daemon=True)
                 process.start()
@@ -73,7 +78,7 @@ def _answer(calls: Connection) -> Any:
 def _serve(rank: int, file: str, calls: Connection) -> None:
     torch.set_num_threads(1)
     patience = datetime.timedelta(seconds=_PATIENCE)
-    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=COUNT, timeout=patience)
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=_COUNT, timeout=patience)
     while True:
         function, args, kwargs = calls.recv()
         torch.manual_seed(0)

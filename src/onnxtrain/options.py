@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import os
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -245,8 +246,14 @@ def not_available(name: str, value: Any) -> OptionError:
 
 
 def rank(environ: Mapping[str, str] | None = None) -> int:
-    """This process's rank among those that train together, as launchers put it into ``RANK``; 0 where there is none."""
-    text = (os.environ if environ is None else environ).get("RANK", "0")
+    """This process's rank among those that train together; 0 where it trains alone.
+
+    Launchers put it into ``RANK``; processes that were started without one know it from their process group.
+    """
+    text = (os.environ if environ is None else environ).get("RANK", "")
+    group: Any = sys.modules.get("torch.distributed")  # where nobody imported it, there is no group
+    if not text and group and group.is_available() and group.is_initialized():
+        return group.get_rank()
     return int(text) if text.isdigit() else 0
 
 

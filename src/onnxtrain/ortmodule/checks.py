@@ -42,7 +42,8 @@ def check_sharding(module: torch.nn.Module) -> None:
     """Refuse parameters in shards: what gathers them are hooks of modules, of which a graph is only one.
 
     Raises:
-        ModuleError: a module inside is sharded on its own, or a parameter is not gathered; the message names it.
+        ModuleError: a module inside is sharded on its own, a parameter is not gathered, or FSDP1 has replaced it by a
+            view; the message names it.
     """
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # where nobody imported it, nothing is sharded
     for path, inner in module.named_modules() if fsdp else ():
@@ -53,6 +54,12 @@ def check_sharding(module: torch.nn.Module) -> None:
                 cure="the other way round: fully_shard(ORTModule(module)) as a whole, or each block as an ORTModule "
                 "of its own that is sharded: block = fully_shard(ORTModule(block))",
             )
+        if _is_flattened(inner):
+            raise ModuleError(
+                f"FullyShardedDataParallel has replaced the parameters of {path or type(module).__name__} by views of "
+                "a flat one, which a graph cannot take as its weights",
+                cure="use FSDP2: torch.distributed.fsdp.fully_shard(ORTModule(module))",
+            )
     tensors: Any = sys.modules.get("torch.distributed.tensor")
     for name, tensor in [*module.named_parameters(), *module.named_buffers()] if tensors else ():
         if isinstance(tensor, tensors.DTensor):
@@ -61,6 +68,12 @@ def check_sharding(module: torch.nn.Module) -> None:
                 cure="call the module itself, model(...), not model.forward(...): its hooks gather what fully_shard "
                 "sharded; tensor parallelism is not supported",
             )
+
+
+def _is_flattened(module: torch.nn.Module) -> bool:
+    """Whether FSDP1 manages the module: it says so, or has put plain tensors in the place of parameters."""
+    views = any(p is not None and not isinstance(p, torch.nn.Parameter) for p in module._parameters.values())
+    return views or not getattr(module, "_fsdp_use_orig_params", True)
 
 
 def is_gathered(module: torch.nn.Module) -> bool:

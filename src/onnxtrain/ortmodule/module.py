@@ -32,6 +32,8 @@ _SHARED = (
     *("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"),
     *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
     *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks"),
+    # FSDP2 returns to shards by them: without, a state would hold memory that is freed
+    *("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
 )
 
 

@@ -13,6 +13,7 @@ from onnxtrain.capture import Captured, flatten
 from onnxtrain.errors import ModuleError, VerificationError
 from onnxtrain.execute.torch.effects import silenced
 from onnxtrain.ortmodule import randomness
+from onnxtrain.ortmodule.checks import is_gathered
 
 _RELATIVE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 6e-2}
 _NOISE = 1e-2  # of the relative tolerance: what counts as rounding noise beside the largest tensor of the same kind
@@ -122,12 +123,15 @@ class Verification:
         module: the user's module; it is copied, not changed.
         captured: its graph, for the order of inputs and outputs.
         tensors: the step's input tensors.
+
+    Raises:
+        ModuleError: the module is sharded.
     """
 
     def __init__(self, module: torch.nn.Module, captured: Captured, tensors: Sequence[torch.Tensor]) -> None:
         self.captured = captured
         self.module = module
-        self.eager = copy.deepcopy(module)
+        self.eager = _copy(module)
         self.inputs = [t.detach().clone().requires_grad_(t.is_floating_point()) for t in tensors]
         self.random = randomness.state()
         self.outputs: list[torch.Tensor] = []
@@ -169,6 +173,21 @@ class Verification:
         self.report.raise_if_failed()
 
 
+def _copy(module: torch.nn.Module) -> torch.nn.Module:
+    """A copy of the module that shares nothing with it.
+
+    Raises:
+        ModuleError: its parameters are in shards, of which FSDP2 makes no copies.
+    """
+    if is_gathered(module):
+        raise ModuleError(
+            f"a step of {type(module).__name__} cannot be verified: that takes a copy of it, and a module that is "
+            "sharded cannot be copied",
+            cure="before it is sharded: onnxtrain.verify(module, batch), then fully_shard(ORTModule(module))",
+        )
+    return copy.deepcopy(module)
+
+
 def verify(model: torch.nn.Module, batch: Any, *, backend: str = "auto") -> Report:
     """Compare one training step through the graph with eager PyTorch; neither the model nor its buffers change.
 
@@ -184,6 +203,7 @@ def verify(model: torch.nn.Module, batch: Any, *, backend: str = "auto") -> Repo
 
     Raises:
         VerificationError: loss, an output, a gradient or a buffer is out of tolerance; the message names the worst.
+        ModuleError: it is not a module, or a sharded one.
     """
     from onnxtrain.options import Options
     from onnxtrain.ortmodule.module import ORTModule
@@ -194,7 +214,7 @@ def verify(model: torch.nn.Module, batch: Any, *, backend: str = "auto") -> Repo
         )
     options = model.options if isinstance(model, ORTModule) else Options(backend=backend)
     inner = model.module if isinstance(model, ORTModule) else model
-    wrapped = ORTModule(copy.deepcopy(inner), options=dataclasses.replace(options, verify=True))
+    wrapped = ORTModule(_copy(inner), options=dataclasses.replace(options, verify=True))
     args, kwargs = (
         ((), dict(batch))
         if isinstance(batch, Mapping)
