@@ -17,6 +17,7 @@ from typing import Any
 
 import lightning
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
@@ -24,7 +25,7 @@ from torch.nn import functional as F
 from onnxtrain import ORTModule
 
 TOLERANCE = 1e-4  # relative, of one loss
-EPOCH = 10  # steps; Lightning resumes where an epoch began
+EPOCH = 10  # steps
 PREFIX = "model."  # what the LightningModule puts before the network's names
 
 
@@ -72,19 +73,23 @@ class Classifier(lightning.LightningModule):
         return torch.optim.AdamW(self.model.parameters(), lr=3e-3)
 
 
-def fit(module: Classifier, folder: Path, steps: int, resume: Path | None = None, **changes: Any) -> Path:
-    """Train for a number of steps in all, validate after each epoch; returns the checkpoint written at the end."""
-    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
-    settings: dict[str, Any] = {"accelerator": "cpu", "max_steps": steps, "num_sanity_val_steps": 0, **quiet}
-    trainer = lightning.Trainer(**settings | changes)
-    trainer.fit(module, loader(0, 32 * EPOCH), loader(1500, 1797), ckpt_path=resume)
-    trainer.save_checkpoint(folder / "end.ckpt")
-    return folder / "end.ckpt"
+def fit(module: Classifier, folder: Path, epochs: int, resume: Path | None = None, **changes: Any) -> None:
+    """Train, validate and write a checkpoint after each epoch, from the beginning or from a checkpoint."""
+    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
+    settings: dict[str, Any] = {"accelerator": "cpu", "max_epochs": epochs, "num_sanity_val_steps": 0, **quiet}
+    checkpoints = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
+    trainer = lightning.Trainer(**settings | changes, callbacks=[checkpoints])
+    trainer.fit(module, loader(0, 32 * EPOCH), loader(1500, 1797), ckpt_path=resume, weights_only=True)
 
 
-def load_net(checkpoint: Path) -> nn.Module:
+def checkpoint(folder: Path, epochs: int) -> Path:
+    """What was written after some epochs."""
+    return folder / f"epoch={epochs - 1}.ckpt"
+
+
+def load_net(path: Path) -> nn.Module:
     """The plain network from a checkpoint that Lightning wrote."""
-    state = torch.load(checkpoint, weights_only=True)["state_dict"]
+    state = torch.load(path, weights_only=True)["state_dict"]
     net = build_net(seed=1)
     net.load_state_dict({name.removeprefix(PREFIX): tensor for name, tensor in state.items()})
     return net.eval()
@@ -97,18 +102,20 @@ def largest_difference(ours: list[float], theirs: list[float]) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=40, help="in all; at least 20")
+    parser.add_argument("--epochs", type=int, default=4, help=f"of {EPOCH} steps; at least 2")
     options = parser.parse_args()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
 
     eager, ours, resumed = Classifier(lambda net: net), Classifier(ORTModule), Classifier(ORTModule)
-    half = options.steps // 2 // EPOCH * EPOCH
+    half = options.epochs // 2
     with tempfile.TemporaryDirectory() as folder:
-        nets = [load_net(fit(m, Path(folder, str(i)), options.steps)) for i, m in enumerate((eager, ours))]
-        part = fit(first := Classifier(ORTModule), Path(folder, "part"), half, limit_val_batches=0)
-        fit(resumed, Path(folder, "rest"), options.steps, resume=part, limit_val_batches=0)
-    continued = first.losses + resumed.losses
+        folders = [Path(folder, name) for name in ("eager", "wrapped", "resumed")]
+        fit(eager, folders[0], options.epochs)
+        fit(ours, folders[1], options.epochs)
+        fit(resumed, folders[2], options.epochs, resume=checkpoint(folders[1], half))
+        nets = [load_net(checkpoint(f, options.epochs)) for f in folders[:2]]
+    continued = ours.losses[: half * EPOCH] + resumed.losses
 
     print("step         eager     ORTModule       resumed")
     for step, row in enumerate(zip(eager.losses, ours.losses, continued, strict=True)):

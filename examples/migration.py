@@ -71,11 +71,11 @@ def wrap(args: argparse.Namespace, model: nn.Module) -> nn.Module:
 
 def subscribe(args: argparse.Namespace, model: nn.Module) -> None:
     """Write statistics of all activations and their gradients, to compare two runs."""
-    # from onnxruntime.training.utils.hooks import StatisticsSubscriber, SubscriberManager
-    from onnxtrain.utils.hooks import StatisticsSubscriber, SubscriberManager
+    # from onnxruntime.training.utils.hooks import GlobalSubscriberManager, StatisticsSubscriber
+    from onnxtrain.utils.hooks import GlobalSubscriberManager, StatisticsSubscriber
 
     folder = os.path.join(args.statistics, "pt" if args.pytorch_only else "ort")
-    SubscriberManager.subscribe(model, [StatisticsSubscriber(output_dir=folder, override_output_dir=True)])
+    GlobalSubscriberManager.subscribe(model, [StatisticsSubscriber(output_dir=folder, override_output_dir=True)])
 
 
 def train(

@@ -54,11 +54,11 @@ def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     return {**batch, "attention_mask": (batch["labels"] != -100).long()}
 
 
-def build_model(seed: int = 0) -> GPT2LMHeadModel:
-    """GPT-2, two layers, one token per byte, random weights."""
-    torch.manual_seed(seed)
+def build_model(layers: int = 2) -> GPT2LMHeadModel:
+    """A small GPT-2, one token per byte, random weights."""
+    torch.manual_seed(0)
     off = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-    return GPT2LMHeadModel(GPT2Config(vocab_size=256, n_positions=64, n_embd=48, n_layer=2, n_head=4, **off))
+    return GPT2LMHeadModel(GPT2Config(vocab_size=256, n_positions=64, n_embd=48, n_layer=layers, n_head=4, **off))
 
 
 def arguments(folder: Path, steps: int, **changes: Any) -> TrainingArguments:

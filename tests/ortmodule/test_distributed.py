@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import distributed_training as training
@@ -11,6 +12,7 @@ import pytest
 import torch
 from distributed_training import Trained, alone, ddp, fsdp, fsdp_blocks, train
 from ranks import Ranks
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
 BACKENDS = ("torch", "onnxruntime")
 RESHARD = ({"reshard_after_forward": False}, {"reshard_after_forward": True})
@@ -95,6 +97,43 @@ def test_transformers(ranks: Ranks, how: Any) -> None:
     near(ranks(train, "bert", how, "torch"), eager("bert"))
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_mixed_precision(ranks: Ranks, backend: str) -> None:
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    found, expected = (ranks(train, "Net", fsdp, b, mp_policy=policy) for b in (backend, None))
+    near(found, expected[0], tolerance=1e-2)
+    assert all(loss == torch.tensor(loss).bfloat16().item() for loss in found[0][0]), "losses are in bfloat16"
+
+
+@pytest.mark.parametrize("how", [ddp, fsdp])
+def test_casts_of_autocast_are_not_kept_where_parameters_are_gathered(ranks: Ranks, how: Any) -> None:
+    kept, made = (ranks(train, "Net", how, "torch", autocast=True, options={"cache_casts": c}) for c in (True, False))
+    near(kept, made[0], tolerance=0.0)
+    near(made, eager(autocast=True), tolerance=1e-2)
+
+
+@pytest.mark.parametrize("how", [ddp, fsdp])
+def test_checkpoint_is_the_plain_module_s(ranks: Ranks, how: Any, tmp_path: Path) -> None:
+    """Each goes on where the other stopped: parameters, buffers and the optimizer's state."""
+    begin, rest, losses = range(2), range(2, training.STEPS), eager()[0]
+    ranks(train, "Net", how, "torch", steps=begin, save=tmp_path / "ours")
+    near([train("Net", alone, steps=rest, load=tmp_path / "ours")], (losses[2:], eager()[1]))
+    train("Net", alone, steps=begin, save=tmp_path / "plain")
+    near(ranks(train, "Net", how, "torch", steps=rest, load=tmp_path / "plain"), (losses[2:], eager()[1]))
+
+
+@pytest.mark.parametrize("how", [ddp, fsdp])
+def test_only_rank_0_speaks(ranks: Ranks, how: Any) -> None:
+    spoken, silent = ranks(training.messages, how)
+    assert any("Net runs as one graph" in text for text in spoken)
+    assert any("captures Net: it is the first call" in text for text in spoken)
+    assert silent == []
+
+
+def test_replicas_can_be_verified(ranks: Ranks) -> None:
+    assert all(kinds == {"loss", "gradient"} for kinds in ranks(training.verified, ddp))
+
+
 ROUND = "the other way round: "
 REFUSED = {
     "DataParallel inside": ("cannot wrap DataParallel", "use DistributedDataParallel around ORTModule"),
@@ -103,10 +142,16 @@ REFUSED = {
     "sharded blocks inside": ("submodule blocks.0 is sharded inside", "fully_shard(ORTModule(block))"),
     "blocks sharded after wrapping": ("submodule blocks.0 is sharded inside", "fully_shard(ORTModule(block))"),
     "forward instead of the module": ("parameter scale is a DTensor", "model(...), not model.forward(...)"),
+    "forward after a step": ("parameter scale is a DTensor", "model(...), not model.forward(...)"),
+    "FSDP1 inside": ("is sharded inside of the ORTModule", f"{ROUND}fully_shard(ORTModule(module))"),
+    "FSDP1, views": ("has replaced the parameters of Net", "use FSDP2"),
+    "FSDP1, flat": ("has replaced the parameters of Net", "use FSDP2"),
+    "verify of a sharded ORTModule": ("a step of Net cannot be verified", "before it is sharded: onnxtrain.verify("),
+    "verify of a sharded module": ("a step of FSDPNet cannot be verified", "before it is sharded: onnxtrain.verify("),
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", training.REFUSED)
 def test_refused_with_the_cure(ranks: Ranks, case: str) -> None:
     problem, cure = REFUSED[case]
     for text in ranks(training.refusal, case):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+import types
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from parity import captures, pair, same_step
+from transformers import BertConfig, BertModel
 
 from onnxtrain import ORTModule
 
@@ -292,6 +296,48 @@ def test_what_the_forward_pass_sets_itself_is_no_reason() -> None:
     for _ in range(3):
         same_step(wrapped, eager, x())
     assert captures(wrapped) == 1
+
+
+class Scaled(Net):
+    """Reads what its configuration says by how much to scale: a number, a list, a tensor or an array."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = types.SimpleNamespace(scale=2.0, dtype=None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = self.config.scale
+        scale = sum(scale) if isinstance(scale, list) else torch.as_tensor(scale).sum()
+        y = super().forward(x) * scale
+        return y if self.config.dtype is None else y.to(self.config.dtype)
+
+
+@pytest.mark.parametrize("value", [[1.0, 4.0], torch.tensor([1.0, 4.0]), np.array([1.0, 4.0])], ids=type)
+def test_an_attribute_becomes_what_cannot_be_compared(value: Any) -> None:
+    wrapped, eager = pair(Scaled())
+    same_step(wrapped, eager, x())
+    eager.config.scale = wrapped.config.scale = value
+    for _ in range(2):
+        same_step(wrapped, eager, x())
+    assert captures(wrapped) == 2
+
+
+def test_saving_is_no_reason_though_it_writes_into_the_configuration(tmp_path: Path) -> None:
+    config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    wrapped = ORTModule(BertModel(config).eval())
+    before = wrapped(torch.tensor([[1, 2, 3]])).last_hidden_state
+    wrapped.save_pretrained(tmp_path)
+    assert config.architectures == ["BertModel"] and config.dtype == "float32"
+    torch.testing.assert_close(wrapped(torch.tensor([[1, 2, 3]])).last_hidden_state, before)
+    assert captures(wrapped) == 1
+
+
+def test_a_dtype_in_a_configuration_of_ones_own_is_looked_at() -> None:
+    wrapped, eager = pair(Scaled())
+    same_step(wrapped, eager, x())
+    eager.config.dtype = wrapped.config.dtype = torch.float64
+    same_step(wrapped, eager, x())
+    assert captures(wrapped) == 2
 
 
 def test_ignored_attributes() -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from parity import captures, pair, same_step
 
-from onnxtrain import ORTModule
+from onnxtrain import ModuleWithLoss, ORTModule
 from onnxtrain.errors import ModuleError
 
 
@@ -160,6 +160,9 @@ def test_a_collision_of_names_is_announced() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         ORTModule(Net())
+        ORTModule(ModuleWithLoss(Net()))
+    with pytest.warns(UserWarning, match="attribute explain collides"):
+        ORTModule(ModuleWithLoss(Explaining()))
 
 
 def test_attributes_go_to_the_module_and_come_from_it() -> None:

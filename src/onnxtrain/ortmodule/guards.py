@@ -24,6 +24,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.
 _BLIND = (torch.nn.Linear, torch.nn.Identity, torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential)
 _PARTS = ("dtypes", "constant tensors", "devices")
 _DEPTH = 3  # how deep configuration objects are looked into
+_STAMPS = frozenset(("architectures", "dtype"))  # save_pretrained writes them; dtypes of parameters are compared anyway
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,13 +120,20 @@ class Inspector:
             or not _same(self._tables, self._known_tables)
         ):
             self._watch()
-        types = [p.dtype for p in self._owned]
-        values = [read(table) for read, table in self._reads]
-        found = [self._structure, values, types, self._tensors(), self._devices()]
-        if found != self._last:
+        found = self._found()
+        if not _same(found, self._last):
+            if not all(map(_is_comparable, found[1])):  # an attribute became a list or a tensor
+                self._watch()
+                found = self._found()
             frozen = tuple(tuple(part) if isinstance(part, list) else part for part in found)
             self._last, self._state = found, self._states.setdefault(frozen, len(self._states))
         return self._state
+
+    def _found(self) -> list[Any]:
+        """What the module is now: its structure, then values of attributes and ``_PARTS``."""
+        values = [read(table) for read, table in self._reads]
+        types = [p.dtype for p in self._owned]
+        return [self._structure, values, types, self._tensors(), self._devices()]
 
     def _tensors(self) -> list[Hashable]:
         """Tensors that became constants of the graph: which ones, and how often they were modified."""
@@ -156,12 +164,11 @@ class Inspector:
         self._constants = [
             (t, name) for t in tables for name, v in t.items() if isinstance(v, torch.Tensor) and name not in _OWN
         ]
-        watched = [*self._attributes, *_configurations(tables)]
-        self._names = [tuple(n for n, v in t.items() if self._is_watched(n, v)) for t in watched]
-        self._reads = [
-            (operator.itemgetter(*names), table) for names, table in zip(self._names, watched, strict=True) if names
-        ]
-        self._labels = [n for n in self._names if n]
+        watched = [(t, frozenset()) for t in self._attributes]
+        watched += [(vars(c), _stamps(c)) for c in _configurations(tables)]
+        labels = [tuple(n for n, v in t.items() if n not in out and self._is_watched(n, v)) for t, out in watched]
+        self._reads = [(operator.itemgetter(*n), t) for n, (t, _) in zip(labels, watched, strict=True) if n]
+        self._labels = [n for n in labels if n]
         kinds = tuple((type(m), tuple(m._parameters), tuple(m._buffers)) for m in modules)
         live = tuple(tuple(h) for h in hooks if h)
         shapes, classes = tuple(p.shape for p in self._owned), tuple(map(type, self._owned))
@@ -206,11 +213,11 @@ class Inspector:
                     yield text
 
 
-def _same(tables: Sequence[dict[str, Any]], known: Sequence[dict[str, Any]]) -> bool:
-    """Whether tables hold the same tensors; comparing stops at identity, or fails where a tensor is another."""
+def _same(found: Sequence[Any], known: Sequence[Any]) -> bool:
+    """Whether lists hold the same; comparing stops at identity, or fails where a tensor or array is another."""
     try:
-        return tables == known
-    except RuntimeError:
+        return found == known
+    except (RuntimeError, ValueError):
         return False
 
 
@@ -221,15 +228,20 @@ def _is_comparable(value: Any) -> bool:
     return isinstance(value, _PLAIN) or type(value).__eq__ is object.__eq__
 
 
-def _configurations(tables: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The attributes of objects that modules hold, and of those that these hold: configurations."""
-    seen: dict[int, dict[str, Any]] = {}
+def _configurations(tables: Sequence[dict[str, Any]]) -> list[Any]:
+    """The objects that modules hold, and those that these hold: configurations."""
+    seen: dict[int, Any] = {}
     level = list(tables)
     for _ in range(_DEPTH):
         held = [v for table in level for n, v in table.items() if n not in _OWN and _is_configuration(v)]
         level = [vars(v) for v in {id(v): v for v in held}.values() if id(v) not in seen]
-        seen |= {id(v): vars(v) for v in held}
+        seen |= {id(v): v for v in held}
     return list(seen.values())
+
+
+def _stamps(configuration: Any) -> frozenset[str]:
+    """Attributes of a configuration that saving the model sets."""
+    return _STAMPS if hasattr(configuration, "save_pretrained") else frozenset()
 
 
 def _is_configuration(value: Any) -> bool:

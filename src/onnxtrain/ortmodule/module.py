@@ -22,6 +22,7 @@ from onnxtrain.ortmodule.session import Session
 from onnxtrain.ortmodule.sessions import Sessions
 from onnxtrain.ortmodule.step import run
 from onnxtrain.ortmodule.verification import Report
+from onnxtrain.ortmodule.with_loss import ModuleWithLoss
 
 _LIBRARIES = ("torch", "transformers")
 _LOG = logging.getLogger(__name__)
@@ -289,8 +290,9 @@ def _calls_back(value: Any, wrapped: torch.nn.Module) -> bool:
 
 def _warn_of_collisions(module: torch.nn.Module) -> None:
     names = [n for n in vars(ORTModule) if not n.startswith("_") and not hasattr(torch.nn.Module, n)]
+    meant = {"training", "module"} if isinstance(module, ModuleWithLoss) else {"training"}
     for name in names:
-        if name != "training" and hasattr(module, name):
+        if name not in meant and hasattr(module, name):
             warnings.warn(
                 f"the module's attribute {name} collides with ORTModule's attribute name; it is at model.module.{name}",
                 stacklevel=3,
