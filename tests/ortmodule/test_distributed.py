@@ -97,12 +97,12 @@ def test_transformers(ranks: Ranks, how: Any) -> None:
     near(ranks(train, "bert", how, "torch"), eager("bert"))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_mixed_precision(ranks: Ranks, backend: str) -> None:
+def test_mixed_precision(ranks: Ranks) -> None:
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    found, expected = (ranks(train, "Net", fsdp, b, mp_policy=policy) for b in (backend, None))
+    found, expected = (ranks(train, "Net", fsdp, b, mp_policy=policy) for b in ("torch", None))
     near(found, expected[0], tolerance=1e-2)
-    assert all(loss == torch.tensor(loss).bfloat16().item() for loss in found[0][0]), "losses are in bfloat16"
+    near(found, eager(), tolerance=5e-2)
+    assert found[0][0] != eager()[0], "nothing was computed in bfloat16"
 
 
 @pytest.mark.parametrize("how", [ddp, fsdp])

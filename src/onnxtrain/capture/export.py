@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import logging
 import sys
 import traceback
 import warnings
@@ -213,9 +214,15 @@ def _take_place(node: torch.fx.Node, substitute: torch.fx.Node) -> None:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """No warnings, and no graph printed where capture fails: what goes wrong is raised, and explained below."""
+    log = logging.getLogger("torch._export.non_strict_utils")  # says that sizes of 1 are constant, which we handle
+    level = log.level
+    log.setLevel(logging.ERROR)
     with warnings.catch_warnings(), contextlib.redirect_stderr(_WithoutGraphs(sys.stderr)):  # type: ignore[type-var]
         warnings.simplefilter("ignore")
-        yield
+        try:
+            yield
+        finally:
+            log.setLevel(level)
 
 
 class _WithoutGraphs(io.TextIOBase):
