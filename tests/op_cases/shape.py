@@ -24,6 +24,7 @@ def _shape() -> list[Case]:
         Case("Concat", (x(2, 3), x(4, 3), x(5, 3)), lambda *a: torch.cat(a, 0), {"axis": -2}, label="three"),
         Case("Split", (x(2, 6), ints(2, 4)), lambda a: a.split((2, 4), 1), {"axis": 1}, outputs=2),
         Case("Split", (x(7, 2),), lambda a: a.split((3, 3, 1), 0), {"num_outputs": 3}, outputs=3, label="uneven", static=(0,)),
+        Case("Split", (x(6, 2),), lambda a: a.split(2, 0), outputs=3, label="opset13", static=(0,), opset=13),
         Case("Slice", (x(5, 6), ints(1), ints(4), ints(1)), lambda a: a[:, 1:4]),
         Case("Slice", (x(5, 6), ints(0, 2), ints(9, 5), ints(0, 1)), lambda a: a[:, 2:5], label="two"),
         Case("Slice", (x(5, 6), ints(-4), ints(-1), ints(0)), lambda a: a[-4:-1], label="negative"),

@@ -51,18 +51,17 @@ def gemm(
     return torch.addmm(c, a, b, beta=beta, alpha=alpha)
 
 
-def _axes(x: Tensor, axes: Any, keepdims: int, noop: int) -> tuple[int, ...] | None:
-    """The axes of a reduction; None where nothing is reduced."""
+def _axes(x: Tensor, axes: Any, noop: int) -> tuple[int, ...]:
+    """The axes of a reduction: none are all, or none with ``noop``."""
     if axes is None or len(axes) == 0:
-        return None if noop else tuple(range(x.dim()))
+        return () if noop else tuple(range(x.dim()))
     return tuple(axes)
 
 
 def _reduction(name: str, compute: Any) -> None:
     @lowering(name, host=(1,), view=True)
     def reduce(x: Tensor, axes: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Tensor:
-        over = _axes(x, axes, keepdims, noop_with_empty_axes)
-        return x if over is None else compute(x, over, bool(keepdims))
+        return compute(x, _axes(x, axes, noop_with_empty_axes), bool(keepdims))
 
 
 def _prod(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:

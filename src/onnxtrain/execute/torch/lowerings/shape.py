@@ -129,8 +129,9 @@ def cum_sum(x: Tensor, axis: Any, *, exclusive: int = 0, reverse: int = 0) -> Te
     axis = axis[0] if isinstance(axis, tuple) else axis
     source = torch.flip(x, (axis,)) if reverse else x
     total = torch.cumsum(source, axis, dtype=x.dtype)
-    if exclusive:
-        total = total - source
+    if exclusive and x.shape[axis]:
+        before = total.narrow(axis, 0, x.shape[axis] - 1)
+        total = torch.cat((torch.zeros_like(source.narrow(axis, 0, 1)), before), axis)
     return torch.flip(total, (axis,)) if reverse else total
 
 
