@@ -10,17 +10,20 @@ from onnxtrain.errors import ShapeError
 from onnxtrain.ir.graphs import DOMAIN, describe, source_of
 from onnxtrain.ir.shape_rules.sizes import dims_from
 from onnxtrain.ir.shapes import (
+    Data,
     Dim,
     Dims,
     Facts,
     attribute,
     broadcast,
     constant_of,
+    data_of,
     dims_of,
     dtype_of,
     fresh_dims,
     known_dims,
     operand,
+    product,
     shape_rule,
 )
 
@@ -98,7 +101,15 @@ def reduce(node: ir.Node) -> Sequence[Facts]:
     if not axes and attribute(node, "noop_with_empty_axes", 0):
         return [Facts(dtype_of(x), dims)]
     gone = {a % len(dims) for a in axes} if axes else set(range(len(dims)))
-    return [Facts(dtype_of(x), _reduced(dims, gone, bool(keep)))]
+    return [Facts(dtype_of(x), _reduced(dims, gone, bool(keep)), _product_of(node, x, bool(keep)))]
+
+
+def _product_of(node: ir.Node, x: ir.Value, keep: bool) -> Data | None:
+    """The content of a product of sizes: the number of elements of a part of a shape."""
+    data = data_of(x)
+    if node.op_type != "ReduceProd" or not isinstance(data, tuple):
+        return None
+    return (product(data),) if keep else product(data)
 
 
 def _reduced(dims: Dims, gone: set[int], keep: bool) -> Dims:
@@ -153,3 +164,9 @@ def sum_to_shape(node: ir.Node) -> Sequence[Facts]:
 def grad_of_shape(node: ir.Node) -> Sequence[Facts]:
     """The gradient of a tensor whose shape is the third operand's content."""
     return [Facts(dtype_of(node.inputs[0]), dims_from(node.inputs[2], node.outputs[0]))]  # type: ignore[arg-type]
+
+
+@shape_rule("SliceGrad", "PadGrad", domain=DOMAIN)
+def grad_of_stated_shape(node: ir.Node) -> Sequence[Facts]:
+    """The gradient of a tensor whose shape is the second operand's content."""
+    return [Facts(dtype_of(node.inputs[0]), dims_from(node.inputs[1], node.outputs[0]))]  # type: ignore[arg-type]
