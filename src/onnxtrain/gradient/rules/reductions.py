@@ -41,7 +41,7 @@ def _count(ctx: Context, condition: Value, x: Value, axes: Value | None) -> Valu
     return _over(ctx, "ReduceSum", ctx.op.cast(condition, ir.DataType.INT64), x, axes)
 
 
-def _divided(ctx: Context, dy: Value, count: Value) -> Value:
+def shared(ctx: Context, dy: Value, count: Value) -> Value:
     """dy over a count, in single precision at least: half precision ends at 65504."""
     op, dtype = ctx.op, shapes.dtype_of(dy)
     wide = ir.DataType.FLOAT if dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) else dtype
@@ -62,7 +62,7 @@ def reduce_mean(ctx: Context, dy: Value, x: Value, axes: Value | None = None, **
     op = ctx.op
     if _axes(ctx, x, axes) is None:
         return dy
-    share = _divided(ctx, dy, op.Div(op.Size(x), op.Size(ctx.y)))
+    share = shared(ctx, dy, op.Div(op.Size(x), op.Size(ctx.y)))
     return op.Expand(_spread(ctx, share, x, axes), op.shape(x))
 
 
@@ -73,7 +73,7 @@ def reduce_extreme(ctx: Context, dy: Value, x: Value, axes: Value | None = None,
     if _axes(ctx, x, axes) is None:
         return dy
     attained = op.Equal(x, _spread(ctx, ctx.y, x, axes))
-    share = _divided(ctx, _spread(ctx, dy, x, axes), _count(ctx, attained, x, axes))
+    share = shared(ctx, _spread(ctx, dy, x, axes), _count(ctx, attained, x, axes))
     return op.Where(attained, share, op.like(0.0, dy))
 
 
