@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx_ir as ir
 import torch
 import torch.nn.functional as F
 
@@ -127,6 +128,9 @@ def _choices() -> list[Case]:
             "Unique", (at([1.0, 0.0], [1.0, 0.0], [0.0, 5.0]),), lambda a: (a[[2, 0]], torch.tensor([2, 0]), torch.tensor([1, 1, 0]),
             torch.tensor([1, 2])), {"axis": 0}, outputs=4, label="rows", differentiable=False,
         ),
+        Case("ConstantOfShape", (exactly(ints(2, 3)),), lambda i: torch.zeros(2, 3), static=(0,), differentiable=False),
+        Case("ConstantOfShape", (exactly(ints(4)),), lambda i: torch.full((4,), 7), {"value": ir.tensor([7])}, label="value",
+             static=(0,), differentiable=False),
         Case("EyeLike", (x(3, 4),), lambda a: torch.eye(3, 4).to(a.dtype), {"dtype": 1}, differentiable=False),
         Case("EyeLike", (x(4, 3),), lambda a: torch.ones(4, 3).tril(-1).triu(-1).long(), {"dtype": 7, "k": -1}, label="below", differentiable=False),
     ]  # fmt: skip

@@ -46,8 +46,9 @@ _GROUPS = {
     Trait.ELEMENTWISE | Trait.RANDOM | Trait.ROW_WISE: "Dropout",
     Trait.RANDOM: "Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike onnxtrain::ATen",
     Trait.EXPENSIVE: """
-        Conv ConvTranspose Einsum Gemm MatMul LSTM GRU RNN onnxtrain::ScaledDotProductAttention onnxtrain::ConvGrad
-        onnxtrain::CausalScaledDotProductAttention onnxtrain::CausalScaledDotProductAttentionGrad
+        Conv ConvTranspose Det Einsum Gemm MatMul LSTM GRU RNN onnxtrain::ScaledDotProductAttention onnxtrain::ConvGrad
+        onnxtrain::Cofactors onnxtrain::CausalScaledDotProductAttention
+        onnxtrain::CausalScaledDotProductAttentionGrad
         onnxtrain::MaskedScaledDotProductAttention onnxtrain::ScaledDotProductAttentionGrad
         onnxtrain::MaskedScaledDotProductAttentionGrad""",
     Trait.EXPENSIVE | Trait.ROW_WISE: "onnxtrain::Linear onnxtrain::LinearWithoutBias",

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnxtrain.errors import ShapeError
+from onnxtrain.ir.einsum import parse
 from onnxtrain.ir.graphs import DOMAIN, describe, source_of
 from onnxtrain.ir.shape_rules.sizes import dims_from
 from onnxtrain.ir.shapes import (
@@ -54,6 +55,29 @@ def gemm(node: ir.Node) -> Sequence[Facts]:
     rows = a[1] if attribute(node, "transA", 0) else a[0]
     columns = b[0] if attribute(node, "transB", 0) else b[1]
     return [Facts(dtype_of(node.inputs[0]), (rows, columns))]  # type: ignore[arg-type]
+
+
+@shape_rule("Einsum")
+def einsum(node: ir.Node) -> Sequence[Facts]:
+    """The dimension of each letter of the result; an operand may have 1 there."""
+    operands = [known_dims(v) for v in node.inputs if v is not None]
+    try:
+        equation = parse(attribute(node, "equation"), [len(d) for d in operands])
+    except ValueError as error:
+        raise ShapeError(str(error), node=describe(node), source=source_of(node)) from error
+    sizes: dict[str, Dims] = {}
+    for letters, dims in zip(equation.operands, operands, strict=True):
+        for letter, dim in zip(letters, dims, strict=True):
+            sizes[letter] = broadcast(sizes.get(letter, (1,)), (dim,), node=node)
+    return [Facts(dtype_of(node.inputs[0]), tuple(sizes[letter][0] for letter in equation.result))]  # type: ignore[arg-type]
+
+
+@shape_rule("Det")
+def det(node: ir.Node) -> Sequence[Facts]:
+    """One number for each matrix."""
+    x = node.inputs[0]
+    assert x is not None
+    return [Facts(dtype_of(x), known_dims(x)[:-2])]
 
 
 @shape_rule("Linear", "LinearWithoutBias", domain=DOMAIN)

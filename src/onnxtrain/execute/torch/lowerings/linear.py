@@ -51,6 +51,33 @@ def gemm(
     return torch.addmm(c, a, b, beta=beta, alpha=alpha)
 
 
+@lowering("Einsum")
+def einsum(*operands: Tensor, equation: str) -> Tensor:
+    """Products summed over the letters that the result lacks."""
+    return torch.einsum(equation, *operands)
+
+
+@lowering("Det")
+def det(x: Tensor) -> Tensor:
+    """Determinants of the matrices in the last two axes."""
+    return torch.linalg.det(x)
+
+
+@lowering("Cofactors", domain=DOMAIN)
+def cofactors(x: Tensor) -> Tensor:
+    """det(x) · x⁻ᵀ where all matrices have an inverse, else determinants without each row and column."""
+    inverse, info = torch.linalg.inv_ex(x)
+    if not bool(info.any()):
+        return torch.linalg.det(x)[..., None, None] * inverse.mT
+    n = x.shape[-1]
+    column = torch.arange(n, device=x.device).unsqueeze(1)
+    kept = torch.arange(n - 1, device=x.device)
+    without = kept + (kept >= column)
+    minors = torch.linalg.det(x[..., without[:, None, :, None], without[None, :, None, :]])
+    signs = 1 - 2 * ((column + column.T) % 2)
+    return minors * signs
+
+
 def _axes(x: Tensor, axes: Any, noop: int) -> tuple[int, ...]:
     """The axes of a reduction: none are all, or none with ``noop``."""
     if axes is None or len(axes) == 0:
