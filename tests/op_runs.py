@@ -18,7 +18,14 @@ from onnxtrain.ir.graphs import ForwardGraph, Plan, Signature
 from onnxtrain.ir.verify import verify
 from onnxtrain.plan import make_plan
 
-_DTYPES = {"f": ir.DataType.FLOAT, "d": ir.DataType.DOUBLE, "l": ir.DataType.INT64, "?": ir.DataType.BOOL}
+_DTYPES = {
+    "f": ir.DataType.FLOAT,
+    "d": ir.DataType.DOUBLE,
+    "l": ir.DataType.INT64,
+    "?": ir.DataType.BOOL,
+    "B": ir.DataType.UINT8,
+    "i": ir.DataType.INT32,
+}
 
 
 @dataclasses.dataclass
@@ -43,7 +50,7 @@ def prepare(case: Case, dtype: type = np.float64, gradients: bool = False) -> Ro
     rng = np.random.default_rng(zlib.crc32(case.id.encode()))
     operands: list[Any] = []
     arrays: list[np.ndarray] = []
-    graph = ir.Graph([], [], nodes=[], opset_imports={"": 20, "onnxtrain": 1}, name=case.id)
+    graph = ir.Graph([], [], nodes=[], opset_imports={"": case.opset, "onnxtrain": 1}, name=case.id)
     builder = Builder(graph)
     for position, given in enumerate(case.inputs):
         if isinstance(given, Given):
@@ -73,7 +80,7 @@ def prepare(case: Case, dtype: type = np.float64, gradients: bool = False) -> Ro
 
 
 def _input(graph: ir.Graph, position: int, array: np.ndarray, static: bool) -> ir.Value:
-    dims = [d if static or d == 1 else ir.SymbolicDim(f"n{d}") for d in array.shape]
+    dims = [d if static or d < 2 else ir.SymbolicDim(f"n{d}") for d in array.shape]
     value = ir.val(f"x{position}", dtype=_DTYPES[array.dtype.char], shape=dims)
     graph.inputs.append(value)
     return value

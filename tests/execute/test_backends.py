@@ -22,12 +22,17 @@ NO_REFERENCE = {
     "MaxPool": "indices are not flat over the tensor",
     "AveragePool": "ConvTranspose without its output size",
     "Pad": "no negative pads",
+    "Unique-unsorted": "an index out of bounds",
 }
 
 
 def _close(ours: np.ndarray, exact: np.ndarray, eager: np.ndarray) -> bool:
     if exact.dtype.kind != "f":
         return bool(np.array_equal(ours, exact))
+    finite = np.isfinite(exact)
+    if not np.array_equal(ours[~finite], exact[~finite].astype(ours.dtype), equal_nan=True):
+        return False
+    ours, exact, eager = ours[finite], exact[finite], eager[finite]
     scale = np.abs(exact).max(initial=1e-30)
     allowed = 4 * np.abs(eager - exact).max(initial=0.0) + 16 * np.finfo(np.float32).eps * scale
     return bool(np.abs(ours.astype(np.float64) - exact).max(initial=0.0) <= allowed)
@@ -40,8 +45,8 @@ def _exact(row: Row) -> tuple[list[np.ndarray], list[np.ndarray]]:
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
 def test_backend(case: Case, name: str) -> None:
-    if name == "reference" and case.op in NO_REFERENCE:
-        pytest.skip(NO_REFERENCE[case.op])
+    if name == "reference" and (reason := NO_REFERENCE.get(case.op) or NO_REFERENCE.get(case.id)):
+        pytest.skip(reason)
     row = prepare(case, np.float32, gradients=case.differentiable)
     outputs, gradients = run(row, name)
     exact, eager = _exact(row), reference(row, torch.float32)
@@ -57,19 +62,15 @@ def test_every_lowering_is_used_by_a_row() -> None:
         plan = prepare(case, np.float32, gradients=case.differentiable).plan
         used |= {(n.domain, n.op_type) for m in (plan.forward, plan.backward) if m is not None for n in m.graph}
     unused = {name for domain, name in LOWERINGS if (domain, name) not in used}
-    simple = {  # one torch function each, without a rule yet: they come with their rows
-        "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor",
-        "Cosh", "Mish", "ReduceLogSum", "ReduceProd", "Sinh", "SumToShape", "Tan", "ConstantOfShape",
-    }  # fmt: skip
-    assert sorted(unused - simple) == []
+    assert sorted(unused) == []
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.op in ("Embedding", "Gather")], ids=lambda c: c.id)
 def test_many_equal_indices_are_all_added(case: Case) -> None:
     """onnxruntime's ScatterND loses additions from several threads; nothing of ours may rest on it."""
-    index = next(i for i, g in enumerate(case.inputs) if getattr(g, "integer", False)) if case.label != "one" else None
+    index = next((i for i, g in enumerate(case.inputs) if getattr(g, "integer", False)), None)
     if index is None:
-        pytest.skip("a single index")
+        pytest.skip("constant indices")
     inputs = list(case.inputs)
     inputs[index] = dataclasses.replace(inputs[index], shape=(20_000,), low=0, high=2)
     row = prepare(dataclasses.replace(case, inputs=tuple(inputs)), np.float32, gradients=True)
@@ -80,10 +81,10 @@ def test_many_equal_indices_are_all_added(case: Case) -> None:
 
 def test_missing_lowering_names_the_node() -> None:
     row = prepare(CASES[0], np.float32)
-    row.plan.forward.graph[0].op_type = "Unique"
+    row.plan.forward.graph[0].op_type = "TfIdfVectorizer"
     from onnxtrain.execute import backend
 
-    with pytest.raises(BackendError, match="Unique") as raised:
+    with pytest.raises(BackendError, match="TfIdfVectorizer") as raised:
         backend("torch").compile(row.plan)
     assert "lowering" in raised.value.cure
 

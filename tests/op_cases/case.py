@@ -14,7 +14,7 @@ Tensor = torch.Tensor
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-    """How to make one input: a shape and a range of real numbers, or of integers."""
+    """How to make one input: a shape and a range of real numbers, or of integers; or its content itself."""
 
     shape: tuple[int, ...]
     low: float = -2.0
@@ -22,9 +22,12 @@ class Given:
     integer: bool = False
     boolean: bool = False
     distinct: bool = False
+    content: Any = None
 
     def make(self, rng: np.random.Generator) -> np.ndarray:
         """A fresh array in double precision, int64 or bool."""
+        if self.content is not None:
+            return np.array(self.content, None if isinstance(self.content, np.ndarray) else np.float64)
         if self.boolean:
             return rng.random(self.shape) < 0.5
         if self.integer:
@@ -50,6 +53,7 @@ class Case:
         static: inputs whose sizes are constants of the graph.
         frozen: inputs that get no gradient.
         differentiable: whether the gradient rule is checked.
+        opset: ONNX opset of the graph.
     """
 
     op: str
@@ -62,6 +66,7 @@ class Case:
     static: tuple[int, ...] = ()
     frozen: tuple[int, ...] = ()
     differentiable: bool = True
+    opset: int = 20
 
     @property
     def id(self) -> str:
@@ -72,6 +77,16 @@ class Case:
 def x(*shape: int, low: float = -2.0, high: float = 2.0) -> Given:
     """Real numbers."""
     return Given(shape, low, high)
+
+
+def at(*content: Any) -> Given:
+    """These real numbers (or rows of them), such as the points where an operator has its kinks."""
+    return Given(np.shape(content), content=content)
+
+
+def exactly(content: np.ndarray) -> Given:
+    """This array as an input, in its own type where that is not a real one."""
+    return Given(content.shape, content=content)
 
 
 def positive(*shape: int) -> Given:

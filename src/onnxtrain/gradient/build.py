@@ -11,6 +11,7 @@ from onnxtrain.gradient.registry import Context, rule_of
 from onnxtrain.ir import shapes
 from onnxtrain.ir.builder import Builder
 from onnxtrain.ir.graphs import ForwardGraph, TrainingGraph, describe, is_backward, source_of
+from onnxtrain.ir.opsets import raise_opset
 from onnxtrain.ir.traits import Trait, traits_of
 
 FLOATING = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE})
@@ -26,13 +27,15 @@ def build_gradient(graph: ForwardGraph, outputs: Sequence[str] | None = None) ->
     graph output ``{name}_grad``.
 
     Args:
-        graph: the forward pass; it is not changed.
+        graph: the forward pass, of opset 13 or later; it is not changed. Below opset 20 the training graph has 20.
         outputs: the outputs that will receive a gradient; None is all of them.
 
     Raises:
         GradientError: an operator on the way has no gradient rule.
+        GraphError: the graph is older than opset 13.
     """
     model = ir.Model(graph.model.graph.clone(), ir_version=graph.model.ir_version)
+    raise_opset(model.graph)
     walk = _Walk(model.graph, graph.signature.differentiable)
     output_gradients = walk.seed(graph.signature.outputs if outputs is None else outputs)
     with walk.op.arithmetic():

@@ -38,15 +38,17 @@ _GROUPS = {
         Abs Acos Acosh Add And Asin Asinh Atan Atanh BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast CastLike Ceil
         Celu Clip Cos Cosh Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish IsInf IsNaN
         LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or PRelu Pow Reciprocal Relu Round Selu
-        Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Sub Sum Tan Tanh ThresholdedRelu Where Xor onnxtrain::GeluGrad
+        Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Sub Sum Swish Tan Tanh ThresholdedRelu Where Xor
+        onnxtrain::GeluGrad
         onnxtrain::DropoutGrad""",
     Trait.VIEW: "Reshape Squeeze Unsqueeze Flatten Transpose Expand Slice Split",
     Trait.VIEW | Trait.IDENTITY | Trait.ELEMENTWISE | Trait.ROW_WISE: "Identity onnxtrain::Detach",
     Trait.ELEMENTWISE | Trait.RANDOM | Trait.ROW_WISE: "Dropout",
     Trait.RANDOM: "Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike onnxtrain::ATen",
     Trait.EXPENSIVE: """
-        Conv ConvTranspose Einsum Gemm MatMul LSTM GRU RNN onnxtrain::ScaledDotProductAttention onnxtrain::ConvGrad
-        onnxtrain::CausalScaledDotProductAttention onnxtrain::CausalScaledDotProductAttentionGrad
+        Conv ConvTranspose Det Einsum Gemm MatMul LSTM GRU RNN onnxtrain::ScaledDotProductAttention onnxtrain::ConvGrad
+        onnxtrain::Cofactors onnxtrain::CausalScaledDotProductAttention
+        onnxtrain::CausalScaledDotProductAttentionGrad
         onnxtrain::MaskedScaledDotProductAttention onnxtrain::ScaledDotProductAttentionGrad
         onnxtrain::MaskedScaledDotProductAttentionGrad""",
     Trait.EXPENSIVE | Trait.ROW_WISE: "onnxtrain::Linear onnxtrain::LinearWithoutBias",
@@ -55,7 +57,7 @@ _GROUPS = {
 _STOPS = """
     ArgMax ArgMin And Or Not Xor BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Equal Greater GreaterOrEqual
     Less LessOrEqual IsInf IsNaN NonZero Shape Size Range Constant ConstantOfShape EyeLike Floor Ceil Round Sign
-    OneHot Hardmax Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike
+    Hardmax Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike
     QuantizeLinear DynamicQuantizeLinear StringNormalizer TfIdfVectorizer Unique onnxtrain::Detach"""
 TRAITS: dict[str, Trait] = {name: traits for traits, names in _GROUPS.items() for name in names.split()}
 TRAITS |= {name: TRAITS.get(name, Trait.NONE) | Trait.STOP for name in _STOPS.split()}

@@ -29,6 +29,58 @@ def elu(ctx: Context, dy: Value, x: Value, *, alpha: float = 1.0) -> Any:
     return ctx.op.Where(ctx.op.Greater(x, ctx.op.like(0.0, x)), dy, dy * (ctx.y + alpha))
 
 
+@gradient("Celu")
+def celu(ctx: Context, dy: Value, x: Value, *, alpha: float = 1.0) -> Any:
+    """dy where x > 0, dy · exp(x / alpha) elsewhere."""
+    op = ctx.op
+    return op.Where(op.Greater(x, op.like(0.0, x)), dy, dy * op.Exp(x / alpha))
+
+
+@gradient("Selu")
+def selu(
+    ctx: Context,
+    dy: Value,
+    x: Value,
+    *,
+    alpha: float = 1.67326319217681884765625,
+    gamma: float = 1.05070102214813232421875,
+) -> Any:
+    """gamma · dy where x > 0, dy · (y + alpha · gamma) elsewhere."""
+    return ctx.op.Where(ctx.op.Greater(x, ctx.op.like(0.0, x)), dy * gamma, dy * (ctx.y + alpha * gamma))
+
+
+@gradient("ThresholdedRelu")
+def thresholded_relu(ctx: Context, dy: Value, x: Value, *, alpha: float = 1.0) -> Any:
+    """dy where x > alpha."""
+    return ctx.op.Where(ctx.op.Greater(x, ctx.op.like(alpha, x)), dy, ctx.op.like(0.0, dy))
+
+
+@gradient("Shrink")
+def shrink(ctx: Context, dy: Value, x: Value, *, bias: float = 0.0, lambd: float = 0.5) -> Any:
+    """dy outside of ±lambd, bounds excluded."""
+    op = ctx.op
+    outside = op.Or(op.Less(x, op.like(-lambd, x)), op.Greater(x, op.like(lambd, x)))
+    return op.Where(outside, dy, op.like(0.0, dy))
+
+
+@gradient("Mish")
+def mish(ctx: Context, dy: Value, x: Value) -> Any:
+    """With t = tanh(softplus(x)): dx = dy · (t + x · sigmoid(x) · (1 - t²))."""
+    op = ctx.op
+    t = op.Tanh(op.Softplus(x))
+    return dy * (t + x * op.Sigmoid(x) * (op.like(1.0, x) - t * t))
+
+
+@gradient("Swish")
+def swish(ctx: Context, dy: Value, x: Value, *, alpha: float = 1.0) -> Any:
+    """With s = sigmoid(alpha · x): dx = dy · (s + alpha · x · s · (1 - s))."""
+    if alpha == 1.0:
+        return ctx.op.SiluGrad(dy, x)
+    scaled = x * alpha
+    s = ctx.op.Sigmoid(scaled)
+    return dy * (s + scaled * s * (ctx.op.like(1.0, x) - s))
+
+
 @gradient("Tanh")
 def tanh(ctx: Context, dy: Value, x: Value) -> Any:
     """dx = dy · (1 - y²)."""
@@ -56,10 +108,13 @@ def softsign(ctx: Context, dy: Value, x: Value) -> Any:
 
 @gradient("HardSigmoid")
 def hard_sigmoid(ctx: Context, dy: Value, x: Value, *, alpha: float = 0.2, beta: float = 0.5) -> Any:
-    """alpha · dy where 0 < y < 1."""
-    op, y = ctx.op, ctx.y
-    inside = op.And(op.Greater(y, op.like(0.0, y)), op.Less(y, op.like(1.0, y)))
-    return op.Where(inside, dy * alpha, op.like(0.0, dy))
+    """alpha · dy where 0 < alpha · x + beta < 1, the ends excluded (as in torch's hardsigmoid)."""
+    op, zero = ctx.op, ctx.op.like(0.0, dy)
+    if alpha == 0.0:
+        return dy * 0.0
+    low, high = sorted((-beta / alpha, (1.0 - beta) / alpha))
+    inside = op.And(op.Greater(x, op.like(low, x)), op.Less(x, op.like(high, x)))
+    return op.Where(inside, dy * alpha, zero)
 
 
 @gradient("HardSwish")

@@ -18,6 +18,12 @@ def add(ctx: Context, dy: Value, *operands: Value) -> Any:
     return (dy,) * len(operands)
 
 
+@gradient("Mean")
+def mean(ctx: Context, dy: Value, *operands: Value) -> Any:
+    """Every operand receives dy over their number."""
+    return (dy / float(len(operands)),) * len(operands)
+
+
 @gradient("Sub")
 def sub(ctx: Context, dy: Value, a: Value, b: Value) -> Any:
     """da = dy, db = -dy."""
@@ -39,22 +45,26 @@ def div(ctx: Context, dy: Value, a: Value, b: Value) -> Any:
 
 @gradient("Pow")
 def pow_(ctx: Context, dy: Value, x: Value, exponent: Value) -> Any:
-    """dx = dy · e · x^(e-1); de = dy · y · log x, 0 where x is 0."""
+    """dx = dy · e · x^(e-1), 0 where e is 0; de = dy · y · log x, 0 where x is 0 and e is not negative (as torch)."""
     op = ctx.op
     e = shapes.constant_of(exponent)
     if e is not None and e.size == 1:
-        if float(e.reshape(-1)[0]) in (0.0, 1.0):
-            return dy * float(e.reshape(-1)[0])
-        if float(e.reshape(-1)[0]) == 2.0:
-            return dy * x * 2.0
-        factor = op.like(float(e.reshape(-1)[0]), x)
-        return dy * factor * op.Pow(x, op.like(float(e.reshape(-1)[0]) - 1.0, x))
+        return _constant_power(ctx, dy, x, float(e.reshape(-1)[0]))
     power = op.cast(exponent, shapes.dtype_of(x))
     one, zero = op.like(1.0, x), op.like(0.0, x)
-    dx = dy * power * op.Pow(x, power - one)
-    dx = op.Where(op.Equal(power, zero), zero, dx)
-    logarithm = op.Log(op.Where(op.Equal(x, zero), one, x))
-    return dx, op.cast(dy * ctx.y * logarithm, shapes.dtype_of(exponent))
+    dx = op.Where(op.Equal(power, zero), zero, dy * power * op.Pow(x, power - one))
+    flat = op.And(op.Equal(x, zero), op.GreaterOrEqual(power, zero))
+    de = op.Where(flat, zero, dy * ctx.y * op.Log(op.Where(flat, one, x)))
+    return dx, op.cast(de, shapes.dtype_of(exponent))
+
+
+def _constant_power(ctx: Context, dy: Value, x: Value, e: float) -> Value:
+    """dy · e · x^(e-1) with the cheap powers written out; an exponent 1 or 0 is seen before 0^(e-1) is."""
+    if e in (0.0, 1.0):
+        return dy * e
+    if e == 2.0:
+        return dy * x * 2.0
+    return dy * ctx.op.like(e, x) * ctx.op.Pow(x, ctx.op.like(e - 1.0, x))
 
 
 @gradient("Neg")
@@ -111,6 +121,60 @@ def cos(ctx: Context, dy: Value, x: Value) -> Any:
     return ctx.op.Neg(dy * ctx.op.Sin(x))
 
 
+@gradient("Tan")
+def tan(ctx: Context, dy: Value, x: Value) -> Any:
+    """dx = dy · (1 + y²)."""
+    return dy * (ctx.y * ctx.y + 1.0)
+
+
+@gradient("Asin")
+def asin(ctx: Context, dy: Value, x: Value) -> Any:
+    """dx = dy / √(1 - x²)."""
+    return dy / ctx.op.Sqrt(ctx.op.like(1.0, x) - x * x)
+
+
+@gradient("Acos")
+def acos(ctx: Context, dy: Value, x: Value) -> Any:
+    """dx = -dy / √(1 - x²)."""
+    return ctx.op.Neg(asin(ctx, dy, x))
+
+
+@gradient("Atan")
+def atan(ctx: Context, dy: Value, x: Value) -> Any:
+    """dx = dy / (1 + x²)."""
+    return dy / (x * x + 1.0)
+
+
+@gradient("Sinh")
+def sinh(ctx: Context, dy: Value, x: Value) -> Any:
+    """dx = dy · cosh x."""
+    return dy * ctx.op.Cosh(x)
+
+
+@gradient("Cosh")
+def cosh(ctx: Context, dy: Value, x: Value) -> Any:
+    """dx = dy · sinh x."""
+    return dy * ctx.op.Sinh(x)
+
+
+@gradient("Asinh")
+def asinh(ctx: Context, dy: Value, x: Value) -> Any:
+    """dx = dy / √(x² + 1)."""
+    return dy / ctx.op.Sqrt(x * x + 1.0)
+
+
+@gradient("Acosh")
+def acosh(ctx: Context, dy: Value, x: Value) -> Any:
+    """dx = dy / √(x² - 1)."""
+    return dy / ctx.op.Sqrt(x * x - ctx.op.like(1.0, x))
+
+
+@gradient("Atanh")
+def atanh(ctx: Context, dy: Value, x: Value) -> Any:
+    """dx = dy / (1 - x²)."""
+    return dy / (ctx.op.like(1.0, x) - x * x)
+
+
 @gradient("Cast")
 def cast(ctx: Context, dy: Value, x: Value, *, to: int, saturate: int = 1, round_mode: str = "up") -> Any:
     """dy in x's type."""
@@ -143,15 +207,18 @@ def extreme(ctx: Context, dy: Value, *operands: Value) -> Any:
 
 @gradient("Clip")
 def clip(ctx: Context, dy: Value, x: Value, low: Value | None = None, high: Value | None = None) -> Any:
-    """dy within the bounds, bounds included; 0 outside."""
-    op = ctx.op
-    inside = None
-    if low is not None:
-        inside = op.GreaterOrEqual(x, low)
-    if high is not None:
-        below = op.LessOrEqual(x, high)
-        inside = below if inside is None else op.And(inside, below)
-    return dy if inside is None else op.Where(inside, dy, op.like(0.0, dy))
+    """dx = dy within the bounds, bounds included; a bound that is exceeded gets dy, the upper one where they cross."""
+    op, zero = ctx.op, ctx.op.like(0.0, dy)
+    above = None if high is None else op.Greater(x, high)
+    if low is None:
+        return dy if above is None else (op.Where(above, zero, dy), None, op.Where(above, dy, zero))
+    below = op.Less(x, low)
+    if high is None or above is None:
+        return op.Where(below, zero, dy), op.Where(below, dy, zero)
+    crossed = op.Greater(low, high)
+    outside, at_high = op.Or(below, above), op.Or(above, crossed)
+    at_low = op.And(below, op.Not(crossed))
+    return op.Where(outside, zero, dy), op.Where(at_low, dy, zero), op.Where(at_high, dy, zero)
 
 
 @gradient("Mod")

@@ -9,6 +9,7 @@ import onnx_ir as ir
 from onnxtrain.gradient.registry import DOMAIN, Context, gradient
 from onnxtrain.ir import shapes
 from onnxtrain.ir.builder import Builder
+from onnxtrain.ir.einsum import Equation, parse
 
 Value = ir.Value
 
@@ -105,3 +106,58 @@ def gemm(
     if c is None or beta == 0.0:
         return da, db, None
     return da, db, dy if beta == 1.0 else dy * beta
+
+
+@gradient("Einsum")
+def einsum(ctx: Context, dy: Value, *operands: Value, equation: str) -> Any:
+    """For each operand, dy and the other operands contracted to its letters: one Einsum each."""
+    parsed = parse(equation, [shapes.rank(v) for v in operands])
+    return tuple(_of_operand(ctx.op, dy, operands, parsed, index) for index in range(len(operands)))
+
+
+def _of_operand(op: Builder, dy: Value, operands: tuple[Value, ...], equation: Equation, index: int) -> Value:
+    letters, x = equation.operands[index], operands[index]
+    others = [(v, t) for i, (v, t) in enumerate(zip(operands, equation.operands, strict=True)) if i != index]
+    unique = "".join(dict.fromkeys(letters))
+    factors = [(dy, equation.result), *others]
+    present = "".join(letter for letter in unique if any(letter in t for _, t in factors))
+    inner = [(v, t) for v, t in factors if t]
+    g = (
+        op.Einsum(*(v for v, _ in inner), equation=str(Equation(tuple(t for _, t in inner), present)))
+        if inner
+        else None
+    )
+    for scalar in (v for v, t in factors if not t):  # runtimes take no operand without axes
+        g = scalar if g is None else g * scalar
+    assert g is not None
+    if missing := [axis for axis, letter in enumerate(unique) if letter not in present]:
+        g = op.Unsqueeze(g, op.ints(*missing))
+    return _on_diagonal(op, g, x, letters) if unique != letters else op.Expand(g, op.shape(x))
+
+
+def _on_diagonal(op: Builder, g: Value, x: Value, letters: str) -> Value:
+    """The gradient of a diagonal in zeros of x's shape: axes of one letter are equal where it is placed."""
+    firsts = [letters.index(letter) for letter in dict.fromkeys(letters)]
+    repeats = [axis for axis in range(len(letters)) if axis not in firsts]
+    g = op.Unsqueeze(g, op.ints(*repeats))
+    for axis in repeats:
+        here, first = (_numbers(op, x, a, len(letters)) for a in (axis, letters.index(letters[axis])))
+        g = op.Where(op.Equal(here, first), g, op.like(0.0, g))
+    return op.Expand(g, op.shape(x))
+
+
+def _numbers(op: Builder, x: Value, axis: int, rank: int) -> Value:
+    """0, 1, … along one axis of x, 1 wide along the others."""
+    count = op.Range(op.constant(0), op.Squeeze(op.size(x, axis), op.ints(0)), op.constant(1))
+    others = [a for a in range(rank) if a != axis]
+    return op.Unsqueeze(count, op.ints(*others)) if others else count
+
+
+@gradient("Det")
+def det(ctx: Context, dy: Value, x: Value) -> Any:
+    """dx = dy · the cofactors of x: they exist where x has no inverse, too."""
+    op = ctx.op
+    g = op.Unsqueeze(dy, op.ints(-2, -1))
+    if shapes.known_dims(x)[-1] == 1:
+        return g
+    return g * op.Cofactors(x)

@@ -12,84 +12,117 @@ from onnxtrain.ir import shapes
 Value = ir.Value
 
 
-def _spread(ctx: Context, value: Value, x: Value, axes: Value | None, keepdims: int) -> Value:
+def _axes(ctx: Context, x: Value, axes: Value | None) -> Value | None:
+    """The axes that are reduced, as a value: all where none are given; None where nothing is reduced."""
+    content = shapes.constant_of(axes)
+    if axes is not None and (content is None or content.size):
+        return axes
+    if shapes.attribute(ctx.node, "noop_with_empty_axes", 0):
+        return None
+    return ctx.op.ints(*range(shapes.rank(x)))
+
+
+def _spread(ctx: Context, value: Value, x: Value, axes: Value | None) -> Value:
     """A reduced value in a shape that broadcasts against x."""
-    if keepdims:
+    over = _axes(ctx, x, axes)
+    if shapes.attribute(ctx.node, "keepdims", 1) or over is None:
         return value
-    op = ctx.op
-    if axes is None:
-        stated = shapes.attribute(ctx.node, "axes")
-        kept = stated if stated else range(shapes.rank(x))
-        axes = op.ints(*kept)
-    return op.Unsqueeze(value, axes)
+    return ctx.op.Unsqueeze(value, over)
 
 
-def _is_noop(ctx: Context, axes: Value | None) -> bool:
-    empty = axes is None or (shapes.constant_of(axes) is not None and shapes.constant_of(axes).size == 0)  # type: ignore[union-attr]
-    return bool(empty and shapes.attribute(ctx.node, "noop_with_empty_axes", 0))
+def _over(ctx: Context, compute: str, value: Value, x: Value, axes: Value | None) -> Value:
+    """A value of x's shape reduced as x is, with axes of size 1 kept."""
+    over = _axes(ctx, x, axes)
+    return value if over is None else getattr(ctx.op, compute)(value, over, keepdims=1)
+
+
+def _count(ctx: Context, condition: Value, x: Value, axes: Value | None) -> Value:
+    """How many elements of each reduction fulfil a condition: as int64, floats cannot count that far."""
+    return _over(ctx, "ReduceSum", ctx.op.cast(condition, ir.DataType.INT64), x, axes)
+
+
+def shared(ctx: Context, dy: Value, count: Value) -> Value:
+    """dy over a count, in single precision at least: half precision ends at 65504."""
+    op, dtype = ctx.op, shapes.dtype_of(dy)
+    wide = ir.DataType.FLOAT if dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) else dtype
+    return op.cast(op.cast(dy, wide) / op.cast(count, wide), dtype)
 
 
 @gradient("ReduceSum")
-def reduce_sum(ctx: Context, dy: Value, x: Value, axes: Value | None = None, *, keepdims: int = 1, **_: Any) -> Any:
+def reduce_sum(ctx: Context, dy: Value, x: Value, axes: Value | None = None, **_: Any) -> Any:
     """dy expanded to x's shape."""
-    if _is_noop(ctx, axes):
+    if _axes(ctx, x, axes) is None:
         return dy
-    return ctx.op.Expand(_spread(ctx, dy, x, axes, keepdims), ctx.op.shape(x))
+    return ctx.op.Expand(_spread(ctx, dy, x, axes), ctx.op.shape(x))
 
 
 @gradient("ReduceMean")
-def reduce_mean(ctx: Context, dy: Value, x: Value, axes: Value | None = None, *, keepdims: int = 1, **_: Any) -> Any:
+def reduce_mean(ctx: Context, dy: Value, x: Value, axes: Value | None = None, **_: Any) -> Any:
     """dy divided by the number of elements of each mean, expanded."""
     op = ctx.op
-    if _is_noop(ctx, axes):
+    if _axes(ctx, x, axes) is None:
         return dy
-    total = op.Div(op.Size(x), op.Size(ctx.y))
-    mean = dy / op.cast(total, shapes.dtype_of(dy))
-    return op.Expand(_spread(ctx, mean, x, axes, keepdims), op.shape(x))
+    share = shared(ctx, dy, op.Div(op.Size(x), op.Size(ctx.y)))
+    return op.Expand(_spread(ctx, share, x, axes), op.shape(x))
 
 
 @gradient("ReduceMax", "ReduceMin")
-def reduce_extreme(ctx: Context, dy: Value, x: Value, axes: Value | None = None, *, keepdims: int = 1, **_: Any) -> Any:
+def reduce_extreme(ctx: Context, dy: Value, x: Value, axes: Value | None = None, **_: Any) -> Any:
     """dy shared equally among the elements that attain the extreme."""
     op = ctx.op
-    if _is_noop(ctx, axes):
+    if _axes(ctx, x, axes) is None:
         return dy
-    hits = op.cast(op.Equal(x, _spread(ctx, ctx.y, x, axes, keepdims)), shapes.dtype_of(dy))
-    count = op.ReduceSum(hits, axes, keepdims=1)
-    return hits * (_spread(ctx, dy, x, axes, keepdims) / count)
+    attained = op.Equal(x, _spread(ctx, ctx.y, x, axes))
+    share = shared(ctx, _spread(ctx, dy, x, axes), _count(ctx, attained, x, axes))
+    return op.Where(attained, share, op.like(0.0, dy))
+
+
+@gradient("ReduceProd")
+def reduce_prod(ctx: Context, dy: Value, x: Value, axes: Value | None = None, **_: Any) -> Any:
+    """dy · the product of the other elements: y / x, or with one element 0 the product of the rest for that one."""
+    op, zero = ctx.op, ctx.op.like(0.0, x)
+    if _axes(ctx, x, axes) is None:
+        return dy
+    is_zero = op.Equal(x, zero)
+    zeros = _count(ctx, is_zero, x, axes)
+    factor = op.Where(is_zero, op.like(1.0, x), x)
+    rest = _over(ctx, "ReduceProd", factor, x, axes) / factor
+    others_zero = op.Greater(op.Sub(zeros, op.cast(is_zero, ir.DataType.INT64)), op.constant(0))
+    return _spread(ctx, dy, x, axes) * op.Where(others_zero, zero, rest)
 
 
 @gradient("ReduceL2")
-def reduce_l2(ctx: Context, dy: Value, x: Value, axes: Value | None = None, *, keepdims: int = 1, **_: Any) -> Any:
+def reduce_l2(ctx: Context, dy: Value, x: Value, axes: Value | None = None, **_: Any) -> Any:
     """dy · x / y, 0 where the norm is 0."""
-    op = ctx.op
-    y = _spread(ctx, ctx.y, x, axes, keepdims)
-    zero = op.like(0.0, x)
+    op, zero = ctx.op, ctx.op.like(0.0, x)
+    y = _spread(ctx, ctx.y, x, axes)
     safe = op.Where(op.Equal(y, zero), op.like(1.0, x), y)
-    return x * (_spread(ctx, dy, x, axes, keepdims) / safe)
+    return x * (_spread(ctx, dy, x, axes) / safe)
 
 
 @gradient("ReduceL1")
-def reduce_l1(ctx: Context, dy: Value, x: Value, axes: Value | None = None, *, keepdims: int = 1, **_: Any) -> Any:
+def reduce_l1(ctx: Context, dy: Value, x: Value, axes: Value | None = None, **_: Any) -> Any:
     """dy · sign(x)."""
-    return ctx.op.Sign(x) * _spread(ctx, dy, x, axes, keepdims)
+    return ctx.op.Sign(x) * _spread(ctx, dy, x, axes)
 
 
 @gradient("ReduceSumSquare")
-def reduce_sum_square(
-    ctx: Context, dy: Value, x: Value, axes: Value | None = None, *, keepdims: int = 1, **_: Any
-) -> Any:
+def reduce_sum_square(ctx: Context, dy: Value, x: Value, axes: Value | None = None, **_: Any) -> Any:
     """2 · x · dy."""
-    return x * _spread(ctx, dy, x, axes, keepdims) * 2.0
+    return x * _spread(ctx, dy, x, axes) * 2.0
+
+
+@gradient("ReduceLogSum")
+def reduce_log_sum(ctx: Context, dy: Value, x: Value, axes: Value | None = None, **_: Any) -> Any:
+    """dy / Σ x, expanded."""
+    op = ctx.op
+    return op.Expand(_spread(ctx, dy, x, axes) / _over(ctx, "ReduceSum", x, x, axes), op.shape(x))
 
 
 @gradient("ReduceLogSumExp")
-def reduce_log_sum_exp(
-    ctx: Context, dy: Value, x: Value, axes: Value | None = None, *, keepdims: int = 1, **_: Any
-) -> Any:
+def reduce_log_sum_exp(ctx: Context, dy: Value, x: Value, axes: Value | None = None, **_: Any) -> Any:
     """dy · exp(x - y)."""
-    op = ctx.op
-    return op.Exp(x - _spread(ctx, ctx.y, x, axes, keepdims)) * _spread(ctx, dy, x, axes, keepdims)
+    return ctx.op.Exp(x - _spread(ctx, ctx.y, x, axes)) * _spread(ctx, dy, x, axes)
 
 
 @gradient("CumSum")

@@ -86,6 +86,7 @@ def where(node: ir.Node) -> Sequence[Facts]:
         "Not",
         "BitwiseNot",
         "Shrink",
+        "Swish",
         "ReverseSequence",
     ]
 )

@@ -7,20 +7,24 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnxtrain.errors import ShapeError
+from onnxtrain.ir.einsum import parse
 from onnxtrain.ir.graphs import DOMAIN, describe, source_of
 from onnxtrain.ir.shape_rules.sizes import dims_from
 from onnxtrain.ir.shapes import (
+    Data,
     Dim,
     Dims,
     Facts,
     attribute,
     broadcast,
     constant_of,
+    data_of,
     dims_of,
     dtype_of,
     fresh_dims,
     known_dims,
     operand,
+    product,
     shape_rule,
 )
 
@@ -51,6 +55,29 @@ def gemm(node: ir.Node) -> Sequence[Facts]:
     rows = a[1] if attribute(node, "transA", 0) else a[0]
     columns = b[0] if attribute(node, "transB", 0) else b[1]
     return [Facts(dtype_of(node.inputs[0]), (rows, columns))]  # type: ignore[arg-type]
+
+
+@shape_rule("Einsum")
+def einsum(node: ir.Node) -> Sequence[Facts]:
+    """The dimension of each letter of the result; an operand may have 1 there."""
+    operands = [known_dims(v) for v in node.inputs if v is not None]
+    try:
+        equation = parse(attribute(node, "equation"), [len(d) for d in operands])
+    except ValueError as error:
+        raise ShapeError(str(error), node=describe(node), source=source_of(node)) from error
+    sizes: dict[str, Dims] = {}
+    for letters, dims in zip(equation.operands, operands, strict=True):
+        for letter, dim in zip(letters, dims, strict=True):
+            sizes[letter] = broadcast(sizes.get(letter, (1,)), (dim,), node=node)
+    return [Facts(dtype_of(node.inputs[0]), tuple(sizes[letter][0] for letter in equation.result))]  # type: ignore[arg-type]
+
+
+@shape_rule("Det")
+def det(node: ir.Node) -> Sequence[Facts]:
+    """One number for each matrix."""
+    x = node.inputs[0]
+    assert x is not None
+    return [Facts(dtype_of(x), known_dims(x)[:-2])]
 
 
 @shape_rule("Linear", "LinearWithoutBias", domain=DOMAIN)
@@ -98,7 +125,15 @@ def reduce(node: ir.Node) -> Sequence[Facts]:
     if not axes and attribute(node, "noop_with_empty_axes", 0):
         return [Facts(dtype_of(x), dims)]
     gone = {a % len(dims) for a in axes} if axes else set(range(len(dims)))
-    return [Facts(dtype_of(x), _reduced(dims, gone, bool(keep)))]
+    return [Facts(dtype_of(x), _reduced(dims, gone, bool(keep)), _product_of(node, x, bool(keep)))]
+
+
+def _product_of(node: ir.Node, x: ir.Value, keep: bool) -> Data | None:
+    """The content of a product of sizes: the number of elements of a part of a shape."""
+    data = data_of(x)
+    if node.op_type != "ReduceProd" or not isinstance(data, tuple):
+        return None
+    return (product(data),) if keep else product(data)
 
 
 def _reduced(dims: Dims, gone: set[int], keep: bool) -> Dims:
@@ -153,3 +188,9 @@ def sum_to_shape(node: ir.Node) -> Sequence[Facts]:
 def grad_of_shape(node: ir.Node) -> Sequence[Facts]:
     """The gradient of a tensor whose shape is the third operand's content."""
     return [Facts(dtype_of(node.inputs[0]), dims_from(node.inputs[2], node.outputs[0]))]  # type: ignore[arg-type]
+
+
+@shape_rule("SliceGrad", "PadGrad", domain=DOMAIN)
+def grad_of_stated_shape(node: ir.Node) -> Sequence[Facts]:
+    """The gradient of a tensor whose shape is the second operand's content."""
+    return [Facts(dtype_of(node.inputs[0]), dims_from(node.inputs[1], node.outputs[0]))]  # type: ignore[arg-type]

@@ -65,6 +65,7 @@ _SAME = {
     "IsNaN": torch.isnan,
     "Where": torch.where,
     "PRelu": lambda x, slope: torch.where(x < 0, x * slope, x),
+    "Mean": lambda *operands: sum(operands[1:], operands[0]) / len(operands),
 }
 _IN_PLACE = {"Add": Tensor.add_, "Mul": Tensor.mul_}
 for _name, _function in _SAME.items():
@@ -180,6 +181,55 @@ def leaky_relu(x: Tensor, *, alpha: float = 0.01) -> Tensor:
 def elu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
     """X or alpha · (exp(x) - 1)."""
     return F.elu(x, alpha)
+
+
+@lowering("Celu")
+def celu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
+    """X or alpha · (exp(x / alpha) - 1)."""
+    return F.celu(x, alpha)
+
+
+@lowering("Selu")
+def selu(x: Tensor, *, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875) -> Tensor:
+    """Gamma times x or alpha · (exp(x) - 1)."""
+    return aten.elu(x, alpha, gamma)
+
+
+@lowering("ThresholdedRelu")
+def thresholded_relu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
+    """X above alpha, 0 elsewhere."""
+    return F.threshold(x, alpha, 0.0)
+
+
+@lowering("Shrink")
+def shrink(x: Tensor, *, bias: float = 0.0, lambd: float = 0.5) -> Tensor:
+    """X moved towards 0 by the bias outside of ±lambd, 0 within."""
+    return torch.where(x < -lambd, x + bias, torch.where(x > lambd, x - bias, torch.zeros_like(x)))
+
+
+@lowering("Swish")
+def swish(x: Tensor, *, alpha: float = 1.0) -> Tensor:
+    """X · sigmoid(alpha · x)."""
+    return F.silu(x) if alpha == 1.0 else x * torch.sigmoid(x * alpha)
+
+
+@lowering("BitShift")
+def bit_shift(x: Tensor, by: Tensor, *, direction: str) -> Tensor:
+    """Unsigned bits moved, zeros moved in; torch shifts int64, so the sign bit of uint64 is put in by hand."""
+    wide, count = x.to(torch.int64), by.to(torch.int64)
+    if direction == "LEFT":
+        return torch.bitwise_left_shift(wide, count).to(x.dtype)
+    moved = torch.bitwise_right_shift(wide, count)
+    if x.dtype == torch.uint64:
+        filled = torch.bitwise_not(torch.bitwise_left_shift(torch.full_like(count, -2), 63 - count))
+        moved = torch.where(count > 0, moved & filled, moved)
+    return moved.to(x.dtype)
+
+
+@lowering("Hardmax")
+def hardmax(x: Tensor, *, axis: int = -1) -> Tensor:
+    """1 at the first of the largest elements along an axis, 0 elsewhere."""
+    return torch.zeros_like(x).scatter_(axis, x.argmax(axis, keepdim=True), 1.0)
 
 
 @lowering("HardSigmoid")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -57,13 +58,13 @@ def gather_elements(x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
 
 @lowering("GatherND", view=True)
 def gather_nd(x: Tensor, indices: Tensor, *, batch_dims: int = 0) -> Tensor:
-    """Slices of x at index tuples."""
-    if batch_dims == 0:
-        return x[tuple(indices.long().unbind(-1))]
-    lead = x.shape[:batch_dims]
-    flat, at = x.reshape(-1, *x.shape[batch_dims:]), indices.reshape(-1, *indices.shape[batch_dims:])
-    made = torch.stack([a[tuple(i.long().unbind(-1))] for a, i in zip(flat, at, strict=True)])
-    return made.reshape(*lead, *made.shape[1:])
+    """Slices of x at index tuples, within each entry of the batch."""
+    inner = indices.dim() - 1 - batch_dims
+    batch = [
+        torch.arange(n, device=x.device).reshape([-1] + [1] * (batch_dims - i - 1 + inner))
+        for i, n in enumerate(x.shape[:batch_dims])
+    ]
+    return x[(*batch, *indices.long().unbind(-1))]
 
 
 _REDUCTIONS = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
@@ -87,13 +88,12 @@ def scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, *, reduction: str = 
     if reduction in ("none", "add"):
         return torch.index_put(x, at, updates, accumulate=reduction == "add")
     sizes = x.shape[: len(at)]
-    flat = sum(
-        _positive(i, s) * int(np.prod(sizes[k + 1 :], dtype=np.int64))
-        for k, (i, s) in enumerate(zip(at, sizes, strict=True))
-    )
-    rows = x.reshape(int(np.prod(sizes, dtype=np.int64)), -1)
+    flat = at[0].new_zeros(())
+    for part, size in zip(at, sizes, strict=True):
+        flat = flat * size + _positive(part, size)
+    rows = x.reshape(math.prod(sizes), -1)
     source = updates.reshape(-1, rows.shape[1])
-    made = rows.index_reduce(0, flat.reshape(-1), source, _REDUCTIONS[reduction])  # type: ignore[union-attr]
+    made = rows.index_reduce(0, flat.reshape(-1), source, _REDUCTIONS[reduction])
     return made.reshape(x.shape)
 
 
@@ -133,6 +133,33 @@ def one_hot(indices: Tensor, depth: Any, values: Tensor, *, axis: int = -1) -> T
         [-1 if i == axis else 1 for i in range(indices.dim() + 1)]
     )
     return torch.where(at == classes, values[1], values[0])
+
+
+@lowering("Compress")
+def compress(x: Tensor, condition: Tensor, *, axis: int | None = None) -> Tensor:
+    """The slices along an axis, or the elements, for which the condition is true."""
+    places = torch.nonzero(condition).reshape(-1)
+    return torch.index_select(x.reshape(-1) if axis is None else x, axis or 0, places)
+
+
+@lowering("Unique")
+def unique(x: Tensor, *, outputs: int, axis: int | None = None, sorted: int = 1) -> tuple[Tensor, ...] | Tensor:
+    """Different elements (or slices): themselves, where each comes first, which each is, how often each comes."""
+    made, inverse, counts = torch.unique(x, return_inverse=True, return_counts=True, dim=axis)
+    inverse, axis = inverse.reshape(-1), axis or 0
+    places = torch.arange(inverse.numel(), device=x.device)
+    first = torch.full_like(counts, inverse.numel()).scatter_reduce(0, inverse, places, "amin")
+    if not sorted:
+        order = torch.argsort(first)
+        made, first, counts = made.index_select(axis, order), first[order], counts[order]
+        inverse = torch.argsort(order)[inverse]
+    return made if outputs == 1 else (made, first, inverse, counts)[:outputs]
+
+
+@lowering("EyeLike")
+def eye_like(x: Tensor, *, dtype: int, k: int = 0) -> Tensor:
+    """Ones on a diagonal, in the shape of a matrix."""
+    return torch.ones(x.shape, dtype=torch_dtype(dtype), device=x.device).tril(k).triu(k)
 
 
 @lowering("NonZero")

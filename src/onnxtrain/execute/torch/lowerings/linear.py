@@ -51,18 +51,44 @@ def gemm(
     return torch.addmm(c, a, b, beta=beta, alpha=alpha)
 
 
-def _axes(x: Tensor, axes: Any, keepdims: int, noop: int) -> tuple[int, ...] | None:
-    """The axes of a reduction; None where nothing is reduced."""
+@lowering("Einsum")
+def einsum(*operands: Tensor, equation: str) -> Tensor:
+    """Products summed over the letters that the result lacks."""
+    return torch.einsum(equation, *operands)
+
+
+@lowering("Det")
+def det(x: Tensor) -> Tensor:
+    """Determinants of the matrices in the last two axes."""
+    return torch.linalg.det(x)
+
+
+@lowering("Cofactors", domain=DOMAIN)
+def cofactors(x: Tensor) -> Tensor:
+    """det(x) · x⁻ᵀ where all matrices have an inverse, else determinants without each row and column."""
+    inverse, info = torch.linalg.inv_ex(x)
+    if not bool(info.any()):
+        return torch.linalg.det(x)[..., None, None] * inverse.mT
+    n = x.shape[-1]
+    column = torch.arange(n, device=x.device).unsqueeze(1)
+    kept = torch.arange(n - 1, device=x.device)
+    without = kept + (kept >= column)
+    minors = torch.linalg.det(x[..., without[:, None, :, None], without[None, :, None, :]])
+    signs = 1 - 2 * ((column + column.T) % 2)
+    return minors * signs
+
+
+def _axes(x: Tensor, axes: Any, noop: int) -> tuple[int, ...]:
+    """The axes of a reduction: none are all, or none with ``noop``."""
     if axes is None or len(axes) == 0:
-        return None if noop else tuple(range(x.dim()))
+        return () if noop else tuple(range(x.dim()))
     return tuple(axes)
 
 
 def _reduction(name: str, compute: Any) -> None:
     @lowering(name, host=(1,), view=True)
     def reduce(x: Tensor, axes: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Tensor:
-        over = _axes(x, axes, keepdims, noop_with_empty_axes)
-        return x if over is None else compute(x, over, bool(keepdims))
+        return compute(x, _axes(x, axes, noop_with_empty_axes), bool(keepdims))
 
 
 def _prod(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:

@@ -12,6 +12,7 @@ from onnxtrain.execute.torch.registry import lowering
 from onnxtrain.ir.graphs import DOMAIN
 
 Tensor = torch.Tensor
+aten = torch.ops.aten
 
 
 @lowering("Reshape", host=(1,), view=True)
@@ -80,34 +81,71 @@ def slice_(x: Tensor, starts: Any, ends: Any, axes: Any = None, steps: Any = Non
     axes = range(len(starts)) if axes is None else axes
     steps = (1,) * len(starts) if steps is None else steps
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        if step > 0:
-            size = x.shape[axis]
-            start, end, _ = slice(start, end, step).indices(size)
-            if start or end < size or step != 1:
-                x = torch.ops.aten.slice.Tensor(x, axis, start, max(end, start), step)
-        else:
-            picked = range(x.shape[axis])[slice(start, None if end < -x.shape[axis] else end, step)]
-            x = torch.index_select(x, axis, torch.tensor(list(picked), dtype=torch.int64, device=x.device))
+        taken = _taken(x.shape[axis], start, end, step)
+        if step < 0:
+            x = torch.index_select(x, axis, torch.tensor(list(taken), dtype=torch.int64, device=x.device))
+        elif taken != range(x.shape[axis]):
+            x = aten.slice.Tensor(x, axis, taken.start, max(taken.stop, taken.start), step)
     return x
+
+
+def _taken(size: int, start: int, end: int, step: int) -> range:
+    """Which elements of an axis a slice takes; an end before the first element, going back, is past it."""
+    return range(size)[slice(start, None if step < 0 and end < -size else end, step)]
+
+
+@lowering("SliceGrad", domain=DOMAIN, host=(1, 2, 3, 4, 5))
+def slice_grad(dy: Tensor, shape: Any, starts: Any, ends: Any, axes: Any, steps: Any) -> Tensor:
+    """dy written to the slice of zeros, whose axes taken backwards are turned."""
+    dx = torch.zeros(shape, dtype=dy.dtype, device=dy.device)
+    place = dx
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        taken = _taken(place.shape[axis], start, end, step)
+        if step < 0:
+            taken, dy = taken[::-1], torch.flip(dy, (axis,))
+        place = aten.slice.Tensor(place, axis, taken.start, max(taken.stop, taken.start), abs(step))
+    place.copy_(dy)
+    return dx
 
 
 @lowering("Pad", host=(1, 3), view=True)
 def pad(x: Tensor, pads: Any, value: Any = None, axes: Any = None, *, mode: str = "constant") -> Tensor:
-    """Padding per axis; negative pads cut."""
+    """Padding per axis; negative pads cut. The modes that repeat x take its elements axis by axis."""
     axes = tuple(a % x.dim() for a in axes) if axes is not None else tuple(range(x.dim()))
-    count, both = len(axes), [(0, 0)] * x.dim()
-    for i, axis in enumerate(axes):
-        both[axis] = (pads[i], pads[i + count])
+    both = dict(zip(axes, zip(pads[: len(axes)], pads[len(axes) :], strict=True), strict=True))
     if mode == "constant":
         fill = 0 if value is None else value.item()
-        return F.pad(x, [p for pair in reversed(both) for p in pair], value=fill)
-    names = {"reflect": "reflect", "edge": "replicate", "wrap": "circular"}
-    first = next(i for i, pair in enumerate(both) if pair != (0, 0)) if any(p != (0, 0) for p in both) else x.dim() - 1
-    flat = [p for pair in reversed(both[first:]) for p in pair]
-    lead = x.dim() - len(flat) // 2
-    shaped = x.reshape(-1, 1, *x.shape[lead:]) if lead != 2 else x
-    made = F.pad(shaped, flat, mode=names[mode])
-    return made.reshape(*x.shape[:lead], *made.shape[2:])
+        return F.pad(x, [p for axis in reversed(range(x.dim())) for p in both.get(axis, (0, 0))], value=fill)
+    for axis, (before, after) in both.items():
+        if before or after:
+            x = torch.index_select(x, axis, _repeated(x.shape[axis], before, after, mode).to(x.device))
+    return x
+
+
+def _repeated(size: int, before: int, after: int, mode: str) -> Tensor:
+    """The elements of an axis that padding it takes; what negative pads cut is not there to be repeated."""
+    cut = max(-before, 0)
+    kept = size - cut - max(-after, 0)
+    at = torch.arange(-max(before, 0), kept + max(after, 0))
+    if mode == "edge":
+        return at.clamp(0, kept - 1) + cut
+    if mode == "wrap":
+        return at.remainder(kept) + cut
+    period = max(2 * (kept - 1), 1)
+    at = at.remainder(period)
+    return torch.where(at < kept, at, period - at) + cut
+
+
+@lowering("PadGrad", domain=DOMAIN, host=(1, 2), view=True)
+def pad_grad(dy: Tensor, shape: Any, pads: Any, *, mode: str) -> Tensor:
+    """Per axis, dy added at the elements that the padding took."""
+    count = len(shape)
+    for axis, (before, after) in enumerate(zip(pads[:count], pads[count:], strict=True)):
+        if before or after:
+            taken = _repeated(shape[axis], before, after, mode).to(dy.device)
+            sizes = [shape[axis] if i == axis else d for i, d in enumerate(dy.shape)]
+            dy = torch.zeros(sizes, dtype=dy.dtype, device=dy.device).index_add_(axis, taken, dy)
+    return dy
 
 
 @lowering("Tile", host=(1,), view=True)
@@ -129,8 +167,9 @@ def cum_sum(x: Tensor, axis: Any, *, exclusive: int = 0, reverse: int = 0) -> Te
     axis = axis[0] if isinstance(axis, tuple) else axis
     source = torch.flip(x, (axis,)) if reverse else x
     total = torch.cumsum(source, axis, dtype=x.dtype)
-    if exclusive:
-        total = total - source
+    if exclusive and x.shape[axis]:
+        before = total.narrow(axis, 0, x.shape[axis] - 1)
+        total = torch.cat((torch.zeros_like(source.narrow(axis, 0, 1)), before), axis)
     return torch.flip(total, (axis,)) if reverse else total
 
 
@@ -150,3 +189,73 @@ def size_of(x: Tensor) -> Tensor:
 def sum_to_shape(x: Tensor, shape: Any) -> Tensor:
     """Sum over the axes that were broadcast."""
     return x.sum_to_size(shape)
+
+
+@lowering("DepthToSpace")
+def depth_to_space(x: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
+    """Channels laid out as blocks: the block's place varies slowest in the channels (DCR) or fastest (CRD)."""
+    n, c, h, w = x.shape
+    b, rest = blocksize, c // blocksize**2
+    if mode == "CRD":
+        parts = x.reshape(n, rest, b, b, h, w).permute(0, 1, 4, 2, 5, 3)
+    else:
+        parts = x.reshape(n, b, b, rest, h, w).permute(0, 3, 4, 1, 5, 2)
+    return parts.reshape(n, rest, h * b, w * b)
+
+
+@lowering("SpaceToDepth")
+def space_to_depth(x: Tensor, *, blocksize: int) -> Tensor:
+    """Blocks laid out as channels, the block's place varying slowest."""
+    n, c, h, w = x.shape
+    b = blocksize
+    parts = x.reshape(n, c, h // b, b, w // b, b).permute(0, 3, 5, 1, 2, 4)
+    return parts.reshape(n, c * b * b, h // b, w // b)
+
+
+@lowering("ReverseSequence")
+def reverse_sequence(x: Tensor, lengths: Tensor, *, batch_axis: int = 1, time_axis: int = 0) -> Tensor:
+    """The first ``lengths[i]`` steps of each batch entry in the opposite order."""
+    rows = x.movedim((batch_axis, time_axis), (0, 1))
+    step = torch.arange(rows.shape[1], device=x.device)
+    last = lengths.unsqueeze(1) - 1
+    at = torch.where(step <= last, last - step, step)
+    turned = rows[torch.arange(rows.shape[0], device=x.device).unsqueeze(1), at]
+    return turned.movedim((0, 1), (batch_axis, time_axis))
+
+
+@lowering("CenterCropPad", host=(1,), view=True)
+def center_crop_pad(x: Tensor, shape: Any, *, axes: Any = None) -> Tensor:
+    """The middle of each axis, or zeros around it; of an odd difference the larger half comes after."""
+    for axis, size in zip(axes if axes is not None else range(x.dim()), shape, strict=True):
+        have = x.shape[axis]
+        if size < have:
+            x = x.narrow(axis, (have - size) // 2, size)
+        elif size > have:
+            before = (size - have) // 2
+            behind = x.dim() - 1 - axis % x.dim()
+            x = F.pad(x, (0, 0) * behind + (before, size - have - before))
+    return x
+
+
+@lowering("Col2Im", host=(1, 2))
+def col2im(
+    x: Tensor, image: Any, block: Any, *, dilations: Any = None, pads: Any = None, strides: Any = None
+) -> Tensor:
+    """Columns added up as windows of an image: per axis one addition by (place in the window, window) pairs."""
+    count = len(image)
+    steps, holes, margins = strides or (1,) * count, dilations or (1,) * count, pads or (0,) * 2 * count
+    at = []
+    for d in range(count):
+        wide = image[d] + margins[d] + margins[d + count]
+        within = torch.arange(block[d], device=x.device) * holes[d]
+        firsts = torch.arange(0, wide - (block[d] - 1) * holes[d], steps[d], device=x.device)
+        at.append((wide, within.unsqueeze(1) + firsts))
+    y = x.reshape(x.shape[0], -1, *block, *(a.shape[1] for _, a in at))
+    y = y.permute(0, 1, *(2 + i // 2 + i % 2 * count for i in range(2 * count)))
+    for d, (wide, a) in enumerate(at):
+        y = y.reshape(*y.shape[: 2 + d], a.numel(), *y.shape[4 + d :])
+        y = torch.zeros(*y.shape[: 2 + d], wide, *y.shape[3 + d :], dtype=x.dtype, device=x.device).index_add_(
+            2 + d, a.reshape(-1), y
+        )
+        y = y.narrow(2 + d, margins[d], image[d])
+    return y
