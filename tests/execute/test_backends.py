@@ -22,7 +22,10 @@ NO_REFERENCE = {
     "MaxPool": "indices are not flat over the tensor",
     "AveragePool": "ConvTranspose without its output size",
     "Pad": "no negative pads",
+    "LRN": "sums as many channels as the batch has rows",
+    "LpNormalization": "p = 1 without absolute values",
 }
+NO_ONNXRUNTIME = {"LRN-even": "only odd sizes"}  # rows that onnxruntime's CPU kernels refuse, or have wrong (1.31)
 
 
 def _close(ours: np.ndarray, exact: np.ndarray, eager: np.ndarray) -> bool:
@@ -42,6 +45,8 @@ def _exact(row: Row) -> tuple[list[np.ndarray], list[np.ndarray]]:
 def test_backend(case: Case, name: str) -> None:
     if name == "reference" and case.op in NO_REFERENCE:
         pytest.skip(NO_REFERENCE[case.op])
+    if name == "onnxruntime" and case.id in NO_ONNXRUNTIME:
+        pytest.skip(NO_ONNXRUNTIME[case.id])
     row = prepare(case, np.float32, gradients=case.differentiable)
     outputs, gradients = run(row, name)
     exact, eager = _exact(row), reference(row, torch.float32)
