@@ -21,11 +21,19 @@ NO_REFERENCE = {
     "Conv": "ConvTranspose without its output size",
     "MaxPool": "indices are not flat over the tensor",
     "AveragePool": "ConvTranspose without its output size",
+    "LpPool": "ConvTranspose without its output size",
+    "GlobalLpPool": "not there",
+    "MaxUnpool": "indices count through the result without output_shape",
     "Pad": "no negative pads",
     "LRN": "sums as many channels as the batch has rows",
     "LpNormalization": "p = 1 without absolute values",
 }
-NO_ONNXRUNTIME = {"LRN-even": "only odd sizes"}  # rows that onnxruntime's CPU kernels refuse, or have wrong (1.31)
+# Rows that onnxruntime's CPU kernels refuse, or have wrong (1.31).
+NO_ONNXRUNTIME = {
+    "LRN-even": "only odd sizes",
+    "Conv-same-1d": "no dilations with auto_pad",
+    "ConvTranspose-dilated": "output_padding below the steps only",
+}
 
 
 def _close(ours: np.ndarray, exact: np.ndarray, eager: np.ndarray) -> bool:
