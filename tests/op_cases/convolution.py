@@ -117,7 +117,8 @@ def _padded() -> list[Case]:
              {"pads": [1, 1, 0, 1, 1, 0], "group": 2}, static=(1,), label="3d-grouped"),
     ]  # fmt: skip
     small, flat = x(2, 3, 4, 5), x(3, 2, 3, 3)
-    return rows + [
+    return [
+        *rows,
         Case("ConvTranspose", (small, flat), lambda a, w: cut(F.conv_transpose2d(a, w, None, 2), (0, 1), (0, 1)),
              {**up, "strides": [2, 2]}, static=(1,), label="same"),
         Case("ConvTranspose", (small, flat, x(2)), lambda a, w, b: cut(F.conv_transpose2d(a, w, b), (1, 1), (1, 1)),
