@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import torch
 import torch.nn.functional as F
 
 from onnxtrain.ir.graphs import DOMAIN
@@ -19,6 +21,15 @@ def _convolution() -> list[Case]:
             return (y, m, v) if training else y
 
         return run
+
+    def onnx_norm(a: Tensor, w: Tensor, b: Tensor, m: Tensor, v: Tensor) -> Any:
+        kept = a.detach()
+        mean, variance = kept.mean((0, 2, 3)), kept.var((0, 2, 3), correction=0)
+        return F.batch_norm(a, None, None, w, b, True, 0.0, 1e-3), 0.8 * m + 0.2 * mean, 0.8 * v + 0.2 * variance
+
+    def by_formula(a: Tensor, *given: Tensor) -> Tensor:
+        w, b, m, v = (t.reshape(-1, 1) for t in given)
+        return (a - m) * (v + 1e-5).rsqrt() * w + b
 
     def pads(n: int, p: int) -> dict[str, Any]:
         return {"pads": [p] * 2 * n}
@@ -66,7 +77,135 @@ def _convolution() -> list[Case]:
         Case("BatchNormTraining", (x(4, 3, 5), positive(3), x(3), x(3), positive(3)), norm(True), domain=DOMAIN, outputs=3,
              frozen=(3, 4)),
         Case("BatchNormalization", (x(4, 3, 5), positive(3), x(3), x(3), positive(3)), norm(False), frozen=(3, 4)),
+        Case("BatchNormalization", (x(4, 3, 5), positive(3), x(3), x(3), positive(3)), by_formula, label="statistics"),
+        Case("BatchNormalization", (x(4, 3, 5, 2), positive(3), x(3), x(3), positive(3)), onnx_norm,
+             {"training_mode": 1, "momentum": 0.8, "epsilon": 1e-3}, outputs=3, frozen=(3, 4), label="training"),
     ]  # fmt: skip
 
 
-CASES = [*_convolution()]
+def _padded() -> list[Case]:
+    """Convolutions whose padding is not stated, or not plain."""
+
+    def same(lower: bool, step: int, *reach: int) -> Callable[[Tensor], Tensor]:
+        def run(a: Tensor) -> Tensor:
+            flat: list[int] = []
+            for size, r in zip(reversed(a.shape[2:]), reversed(reach), strict=True):
+                total = max((-(-size // step) - 1) * step + r - size, 0)
+                small, large = total // 2, total - total // 2
+                flat += [large, small] if lower else [small, large]
+            return F.pad(a, flat)
+
+        return run
+
+    def cut(y: Tensor, *ends: tuple[int, int]) -> Tensor:
+        """Elements taken from both ends of each spatial axis."""
+        return F.pad(y, [-e for pair in reversed(ends) for e in pair])
+
+    up, low = {"auto_pad": "SAME_UPPER"}, {"auto_pad": "SAME_LOWER"}
+    image, kernel = x(2, 3, 8, 7), x(4, 3, 3, 4)
+    rows = [
+        Case("Conv", (image, kernel), lambda a, w: F.conv2d(same(False, 1, 3, 4)(a), w), up, static=(1,), label="same"),
+        Case("Conv", (image, kernel, x(4)), lambda a, w, b: F.conv2d(same(True, 2, 3, 4)(a), w, b, 2),
+             {**low, "strides": [2, 2]}, static=(1, 2), label="same-lower"),
+        Case("Conv", (image, kernel), lambda a, w: F.conv2d(same(False, 3, 3, 4)(a), w, None, 3),
+             {**up, "strides": [3, 3]}, static=(0, 1), label="same-static"),
+        Case("Conv", (image, kernel), lambda a, w: F.conv2d(a, w, None, 2), {"auto_pad": "VALID", "strides": [2, 2]},
+             static=(1,), label="valid"),
+        Case("Conv", (x(2, 4, 9), x(6, 2, 3)), lambda a, w: F.conv1d(same(False, 2, 5)(a), w, None, 2, 0, 2, 2),
+             {**up, "strides": [2], "dilations": [2], "group": 2}, static=(1,), label="same-1d"),
+        Case("Conv", (x(1, 2, 5, 4, 6), x(4, 1, 2, 3, 2)), lambda a, w: F.conv3d(a, w, None, 1, (1, 1, 0), 1, 2),
+             {"pads": [1, 1, 0, 1, 1, 0], "group": 2}, static=(1,), label="3d-grouped"),
+    ]  # fmt: skip
+    small, flat = x(2, 3, 4, 5), x(3, 2, 3, 3)
+    return [
+        *rows,
+        Case("ConvTranspose", (small, flat), lambda a, w: cut(F.conv_transpose2d(a, w, None, 2), (0, 1), (0, 1)),
+             {**up, "strides": [2, 2]}, static=(1,), label="same"),
+        Case("ConvTranspose", (small, flat, x(2)), lambda a, w, b: cut(F.conv_transpose2d(a, w, b), (1, 1), (1, 1)),
+             low, static=(1, 2), label="same-lower"),
+        Case("ConvTranspose", (small, flat), lambda a, w: F.conv_transpose2d(a, w, None, 2),
+             {"auto_pad": "VALID", "strides": [2, 2]}, static=(1,), label="valid"),
+        Case("ConvTranspose", (small, flat), lambda a, w: cut(F.conv_transpose2d(a, w, None, 2), (1, 1), (2, 1)),
+             {"output_shape": [7, 8], "strides": [2, 2]}, static=(1,), label="output_shape"),
+        Case("ConvTranspose", (small, flat), lambda a, w: cut(F.conv_transpose2d(a, w, None, 2), (0, 1), (1, 1)),
+             {**up, "output_shape": [8, 9], "strides": [2, 2]}, static=(1,), label="output_shape-upper"),
+        Case("ConvTranspose", (small, flat), lambda a, w: cut(F.conv_transpose2d(a, w), (0, 2), (1, 0)),
+             {"pads": [0, 1, 2, 0]}, static=(1,), label="uneven"),
+        Case("ConvTranspose", (x(1, 4, 3, 2, 3), x(4, 1, 2, 3, 2)),
+             lambda a, w: F.conv_transpose3d(a, w, None, 2, 1, (1, 0, 1), 2, 1),
+             {"pads": [1] * 6, "strides": [2, 2, 2], "output_padding": [1, 0, 1], "group": 2}, static=(0, 1), label="3d"),
+        Case("ConvTranspose", (small, flat), lambda a, w: F.conv_transpose2d(a, w, None, 1, 1, 1, 1, 2),
+             {"pads": [1] * 4, "output_padding": [1, 1], "dilations": [2, 2]}, static=(1,), label="dilated"),
+    ]  # fmt: skip
+
+
+def _pooling() -> list[Case]:
+    def pads(n: int, p: int) -> dict[str, Any]:
+        return {"pads": [p] * 2 * n}
+
+    def size(k: int, *, n: int = 2, step: int = 1) -> dict[str, Any]:
+        return {"kernel_shape": [k] * n, "strides": [step] * n}
+
+    def max_with_indices(a: Tensor) -> Any:
+        y, i = F.max_pool2d(a, 2, 2, return_indices=True)
+        planes = torch.arange(a.shape[0] * a.shape[1]).reshape(*a.shape[:2], 1, 1)
+        return y, i + planes * a.shape[2] * a.shape[3]
+
+    def column_major(a: Tensor) -> Any:
+        y, i = max_with_indices(a)
+        height, width = a.shape[2:]
+        plane = i // (height * width) * (height * width)
+        return y, plane + (i % width) * height + (i - plane) // width
+
+    def lp(a: Tensor, p: int, window: int, step: int, apart: int = 1) -> Tensor:
+        ones = torch.ones(a.shape[1], 1, *[window] * (a.dim() - 2), dtype=a.dtype)
+        convolve = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}[a.dim()]
+        return convolve(a.abs() ** p, ones, None, step, 0, apart, a.shape[1]) ** (1 / p)
+
+    def unpool(a: Tensor, *shape: int) -> Tensor:
+        flat = torch.zeros(int(np.prod(shape)), dtype=a.dtype)
+        return flat.scatter(0, torch.tensor(places.reshape(-1)), a.reshape(-1)).reshape(shape)
+
+    image = distinct(2, 3, 8, 7)
+    places = np.array([[[[1, 6], [9, 15]], [[16, 22], [27, 29]]]], np.int64)
+    return [
+        Case("MaxPool", (image,), max_with_indices, size(2, step=2), outputs=2, label="indices"),
+        Case("MaxPool", (image,), column_major, {**size(2, step=2), "storage_order": 1}, outputs=2, label="column-major"),
+        Case("MaxPool", (distinct(1, 2, 5, 4, 6),), lambda a: F.max_pool3d(a, 2, 2, (1, 0, 1)),
+             {**size(2, n=3, step=2), "pads": [1, 0, 1] * 2}, label="3d"),
+        Case("MaxPool", (image,), lambda a: F.max_pool2d(a, 2, 1, 0, 3), {**size(2), "dilations": [3, 3]}, label="dilated"),
+        Case("MaxPool", (image,), lambda a: F.max_pool2d(F.pad(a, (0, 1, 0, 0), value=-1e9), 2, 2),
+             {**size(2, step=2), "auto_pad": "SAME_UPPER"}, label="same"),
+        Case("MaxPool", (image,), lambda a: F.max_pool2d(F.pad(a, (1, 0, 0, 0), value=-1e9), 2, 2),
+             {**size(2, step=2), "auto_pad": "SAME_LOWER"}, static=(0,), label="same-lower"),
+        Case("MaxPool", (image,), lambda a: F.max_pool2d(a, 2, 2), {**size(2, step=2), "auto_pad": "VALID"}, label="valid"),
+        Case("MaxPool", (image,), lambda a: F.max_pool2d(F.pad(a, (1, 0, 0, 1), value=-1e9), 2),
+             {**size(2, step=2), "pads": [0, 1, 1, 0]}, label="uneven"),
+        Case("AveragePool", (x(1, 2, 5, 4, 6),), lambda a: F.avg_pool3d(a, 2, 2, 1, False, False),
+             {**size(2, n=3, step=2), **pads(3, 1)}, label="3d"),
+        Case("AveragePool", (x(1, 2, 9),), lambda a: a.unfold(2, 4, 2)[..., ::3].mean(-1),
+             {"kernel_shape": [2], "strides": [2], "dilations": [3]}, label="dilated"),
+        Case("AveragePool", (image,), lambda a: F.avg_pool2d(F.pad(a, (0, 1, 0, 0)), 2, 2)
+             * torch.tensor([1, 1, 1, 2], dtype=a.dtype), {**size(2, step=2), "auto_pad": "SAME_UPPER"}, label="same"),
+        Case("AveragePool", (image,), lambda a: F.avg_pool2d(F.pad(a, (1, 0, 0, 0)), 2, 2),
+             {**size(2, step=2), "auto_pad": "SAME_LOWER", "count_include_pad": 1}, label="same-lower"),
+        Case("AveragePool", (x(2, 3, 9),), lambda a: F.avg_pool1d(a, 3, 2, 1, True, True),
+             {**size(3, n=1, step=2), **pads(1, 1), "ceil_mode": 1, "count_include_pad": 1}, label="ceil-padded"),
+        Case("AveragePool", (image,), lambda a: F.avg_pool2d(F.pad(a, (1, 0, 0, 2)), 3),
+             {"kernel_shape": [3, 3], "strides": [3, 3], "pads": [0, 1, 2, 0], "count_include_pad": 1}, label="uneven"),
+        Case("LpPool", (image,), lambda a: lp(a, 2, 3, 2), size(3, step=2)),
+        Case("LpPool", (image,), lambda a: lp(F.pad(a, (1, 1, 1, 1)), 3, 2, 1, 2),
+             {**size(2), **pads(2, 1), "dilations": [2, 2], "p": 3}, label="dilated"),
+        Case("LpPool", (distinct(2, 3, 9),), lambda a: lp(F.pad(a, (0, 1)), 1, 2, 2),
+             {**size(2, n=1, step=2), "p": 1, "auto_pad": "SAME_UPPER"}, label="same"),
+        Case("LpPool", (distinct(1, 2, 4, 5, 3),), lambda a: lp(a, 2, 2, 1), size(2, n=3), label="3d"),
+        Case("GlobalLpPool", (image,), lambda a: a.square().sum((2, 3), True).sqrt()),
+        Case("GlobalLpPool", (distinct(2, 3, 5),), lambda a: (a.abs() ** 3).sum(2, True) ** (1 / 3), {"p": 3}, label="p3"),
+        Case("GlobalLpPool", (distinct(2, 3, 5),), lambda a: a.abs().sum(2, True), {"p": 1}, label="p1"),
+        Case("MaxUnpool", (x(1, 2, 2, 2), places), lambda a: unpool(a, 1, 2, 4, 4), size(2, step=2)),
+        Case("MaxUnpool", (x(1, 2, 2, 2), places, np.array([1, 2, 5, 4])), lambda a: unpool(a, 1, 2, 5, 4), size(2, step=2),
+             label="output_shape"),
+    ]  # fmt: skip
+
+
+CASES = [*_convolution(), *_padded(), *_pooling()]

@@ -59,25 +59,42 @@ def spread_pads(op: Builder, pads: Value) -> Value:
 
 @gradient("ConvTranspose")
 def conv_transpose(
-    ctx: Context,
-    dy: Value,
-    x: Value,
-    w: Value,
-    b: Value | None = None,
-    *,
-    auto_pad: str = "NOTSET",
-    output_shape: Any = None,
-    **_: Any,
+    ctx: Context, dy: Value, x: Value, w: Value, b: Value | None = None, *, output_shape: Any = None, **_: Any
 ) -> Any:
-    """dx is the convolution of dy; dw that convolution's own weight gradient, with x in the place of its dy."""
+    """dx is the convolution of dy; dw that convolution's own weight gradient, with x in the place of its dy.
+
+    Where the padding is not plain, dy is first put back into the whole result, of which it is a part.
+    """
     op = ctx.op
-    if output_shape or auto_pad.startswith("SAME"):
-        raise ctx.unsupported("the gradient of ConvTranspose with output_shape or auto_pad")
     window = window_of(ctx.node, shapes.known_dims(w)[2:])
-    group, pads = shapes.attribute(ctx.node, "group", 1), window.pads
-    assert pads is not None
+    group, count = shapes.attribute(ctx.node, "group", 1), len(window.kernel)
+    extra = tuple(shapes.attribute(ctx.node, "output_padding") or (0,) * count)
+    pads, whole = window.pads, dy
+    if pads is None and any(r < s for r, s in zip(window.reach, window.strides, strict=True)):
+        raise ctx.unsupported("the gradient of ConvTranspose with auto_pad and steps longer than the kernel")
+    if output_shape or pads is None or any(extra) or min(pads) < 0:
+        whole = op.Pad(dy, spread_pads(op, _cut(op, x, window, extra, output_shape)), op.like(0.0, dy))
+        pads = (0,) * (2 * count)
     places: dict[str, Any] = {"strides": window.strides, "pads": pads, "dilations": window.dilations}
-    dx = op.Conv(dy, w, group=group, **places)
-    dw = _conv_grad(op, x, dy, w, window, pads, group, 2)[1]
+    dx = op.Conv(whole, w, group=group, **places)
+    dw = _conv_grad(op, x, whole, w, window, pads, group, 2)[1]
     db = op.ReduceSum(dy, op.ints(0, *range(2, shapes.rank(dy))), keepdims=0)
     return dx, dw, db
+
+
+def _cut(op: Builder, x: Value, window: Window, extra: Sequence[int], wanted: Sequence[int] | None) -> Value:
+    """What a transposed convolution cuts from its whole result, before each axis and then after each, as a vector."""
+    if wanted is None and window.pads is not None:
+        count = len(extra)
+        return op.ints(*window.pads[:count], *(p - e for p, e in zip(window.pads[count:], extra, strict=True)))
+    if wanted is None:
+        fixed = (e + r - s for e, r, s in zip(extra, window.reach, window.strides, strict=True))
+        total = op.ints(*fixed)
+    else:
+        fixed = zip(extra, window.reach, window.strides, tuple(wanted)[-len(extra) :], strict=True)
+        rest = op.ints(*(e + r - s - n for e, r, s, n in fixed))
+        total = op.Add(op.Mul(op.Shape(x, start=2), op.ints(*window.strides)), rest)
+    small = op.Div(total, op.ints(2))
+    large = op.Sub(total, small)
+    before, after = (small, large) if window.auto_pad == "SAME_UPPER" else (large, small)
+    return op.Concat(before, op.Sub(after, op.ints(*extra)), axis=0)

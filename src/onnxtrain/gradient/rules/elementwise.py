@@ -232,9 +232,11 @@ def mod(ctx: Context, dy: Value, a: Value, b: Value, *, fmod: int = 0) -> Any:
 def dropout(
     ctx: Context, dy: Value, x: Value, ratio: Value | None = None, training: Value | None = None, *, seed: int = 0
 ) -> Any:
-    """dx = dy · mask / (1 - ratio); dy itself outside training."""
+    """dx = dy · mask / (1 - ratio); dy itself outside training, which may be known only at run time."""
     flag = shapes.constant_of(training)
     if training is None or (flag is not None and not bool(flag)):
         return dy
     used = ratio if ratio is not None else ctx.op.like(0.5, x)
+    if flag is None:
+        used = ctx.op.Where(training, used, ctx.op.like(0.0, used))
     return ctx.op.DropoutGrad(dy, ctx.output(1), used)

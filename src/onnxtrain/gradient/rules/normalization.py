@@ -2,29 +2,102 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import onnx_ir as ir
 
 from onnxtrain.gradient.registry import Context, gradient
 from onnxtrain.ir import shapes
+from onnxtrain.ir.builder import Builder
 
 Value = ir.Value
 
 
+_HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
 @gradient("LayerNormalization")
 def layer_normalization(
-    ctx: Context, dy: Value, x: Value, scale: Value, bias: Value | None = None, *, axis: int = -1, **_: Any
+    ctx: Context, dy: Value | None, x: Value, scale: Value, bias: Value | None = None, *, axis: int = -1, **_: Any
 ) -> Any:
-    """One node, from the mean and inverse deviation that the forward pass gives."""
-    ctx.first_output_only()
-    return ctx.op.LayerNormalizationGrad(dy, x, scale, ctx.output(1), ctx.output(2), axis=axis, outputs=3)
+    """One node, from the mean and inverse deviation that the forward pass gives; their own gradients are added.
+
+    dmean adds dmean / N to dx, and d(inverse deviation) adds -d / N · inverse deviation³ · (x - mean).
+    """
+    op = ctx.op
+    mean, inv_std = ctx.output(1), ctx.output(2)
+    through_y: tuple[Value | None, ...] = (None, None, None)
+    if dy is not None:
+        through_y = op.LayerNormalizationGrad(dy, x, scale, mean, inv_std, axis=axis, outputs=3)
+    dmean, dinv = (*ctx.dys, None, None)[1:3]
+    if dmean is None and dinv is None:
+        return through_y
+    kind = shapes.dtype_of(mean)
+    count = op.cast(op.Div(op.Size(x), op.Size(mean)), kind)
+    slope = op.like(0.0, mean) if dmean is None else dmean / count
+    if dinv is not None:
+        slope = slope - (op.cast(x, kind) - mean) * (dinv * inv_std * inv_std * inv_std / count)
+    dx = op.cast(op.Expand(slope, op.shape(x)), shapes.dtype_of(x))
+    return (dx if through_y[0] is None else through_y[0] + dx), *through_y[1:]
+
+
+@gradient("RMSNormalization")
+def rms_normalization(
+    ctx: Context, dy: Value, x: Value, scale: Value, *, axis: int = -1, epsilon: float = 1e-5, **_: Any
+) -> Any:
+    """One node, in float32 at least."""
+    wide = _widened(ctx.op, dy, x, scale)
+    made = ctx.op.RMSNormalizationGrad(*wide, axis=axis, epsilon=epsilon, outputs=2)
+    return tuple(ctx.op.cast(g, shapes.dtype_of(v)) for g, v in zip(made, (x, scale), strict=True))
+
+
+@gradient("GroupNormalization")
+def group_normalization(
+    ctx: Context, dy: Value, x: Value, scale: Value, bias: Value, *, num_groups: int, epsilon: float = 1e-5, **_: Any
+) -> Any:
+    """One node, in float32 at least; it knows scales of groups (opset 18) and of channels (21)."""
+    wide = _widened(ctx.op, dy, x, scale)
+    made = ctx.op.GroupNormalizationGrad(*wide, num_groups=num_groups, epsilon=epsilon, outputs=3)
+    return tuple(ctx.op.cast(g, shapes.dtype_of(v)) for g, v in zip(made, (x, scale, bias), strict=True))
+
+
+def _widened(op: Builder, *values: Value) -> tuple[Value, ...]:
+    """Half precision as float32: squares would overflow and sums lose their digits."""
+    return tuple(op.cast(v, ir.DataType.FLOAT) if v.dtype in _HALF else v for v in values)
+
+
+@gradient("MeanVarianceNormalization")
+def mean_variance_normalization(ctx: Context, dy: Value, x: Value, *, axes: Sequence[int] = (0, 2, 3)) -> Any:
+    """One node, which computes the statistics again."""
+    return ctx.op.MeanVarianceNormalizationGrad(dy, x, axes=tuple(axes))
+
+
+@gradient("LpNormalization")
+def lp_normalization(ctx: Context, dy: Value, x: Value, *, axis: int = -1, p: int = 2) -> Any:
+    """(dy - d Σ dy·y) / norm with d, the slope of the norm, y for p = 2 and sign(x) for 1; 0 where the norm is 0."""
+    op, y, axes = ctx.op, ctx.y, ctx.op.ints(axis)
+    norm = op.ReduceL2(x, axes, keepdims=1) if p == 2 else op.ReduceL1(x, axes, keepdims=1)
+    zero = op.like(0.0, x)
+    empty = op.Equal(norm, zero)
+    y = op.Where(empty, zero, y)
+    share = op.Where(empty, zero, op.Reciprocal(op.Where(empty, op.like(1.0, x), norm)))
+    slope = y if p == 2 else op.Sign(x)
+    return (dy - slope * op.ReduceSum(dy * y, axes, keepdims=1)) * share
+
+
+@gradient("LRN")
+def lrn(
+    ctx: Context, dy: Value, x: Value, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0
+) -> Any:
+    """One node: LRNGrad."""
+    return ctx.op.LRNGrad(dy, x, size=size, alpha=alpha, beta=beta, bias=bias)
 
 
 @gradient("SoftmaxCrossEntropyLoss")
 def softmax_cross_entropy(
     ctx: Context,
-    dy: Value,
+    dy: Value | None,
     scores: Value,
     labels: Value,
     weights: Value | None = None,
@@ -32,10 +105,17 @@ def softmax_cross_entropy(
     reduction: str = "mean",
     ignore_index: Any = None,
 ) -> Any:
-    """dlosses · (softmax(scores) - onehot(labels)), from the log probabilities that the forward pass gives."""
-    ctx.first_output_only()
+    """dlosses · (softmax(scores) - onehot(labels)), from the log probabilities that the forward pass gives.
+
+    Their own gradient is added as LogSoftmax hands it on.
+    """
+    op, dlog = ctx.op, (*ctx.dys, None)[1]
+    through_log = None if dlog is None else op.LogSoftmaxGrad(dlog, ctx.output(1), axis=1)
+    if dy is None:
+        return through_log, None, None
     dlosses = _per_label(ctx, dy, scores, labels, weights, reduction, ignore_index)
-    return ctx.op.SoftmaxCrossEntropyLossGrad(dlosses, ctx.output(1), labels), None, None
+    through_loss = op.SoftmaxCrossEntropyLossGrad(dlosses, ctx.output(1), labels)
+    return (through_loss if through_log is None else through_loss + through_log), None, None
 
 
 @gradient("NegativeLogLikelihoodLoss")
@@ -69,4 +149,6 @@ def _per_label(
         share = share * op.Gather(weights, safe)
     if reduction == "mean":
         dy = dy / op.ReduceSum(share, keepdims=0)
-    return share * dy
+    if ignore is None:
+        return share * dy
+    return op.Where(kept, share * dy, op.like(0.0, scores))  # with no label left the mean has divided by 0

@@ -87,18 +87,22 @@ def attach(model: ir.Model) -> None:
     for node in model.graph:
         if node.domain == DOMAIN and node.op_type not in OPAQUE:
             _complete(node)
-    todo = {n.op_type for n in model.graph.all_nodes() if n.domain == DOMAIN}
-    wanted: set[str] = set()
-    while todo:
-        op_type = todo.pop()
-        if op_type in OPAQUE or op_type in wanted:
-            continue
-        wanted.add(op_type)
-        todo |= {n.op_type for n in body_of(op_type).all_nodes() if n.domain == DOMAIN}
-    for op_type in sorted(wanted):
+    wanted: dict[str, None] = {}
+    for op_type in sorted({n.op_type for n in model.graph.all_nodes() if n.domain == DOMAIN}):
+        _collect(op_type, wanted)
+    for op_type in wanted:
         model.functions[(DOMAIN, op_type, "")] = body_of(op_type)
     if wanted:
         model.graph.opset_imports[DOMAIN] = VERSION
+
+
+def _collect(op_type: str, wanted: dict[str, None]) -> None:
+    """Add an operator of ours after those that its body uses: ONNX's evaluator reads functions in order."""
+    if op_type in OPAQUE or op_type in wanted:
+        return
+    for inner in sorted({n.op_type for n in body_of(op_type).all_nodes() if n.domain == DOMAIN}):
+        _collect(inner, wanted)
+    wanted[op_type] = None
 
 
 def _complete(node: ir.Node) -> None:

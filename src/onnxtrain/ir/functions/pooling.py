@@ -48,6 +48,22 @@ def AveragedElements(
 
 
 @function()
+def SumPoolGrad(dy, shape, pads, kernel_shape: Sequence[int], strides: Sequence[int], dilations: Sequence[int]):
+    """Gradient of sums over windows: dy spread back by a transposed convolution of ones.
+
+    Args are dy, the operand's shape, and its padding: before each spatial axis, then after each.
+    """
+    one = op.CastLike(op.Constant(value_float=1.0), dy)
+    sizes = op.Slice(shape, op.Constant(value_ints=[2]), op.Shape(shape))
+    before = op.Slice(pads, op.Constant(value_ints=[0]), op.Shape(sizes))
+    planes_shape = op.Concat(op.Constant(value_ints=[-1, 1]), op.Shape(dy, start=2), axis=0)
+    kernel_dims = op.Concat(op.Constant(value_ints=[1, 1]), op.Constant(value_ints=kernel_shape), axis=0)
+    kernel = op.Expand(one, kernel_dims)
+    full = op.ConvTranspose(op.Reshape(dy, planes_shape), kernel, strides=strides, dilations=dilations)
+    return op.Reshape(own.PlaceAt(full, op.Neg(before), sizes), shape)
+
+
+@function()
 def AveragePoolGrad(
     dy,
     shape,
@@ -57,12 +73,7 @@ def AveragePoolGrad(
     dilations: Sequence[int],
     count_include_pad: int = 0,
 ):
-    """Gradient of AveragePool: dy over the number of its elements, spread back by a transposed convolution of ones.
-
-    Args are dy, the operand's shape, and its padding: before each spatial axis, then after each.
-    """
-    one = op.CastLike(op.Constant(value_float=1.0), dy)
-    pair = op.Constant(value_ints=[1, 1])
+    """Gradient of AveragePool: that of sums over windows, of dy over the number of its elements; args as there."""
     sizes = op.Slice(shape, op.Constant(value_ints=[2]), op.Shape(shape))
     half = op.Shape(sizes)
     before = op.Slice(pads, op.Constant(value_ints=[0]), half)
@@ -77,8 +88,4 @@ def AveragePoolGrad(
         kernel_shape=kernel_shape,
         count_include_pad=count_include_pad,
     )
-    planes_shape = op.Concat(op.Constant(value_ints=[-1, 1]), op.Shape(dy, start=2), axis=0)
-    planes = op.Reshape(dy / count, planes_shape)
-    kernel = op.Expand(one, op.Concat(pair, op.Constant(value_ints=kernel_shape), axis=0))
-    full = op.ConvTranspose(planes, kernel, strides=strides, dilations=dilations)
-    return op.Reshape(own.PlaceAt(full, op.Neg(before), sizes), shape)
+    return own.SumPoolGrad(dy / count, shape, pads, kernel_shape=kernel_shape, strides=strides, dilations=dilations)

@@ -141,7 +141,7 @@ def conv_transpose(node: ir.Node) -> Sequence[Facts]:
     sizes = attribute(node, "output_shape") or transposed_sizes(
         window_of(node, w[2:]), x[2:], attribute(node, "output_padding")
     )
-    return [Facts(dtype_of(node.inputs[0]), (x[0], channels, *sizes))]  # type: ignore[arg-type]
+    return [Facts(dtype_of(node.inputs[0]), (x[0], channels, *sizes[-len(w[2:]) :]))]  # type: ignore[arg-type]
 
 
 def transposed_sizes(window: Window, sizes: Sequence[Dim], extra: Sequence[int] | None = None) -> Dims:

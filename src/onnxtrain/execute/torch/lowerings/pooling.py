@@ -9,11 +9,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from onnxtrain.errors import BackendError
 from onnxtrain.execute.torch.lowerings.convolution import flat_pads, padding_of
 from onnxtrain.execute.torch.registry import lowering
 from onnxtrain.ir.graphs import DOMAIN
-from onnxtrain.ir.shape_rules.convolution import Window
+from onnxtrain.ir.shape_rules.convolution import Window, transposed_sizes
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -37,13 +36,16 @@ def max_pool(
     storage_order: int = 0,
     strides: Sequence[int] | None = None,
 ) -> Tensor | tuple[Tensor, Tensor | None]:
-    """ATen's max_pool; its indices within each plane become indices into the whole operand."""
-    if storage_order:
-        raise BackendError("the torch backend has no column-major MaxPool indices", node="MaxPool")
+    """ATen's max_pool; its indices within each plane become indices into the whole operand.
+
+    With ``storage_order`` they count column-major within the plane.
+    """
     window = Window.of(kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
     y, indices = _max_pool_planes(x, window)
     if len(needed) == 1:
         return y
+    if storage_order:
+        indices = _column_major(indices, x.shape[2:])
     return y, _across_planes(indices, x.shape, 1) if needed[1] else None
 
 
@@ -61,6 +63,16 @@ def _max_pool_planes(x: Tensor, window: Window) -> tuple[Tensor, Tensor]:
         indices += (inner % wide - start) * factor
         inner, factor = inner // wide, factor * size
     return y, indices
+
+
+def _column_major(indices: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Row-major indices within planes of these sizes as column-major ones."""
+    made, factor = torch.zeros_like(indices), math.prod(sizes)
+    for size in reversed(sizes):
+        factor //= max(size, 1)
+        made += (indices % size) * factor
+        indices = indices // size
+    return made
 
 
 def _pool_padding(pads: Sequence[int], window: Window) -> tuple[int, ...] | None:
@@ -181,8 +193,26 @@ def average_pool_grad(
     if ceil:
         window = Window.of(kernel_shape, strides, dilations, pads, ceil_mode=1)
     shares = dy / _averaged_elements(shape[2:], window, pads, count_include_pad, dy)
-    planes, none = shares.reshape(-1, 1, *dy.shape[2:]), (0,) * len(kernel_shape)
-    kernel = _ones_kernel(window, dy)
+    return _spread_planes(shares, shape, pads, window)
+
+
+@lowering("SumPoolGrad", domain=DOMAIN, host=(1, 2))
+def sum_pool_grad(
+    dy: Tensor,
+    shape: Any,
+    pads: Any,
+    *,
+    kernel_shape: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+) -> Tensor:
+    """A transposed convolution of ones."""
+    return _spread_planes(dy, shape, pads, Window.of(kernel_shape, strides, dilations, pads))
+
+
+def _spread_planes(dy: Tensor, shape: Any, pads: Sequence[int], window: Window) -> Tensor:
+    none = (0,) * len(window.kernel)
+    planes, kernel = dy.reshape(-1, 1, *dy.shape[2:]), _ones_kernel(window, dy)
     full = torch.convolution(planes, kernel, None, window.strides, none, window.dilations, True, none, 1)
     half = len(none)
     after = [n - f + b for n, f, b in zip(shape[2:], full.shape[2:], pads[:half], strict=True)]
@@ -213,3 +243,45 @@ def global_average_pool(x: Tensor) -> Tensor:
 def global_max_pool(x: Tensor) -> Tensor:
     """The maximum of each channel."""
     return torch.amax(x, tuple(range(2, x.dim())), keepdim=True)
+
+
+@lowering("LpPool")
+def lp_pool(
+    x: Tensor,
+    *,
+    kernel_shape: Sequence[int],
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    dilations: Sequence[int] | None = None,
+    p: int = 2,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Tensor:
+    """The p-norm of each window."""
+    window = Window.of(kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+    framed, _ = _frame(x.abs() ** p, window, window.paddings(x.shape[2:]), 0.0)
+    return _sum_planes(framed, window) ** (1.0 / p)
+
+
+@lowering("GlobalLpPool")
+def global_lp_pool(x: Tensor, *, p: int = 2) -> Tensor:
+    """The p-norm of each channel."""
+    return torch.linalg.vector_norm(x, p, tuple(range(2, x.dim())), keepdim=True)
+
+
+@lowering("MaxUnpool", host=(2,))
+def max_unpool(
+    x: Tensor,
+    indices: Tensor,
+    shape: Any = None,
+    *,
+    kernel_shape: Sequence[int],
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Tensor:
+    """X written into zeros at the indices, which count through the whole result, as in onnxruntime."""
+    if shape is None:
+        window = Window.of(kernel_shape, strides, None, pads)
+        shape = (*x.shape[:2], *transposed_sizes(window, x.shape[2:]))
+    zeros = torch.zeros(math.prod(shape), dtype=x.dtype, device=x.device)
+    return zeros.scatter_(0, indices.reshape(-1), x.reshape(-1)).view(shape)

@@ -1,0 +1,151 @@
+"""Resizing, and sampling at given places."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from op_cases.case import Case, Tensor, x
+
+
+def _place(at: int, size: int, count: int, scale: float, mode: str, crop: tuple[float, float]) -> float:
+    """The coordinate on the original of one element of the result, as ONNX's text says it."""
+    if mode == "align_corners":
+        return at * (size - 1) / (count - 1) if count > 1 else 0.0
+    if mode == "asymmetric":
+        return at / scale
+    if mode == "tf_crop_and_resize":
+        if count == 1:
+            return 0.5 * sum(crop) * (size - 1)
+        return crop[0] * (size - 1) + at * (crop[1] - crop[0]) * (size - 1) / (count - 1)
+    if mode == "pytorch_half_pixel" and count == 1:
+        return 0.0
+    shift = size / 2 * (1 - count / (scale * size)) if mode == "half_pixel_symmetric" else 0.0
+    return shift + (at + 0.5) / scale - 0.5
+
+
+def _taps(at: float, kind: str, nearest: str, a: float, wide: float = 1.0) -> dict[int, float]:
+    """The elements that one element of the result is made of, with their weights."""
+    low = math.floor(at)
+    if kind == "nearest":
+        up, down = math.floor(at + 0.5), math.ceil(at - 0.5)
+        rounded = {"round_prefer_floor": down, "round_prefer_ceil": up, "floor": low, "ceil": math.ceil(at)}
+        return {rounded[nearest]: 1.0}
+    reach = math.ceil(2 * wide) + 1
+    distances = {i: abs(at - i) / wide for i in range(low - reach, low + reach + 1)}
+    if kind == "linear":
+        weights = {i: max(1 - d, 0.0) for i, d in distances.items()}
+    else:
+        weights = {i: _cubic(d, a) for i, d in distances.items()}
+    return {i: w / sum(weights.values()) for i, w in weights.items()}
+
+
+def _cubic(d: float, a: float) -> float:
+    near, far = (a + 2) * d**3 - (a + 3) * d**2 + 1, a * d**3 - 5 * a * d**2 + 8 * a * d - 4 * a
+    return near if d <= 1 else far if d < 2 else 0.0
+
+
+def _resized(
+    axes: dict[int, tuple[int, float]],
+    kind: str,
+    mode: str = "half_pixel",
+    nearest: str = "round_prefer_floor",
+    a: float = -0.75,
+    exclude: bool = False,
+    crops: dict[int, tuple[float, float]] | None = None,
+    outside: float = 0.0,
+    antialias: bool = False,
+) -> Callable[[Tensor], Tensor]:
+    """Resize by loops over the elements of each axis: ``axes`` says their new sizes and factors."""
+
+    def run(image: Tensor) -> Tensor:
+        for axis, (count, scale) in axes.items():
+            rows, size = [], image.shape[axis]
+            for at in range(count):
+                place = _place(at, size, count, scale, mode, (crops or {}).get(axis, (0.0, 1.0)))
+                taps = _taps(place, kind, nearest, a, max(1 / scale, 1.0) if antialias else 1.0)
+                inside = {i: w for i, w in taps.items() if 0 <= i < size} if exclude else taps
+                total = sum(inside.values()) if exclude else 1.0
+                parts = [image.select(axis, min(max(i, 0), size - 1)) * (w / total) for i, w in inside.items()]
+                row = torch.stack(parts).sum(0)
+                crop = mode == "tf_crop_and_resize"
+                rows.append(torch.full_like(row, outside) if crop and not 0 <= place <= size - 1 else row)
+            image = torch.stack(rows, axis)
+        return image
+
+    return run
+
+
+def _resize() -> list[Case]:
+    def scales(*content: float) -> np.ndarray:
+        return np.array(content, np.float32)
+
+    def way(coordinates: str, mode: str = "linear", **more: Any) -> dict[str, Any]:
+        return {"coordinate_transformation_mode": coordinates, "mode": mode, **more}
+
+    def interpolate(**options: Any) -> Callable[[Tensor], Tensor]:
+        return lambda a: F.interpolate(a, **options)
+
+    def to(*sizes: int) -> tuple[Any, ...]:
+        return (image, None, None, np.array((2, 3, *sizes), np.int64))
+
+    def by(*factors: float) -> tuple[Any, ...]:
+        return (image, None, scales(1, 1, *factors))
+
+    image = x(2, 3, 6, 5)
+    old = way("asymmetric", "nearest", nearest_mode="floor")
+    rows = [
+        Case("Resize", by(2, 3), interpolate(scale_factor=(2, 3), mode="nearest"), old, label="nearest"),
+        Case("Resize", to(9, 7), interpolate(size=(9, 7), mode="nearest"), old, label="nearest-sizes", static=(0,)),
+        Case("Resize", by(2, 2), interpolate(scale_factor=2, mode="bilinear"), way("half_pixel"), label="linear"),
+        Case("Resize", by(1.5, 2), interpolate(scale_factor=(1.5, 2), mode="bilinear", recompute_scale_factor=False),
+             way("pytorch_half_pixel"), label="pytorch"),
+        Case("Resize", to(4, 7), interpolate(size=(4, 7), mode="bilinear", align_corners=True), way("align_corners"),
+             label="corners"),
+        Case("Resize", (x(2, 3, 5), None, None, np.array([2, 3, 8])), interpolate(size=8, mode="linear"),
+             way("half_pixel"), label="linear-1d", static=(0,)),
+        Case("Resize", (x(1, 2, 3, 4, 5), None, scales(1, 1, 2, 2, 2)), interpolate(scale_factor=2, mode="trilinear"),
+             way("half_pixel"), label="linear-3d"),
+        Case("Resize", (x(1, 2, 3, 4, 5), None, scales(1, 1, 2, 2, 2)), interpolate(scale_factor=2), old, label="nearest-3d"),
+        Case("Resize", by(2, 2), interpolate(scale_factor=2, mode="bicubic"), way("half_pixel", "cubic"), label="cubic"),
+        Case("Resize", to(9, 7), interpolate(size=(9, 7), mode="bicubic", align_corners=True), way("align_corners", "cubic"),
+             label="cubic-corners", static=(0,)),
+        Case("Resize", to(4, 3), interpolate(size=(4, 3), mode="bilinear", antialias=True), way("half_pixel", antialias=1, exclude_outside=1),
+             label="antialias", static=(0,)),
+        Case("Resize", to(4, 3), interpolate(size=(4, 3), mode="bicubic", antialias=True),
+             way("half_pixel", "cubic", antialias=1, cubic_coeff_a=-0.5, exclude_outside=1), label="cubic-antialias", static=(0,)),
+        Case("Resize", to(4, 3), _resized({2: (4, 4 / 6), 3: (3, 0.6)}, "linear", antialias=True),
+             way("half_pixel", antialias=1), label="antialias-clamped", static=(0,)),
+        Case("Resize", by(2, 2), _resized({2: (12, 2.0), 3: (10, 2.0)}, "cubic", a=-0.5, exclude=True),
+             way("half_pixel", "cubic", cubic_coeff_a=-0.5, exclude_outside=1), label="cubic-exclude"),
+        Case("Resize", by(2, 2), _resized({2: (12, 2.0), 3: (10, 2.0)}, "linear", "asymmetric"), way("asymmetric"),
+             label="asymmetric"),
+        Case("Resize", by(0.75, 1.5), _resized({2: (4, 0.75), 3: (7, 1.5)}, "linear", "half_pixel_symmetric"),
+             way("half_pixel_symmetric"), label="symmetric"),
+        Case("Resize", to(1, 7), _resized({2: (1, 1 / 6), 3: (7, 1.4)}, "linear", "pytorch_half_pixel"),
+             way("pytorch_half_pixel"), label="pytorch-one"),
+        Case("Resize", (image, np.array([0, 0, 0.25, -0.25, 1, 1, 0.75, 0.5], np.float32), None, np.array([2, 3, 4, 6])),
+             _resized({2: (4, 0.0), 3: (6, 0.0)}, "linear", "tf_crop_and_resize", crops={2: (0.25, 0.75), 3: (-0.25, 0.5)},
+                      outside=7.0),
+             way("tf_crop_and_resize", extrapolation_value=7.0), label="crop"),
+        Case("Resize", (image, None, None, np.array([7, 9])), _resized({2: (7, 7 / 6), 3: (6, 7 / 6)}, "linear"),
+             way("half_pixel", axes=[2, 3], keep_aspect_ratio_policy="not_larger"), label="not-larger"),
+        Case("Resize", (image, None, None, np.array([7, 9])), _resized({2: (11, 1.8), 3: (9, 1.8)}, "linear"),
+             way("half_pixel", axes=[2, 3], keep_aspect_ratio_policy="not_smaller"), label="not-smaller"),
+        Case("Resize", (x(2, 6, 5, 3), None, scales(2, 2)), _resized({1: (12, 2.0), 2: (10, 2.0)}, "linear"),
+             way("half_pixel", axes=[1, 2]), label="channels-last"),
+    ]  # fmt: skip
+    for nearest in ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil"):
+        for mode in ("half_pixel", "align_corners", "asymmetric"):
+            to_sizes = _resized({2: (4, 4 / 6), 3: (8, 1.6)}, "nearest", mode, nearest)
+            attributes = way(mode, "nearest", nearest_mode=nearest)
+            rows.append(Case("Resize", to(4, 8), to_sizes, attributes, label=f"{nearest}-{mode}", static=(0,)))
+    return rows
+
+
+CASES = [*_resize()]
