@@ -22,6 +22,8 @@ NO_REFERENCE = {
     "MaxPool": "indices are not flat over the tensor",
     "AveragePool": "ConvTranspose without its output size",
     "Pad": "no negative pads",
+    "Scan": "no directions but forwards",
+    "Loop": "no Scan backwards, which its gradient is",
 }
 
 
