@@ -28,6 +28,8 @@ NO_REFERENCE = {
     "Unique-unsorted": "an index out of bounds",
     "LRN": "sums as many channels as the batch has rows",
     "LpNormalization": "p = 1 without absolute values",
+    "Scan": "no directions but forwards",
+    "Loop": "no Scan backwards, which its gradient is",
 }
 # Rows that onnxruntime's CPU kernels refuse, or have wrong (1.31).
 NO_ONNXRUNTIME = {

@@ -14,7 +14,11 @@ import torch
 
 from onnxtrain.errors import CaptureError
 
-_OPERATORS = "torch._library.autograd"  # classes that register_autograd makes: their operator is recorded as a whole
+# Classes whose operator is recorded as a whole: those that register_autograd makes, and torch's own control flow.
+_RECORDED = (
+    "torch._library.autograd",
+    *(f"torch._higher_order_ops.{n}" for n in ("cond", "scan", "while_loop", "map")),
+)
 
 
 @contextlib.contextmanager
@@ -23,7 +27,7 @@ def refused() -> Iterator[None]:
     original = torch.autograd.Function.__dict__["apply"]
 
     def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
-        if cls.__module__ != _OPERATORS:
+        if cls.__module__ not in _RECORDED:
             _refuse(cls)
         return original.__get__(None, cls)(*args, **kwargs)
 

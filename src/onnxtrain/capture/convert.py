@@ -20,6 +20,7 @@ from onnxtrain.capture.source_lines import user_place
 from onnxtrain.capture.translations import TRANSLATIONS
 from onnxtrain.errors import CaptureError
 from onnxtrain.ir import shapes
+from onnxtrain.ir.bodies import close_bodies
 from onnxtrain.ir.graphs import SOURCE, ForwardGraph, Signature
 
 _TRACE = "pkg.torch.onnx.stack_trace"
@@ -48,8 +49,9 @@ def to_graph(
     updated = _buffer_outputs(model.graph, ep, buffers)
     _distinct_outputs(model.graph)
     _rename_symbols(model.graph, ep)
-    for node in model.graph:
+    for node in model.graph.all_nodes():
         _keep_source(node)
+    close_bodies(model.graph)
     shapes.infer_graph(model.graph)
     names = [str(v.name) for v in model.graph.outputs]
     count = len(names) - len(updated)
@@ -179,7 +181,7 @@ def _rename_symbols(graph: ir.Graph, program: torch.export.ExportedProgram) -> N
 
 def _all_values(graph: ir.Graph) -> Iterator[ir.Value]:
     yield from graph.inputs
-    for node in graph:
+    for node in graph.all_nodes():
         yield from node.outputs
 
 

@@ -29,7 +29,7 @@ class _Part:
         self.device_index = int(index or 0)
         self.inputs = [str(v.name) for v in model.graph.inputs]
         self.outputs = list(dict.fromkeys(str(v.name) for v in model.graph.outputs))
-        attach(model)
+        model = attach(model)
         options = ort.SessionOptions()
         options.log_severity_level = _FATAL_ONLY
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
@@ -102,7 +102,7 @@ class OnnxRuntimeBackend(Backend):
 
     def compile(self, plan: Plan, device: str = "cpu", options: Options | None = None) -> OnnxRuntimeExecutable:
         options = options or Options()
-        nodes = [n for model in (plan.forward, plan.backward) if model is not None for n in model.graph]
+        nodes = [n for model in (plan.forward, plan.backward) if model is not None for n in model.graph.all_nodes()]
         for node in nodes:
             _refuse_opaque(node)
         if options.deterministic and device.startswith("cuda"):

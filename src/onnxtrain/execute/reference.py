@@ -35,7 +35,7 @@ class _Part:
     """One model of a plan as an evaluator."""
 
     def __init__(self, model: ir.Model) -> None:
-        attach(model)
+        model = attach(model)
         self.inputs = [str(v.name) for v in model.graph.inputs]
         self.outputs = list(dict.fromkeys(str(v.name) for v in model.graph.outputs))
         self.evaluator = ReferenceEvaluator(ir.to_proto(model), new_ops=[GatherElements])

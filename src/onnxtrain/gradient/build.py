@@ -9,6 +9,7 @@ import onnx_ir as ir
 from onnxtrain.errors import GradientError
 from onnxtrain.gradient.registry import Context, rule_of
 from onnxtrain.ir import shapes
+from onnxtrain.ir.bodies import remove_unread
 from onnxtrain.ir.builder import Builder
 from onnxtrain.ir.graphs import ForwardGraph, TrainingGraph, describe, is_backward, source_of
 from onnxtrain.ir.opsets import raise_opset
@@ -36,12 +37,10 @@ def build_gradient(graph: ForwardGraph, outputs: Sequence[str] | None = None) ->
     """
     model = ir.Model(graph.model.graph.clone(), ir_version=graph.model.ir_version)
     raise_opset(model.graph)
-    walk = _Walk(model.graph, graph.signature.differentiable)
+    wanted = set(graph.signature.differentiable)
+    walk = _Walk(model.graph, [v for v in model.graph.inputs if v.name in wanted])
     output_gradients = walk.seed(graph.signature.outputs if outputs is None else outputs)
-    with walk.op.arithmetic():
-        for node in reversed(list(model.graph)):
-            if not is_backward(node):
-                walk.differentiate(node)
+    walk.run()
     return TrainingGraph(model, graph.signature, output_gradients, walk.finish())
 
 
@@ -60,14 +59,44 @@ def tracked_outputs(graph: ForwardGraph) -> tuple[str, ...]:
     return tuple(str(v.name) for v in graph.model.graph.outputs if v in active and v.name in visible)
 
 
+def differentiate_body(body: ir.Graph, wanted: Sequence[bool], seeded: Sequence[bool]) -> ir.Graph:
+    """The gradients of a closed body, as a closed body: the iteration or branch is run again and walked backwards.
+
+    Args:
+        body: a closed body; it is not changed.
+        wanted: for each of its inputs, whether its gradient is asked for.
+        seeded: for each of its outputs, whether it receives a gradient.
+
+    Returns:
+        A graph whose inputs are the body's and then one gradient for each seeded output, and whose outputs are the
+        gradients asked for, zeros where nothing flows.
+    """
+    graph = body.clone()
+    targets = [v for v, asked in zip(graph.inputs, wanted, strict=True) if asked]
+    walk = _Walk(graph, targets)
+    for index, (output, has) in enumerate(zip(list(graph.outputs), seeded, strict=True)):
+        if has:
+            dy = ir.Value(name=f"{output.name}_grad{index}", type=output.type, shape=output.shape)
+            graph.inputs.append(dy)
+            if output in walk.active:
+                walk.contribute(output, dy)
+    walk.run()
+    with walk.op.arithmetic():
+        gradients = [walk.contributions.get(v) for v in targets]
+        zeros = [walk.op.Expand(walk.op.like(0.0, v), walk.op.shape(v)) for v in targets]
+    graph.outputs.clear()
+    graph.outputs.extend(zero if dx is None else dx for dx, zero in zip(gradients, zeros, strict=True))
+    remove_unread(graph)
+    return graph
+
+
 class _Walk:
     """State of one reverse walk: which values need a gradient, and the contributions found so far."""
 
-    def __init__(self, graph: ir.Graph, differentiable: Sequence[str]) -> None:
+    def __init__(self, graph: ir.Graph, targets: Sequence[ir.Value]) -> None:
         self.graph = graph
         self.op = Builder(graph, backward=True)
-        wanted = set(differentiable)
-        self.targets = [v for v in graph.inputs if v.name in wanted]
+        self.targets = list(targets)
         self.active = _reachable(graph, self.targets)
         self.contributions: dict[ir.Value, ir.Value] = {}
 
@@ -84,6 +113,13 @@ class _Walk:
                 seeds[name] = str(dy.name)
         return seeds
 
+    def run(self) -> None:
+        """Differentiate all forward nodes, the last first."""
+        with self.op.arithmetic():
+            for node in reversed(list(self.graph)):
+                if not is_backward(node):
+                    self.differentiate(node)
+
     def differentiate(self, node: ir.Node) -> None:
         """Call the node's rule and hand the gradients it returns to the node's inputs."""
         dys = [self.contributions.get(y) for y in node.outputs]
@@ -95,7 +131,7 @@ class _Walk:
             raise _no_rule(node)
         self.op.metadata = dict(node.metadata_props)
         attributes = {name: a.value for name, a in node.attributes.items()}
-        made = rule(Context(self.op, node, dys), dys[0], *node.inputs, **attributes)
+        made = rule(Context(self.op, node, dys, wanted), dys[0], *node.inputs, **attributes)
         gradients = made if isinstance(made, tuple | list) else (made,)
         for index, x in enumerate(node.inputs):
             if x is not None and x in self.active:

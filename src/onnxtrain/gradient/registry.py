@@ -22,10 +22,12 @@ class Context:
         op: the Builder that emits backward nodes.
         node: the forward node being differentiated.
         dys: gradient of each forward output, None for one that receives none.
+        wanted: for each input, whether its gradient is asked for: only for rules that build a body, where what nobody
+            reads is not removed afterwards.
     """
 
-    def __init__(self, op: Builder, node: ir.Node, dys: Sequence[ir.Value | None]) -> None:
-        self.op, self.node, self.dys = op, node, tuple(dys)
+    def __init__(self, op: Builder, node: ir.Node, dys: Sequence[ir.Value | None], wanted: Sequence[bool] = ()) -> None:
+        self.op, self.node, self.dys, self.wanted = op, node, tuple(dys), tuple(wanted)
 
     @property
     def y(self) -> ir.Value:

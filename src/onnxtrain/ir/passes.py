@@ -77,7 +77,7 @@ class Pipeline:
 
 def save(model: ir.Model, path: Path) -> None:
     """Write a model that opens in Netron, function bodies included: to a temporary name, then renamed."""
-    attach(model)
+    model = attach(model)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".partial")
     ir.save(model, temporary)

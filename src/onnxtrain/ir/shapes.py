@@ -102,6 +102,16 @@ def data_of(value: ir.Value | None) -> Data | None:
     return value.meta[_DATA]
 
 
+def set_data(value: ir.Value, data: Data) -> None:
+    """State the symbolic content of a small integer tensor."""
+    value.meta[_DATA] = data
+
+
+def forget_data(value: ir.Value) -> None:
+    """Forget the content that was stated of a value."""
+    value.meta.pop(_DATA, None)
+
+
 def attribute(node: ir.Node, name: str, default: Any = None) -> Any:
     """The value of an attribute, or the default where the node does not state it."""
     found = node.attributes.get(name)

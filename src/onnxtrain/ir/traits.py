@@ -46,9 +46,9 @@ _GROUPS = {
     Trait.ELEMENTWISE | Trait.RANDOM | Trait.ROW_WISE: "Dropout",
     Trait.RANDOM: "Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike onnxtrain::ATen",
     Trait.EXPENSIVE: """
-        Conv ConvTranspose Det Einsum Gemm MatMul LSTM GRU RNN onnxtrain::ScaledDotProductAttention onnxtrain::ConvGrad
-        onnxtrain::Cofactors onnxtrain::CausalScaledDotProductAttention
-        onnxtrain::CausalScaledDotProductAttentionGrad
+        Conv ConvTranspose Det Einsum Gemm MatMul LSTM GRU RNN onnxtrain::If onnxtrain::Loop onnxtrain::Scan
+        onnxtrain::ScaledDotProductAttention onnxtrain::ConvGrad onnxtrain::Cofactors
+        onnxtrain::CausalScaledDotProductAttention onnxtrain::CausalScaledDotProductAttentionGrad
         onnxtrain::MaskedScaledDotProductAttention onnxtrain::ScaledDotProductAttentionGrad
         onnxtrain::MaskedScaledDotProductAttentionGrad""",
     Trait.EXPENSIVE | Trait.ROW_WISE: "onnxtrain::Linear onnxtrain::LinearWithoutBias",
@@ -72,6 +72,9 @@ def traits_of(node: ir.Node) -> Trait:
         found |= Trait.ROW_WISE
     if node.op_type == "ATen" and node.domain == DOMAIN and node.attributes["operator"].value in PROBES:
         found |= Trait.EFFECT
+    for body in (a.value for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH):
+        for inner in body:
+            found |= traits_of(inner) & (Trait.RANDOM | Trait.EFFECT)
     return found
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import GraphError
 from onnxtrain.ir import functions
+from onnxtrain.ir.bodies import bodies_of
 from onnxtrain.ir.graphs import describe, source_of
 
 _SAME_TYPE = frozenset(
@@ -42,14 +43,19 @@ def verify(model: ir.Model, *, after: str = "") -> None:
     Raises:
         GraphError: something is wrong; the message names the node, its source line and ``after``.
     """
-    graph = model.graph
+    _verify(model.graph, model.graph.opset_imports, after)
+
+
+def _verify(graph: ir.Graph, opsets: Mapping[str, int], after: str) -> None:
     defined: dict[str, ir.Value] = {}
     for value in (*graph.inputs, *graph.initializers.values()):
         if defined.setdefault(str(value.name), value) is not value:
             raise GraphError(f"two inputs or initializers are called {value.name}{_suffix(after)}")
     for node in graph:
-        for problem in _problems(node, defined, graph):
+        for problem in _problems(node, defined, opsets):
             raise GraphError(problem + _suffix(after), node=describe(node), source=source_of(node))
+        for body in bodies_of(node):
+            _verify(body, opsets, after)
         for value in node.outputs:
             if value.name:
                 defined[value.name] = value
@@ -62,7 +68,7 @@ def _suffix(after: str) -> str:
     return f" (after {after})" if after else ""
 
 
-def _problems(node: ir.Node, defined: dict[str, ir.Value], graph: ir.Graph) -> Iterator[str]:
+def _problems(node: ir.Node, defined: dict[str, ir.Value], opsets: Mapping[str, int]) -> Iterator[str]:
     for value in node.inputs:
         if value is not None and defined.get(str(value.name)) is not value:
             yield f"the input {value.name} is not defined before its use"
@@ -71,19 +77,19 @@ def _problems(node: ir.Node, defined: dict[str, ir.Value], graph: ir.Graph) -> I
             yield f"two values are called {value.name}"
         if value.name and value.type is None and value.uses():
             yield f"the output {value.name} has no type"
-    yield from _operator_problems(node, graph)
+    yield from _operator_problems(node, opsets)
     if node.op_type in _SAME_TYPE:
         types = {v.dtype for v in node.inputs if v is not None and v.dtype is not None}
         if len(types) > 1:
             yield f"the operands have different types: {', '.join(sorted(str(t) for t in types))}"
 
 
-def _operator_problems(node: ir.Node, graph: ir.Graph) -> Iterator[str]:
+def _operator_problems(node: ir.Node, opsets: Mapping[str, int]) -> Iterator[str]:
     if node.domain == functions.DOMAIN:
         if not functions.defines(node.op_type):
             yield f"there is no operator {node.op_type} in the domain {node.domain}"
         return
-    version = graph.opset_imports.get(node.domain)
+    version = opsets.get(node.domain)
     if version is None:
         yield f"the domain {node.domain!r} has no opset version"
         return

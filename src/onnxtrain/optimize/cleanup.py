@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
 from onnxtrain.ir import shapes
+from onnxtrain.ir.bodies import remove_unread
 from onnxtrain.ir.graphs import is_backward
 from onnxtrain.ir.traits import Trait, traits_of
 
@@ -263,6 +264,8 @@ def _attribute_key(attr: ir.Attr) -> Any:
     if attr.type == ir.AttributeType.TENSOR:
         array = attr.value.numpy()
         return str(array.dtype), array.shape, array.tobytes()
+    if attr.type == ir.AttributeType.GRAPH:
+        return id(attr.value)
     return tuple(attr.value) if isinstance(attr.value, list) else repr(attr.value)
 
 
@@ -271,17 +274,7 @@ class DeadCodePass(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Run the pass."""
-        graph, modified = model.graph, False
-        for node in reversed(list(graph)):
-            read = any(v.uses() or v.is_graph_output() for v in node.outputs)
-            if not read and Trait.EFFECT not in traits_of(node):
-                graph.remove(node, safe=True)
-                modified = True
-        for name, value in list(graph.initializers.items()):
-            if not value.uses() and not value.is_graph_output() and not value.is_graph_input():
-                graph.initializers.pop(name)
-                modified = True
-        return ir.passes.PassResult(model, modified)
+        return ir.passes.PassResult(model, remove_unread(model.graph))
 
 
 __all__ = [

@@ -17,6 +17,7 @@ from onnxtrain.execute.torch.expressions import Names, data_text, dim_text, is_k
 from onnxtrain.execute.torch.memory import reusable
 from onnxtrain.execute.torch.registry import LOWERINGS, Lowering
 from onnxtrain.ir import shapes
+from onnxtrain.ir.bodies import bodies_of
 from onnxtrain.ir.graphs import Plan, describe, source_of
 from onnxtrain.ir.traits import Trait, traits_of
 
@@ -106,6 +107,24 @@ class _Writer:
         self.lines.append(f"return [{', '.join(self._tensor(v) for v in self.graph.outputs)}]")
         return self._program("backward", "saved, sizes, gradients")
 
+    def function(self, name: str, outer: _Writer) -> list[str]:
+        """A body as the lines of a function inside of the outer one: its inputs in, a tuple of its outputs out."""
+        self.scope, self.ops, self.names = outer.scope, outer.ops, outer.names.nested()
+        self.bound = self.free()
+        parameters = ", ".join(self.names(v) for v in self.graph.inputs)
+        self._bind(self.graph.inputs)
+        self._body(keep=set(self.graph.inputs))
+        self.lines.append(f"return ({''.join(f'{self._tensor(v)}, ' for v in self.results)})")
+        return [f"def {name}({parameters}):", *(f"    {line}" for line in self.lines)]
+
+    def free(self) -> set[str]:
+        """The sizes that a body reads and that the shapes of its inputs do not give: those of the function around."""
+        inputs = self.graph.inputs
+        given = [*(shapes.dims_of(v) or () for v in inputs), *(shapes.data_of(v) for v in inputs)]
+        outer = set().union(*(symbols_of(d) for d in given if d is not None), set())
+        bindable = {str(d.value) for v in inputs for d in shapes.dims_of(v) or () if isinstance(d, ir.SymbolicDim)}
+        return (self.symbols & outer) - bindable
+
     def _results(self, needed: Sequence[str] | None) -> list[ir.Value]:
         """The graph outputs that must exist as tensors: all but saved shape tensors that nobody reads."""
         if needed is None:
@@ -127,6 +146,8 @@ class _Writer:
     def _symbols(self) -> set[str]:
         found: set[str] = set()
         for node in self.nodes:
+            for body in bodies_of(node):
+                found |= _Writer(body, self.device).free()
             for index, value in enumerate(node.inputs):
                 if value is not None and _is_host(value, index, self.lowerings[node].host):
                     data = shapes.data_of(value)
@@ -209,6 +230,10 @@ class _Writer:
     def _attribute(self, attr: ir.Attr) -> str:
         if isinstance(attr.value, str | int | float):
             return repr(attr.value)
+        if attr.type == ir.AttributeType.GRAPH:
+            name = self.names.unique(attr.name)
+            self.lines += _Writer(attr.value, self.device).function(name, self)
+            return name
         if attr.type == ir.AttributeType.TENSOR:
             name = f"attribute_{len(self.scope)}"
             self.scope[name] = attr.value.numpy()

@@ -75,15 +75,25 @@ class Names:
         self._used = set(reserved)
         self._names: dict[str, str] = {}
 
+    def nested(self) -> Names:
+        """Names for the function of a body: they are not used outside of it, nor the outer ones in it."""
+        made = Names(set())
+        made._used = self._used
+        return made
+
+    def unique(self, text: str) -> str:
+        """An identifier like that text that no value has."""
+        text = re.sub(r"\W", "_", text)
+        if not text.isidentifier() or keyword.iskeyword(text):
+            text = f"v_{text}"
+        unique, count = text, 1
+        while unique in self._used:
+            unique, count = f"{text}_{count}", count + 1
+        self._used.add(unique)
+        return unique
+
     def __call__(self, value: ir.Value) -> str:
         name = str(value.name)
         if name not in self._names:
-            text = re.sub(r"\W", "_", name)
-            if not text.isidentifier() or keyword.iskeyword(text):
-                text = f"v_{text}"
-            unique, count = text, 1
-            while unique in self._used:
-                unique, count = f"{text}_{count}", count + 1
-            self._used.add(unique)
-            self._names[name] = unique
+            self._names[name] = self.unique(name)
         return self._names[name]

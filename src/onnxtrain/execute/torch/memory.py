@@ -51,6 +51,7 @@ def reusable(
 
 
 _COMMUTATIVE = ("Add", "Mul")
+_MANY = ("ATen", "Sum", "Max", "Min", "If", "Loop", "Scan")  # a result may share memory with any operand
 
 
 def _same(a: ir.Value, b: ir.Value) -> bool:
@@ -66,7 +67,7 @@ class _Groups:
         self._parent: dict[ir.Value, ir.Value] = {}
         for node in nodes:
             if lowerings[node].view and node.inputs:
-                sharers = node.inputs if node.op_type in ("ATen", "Sum", "Max", "Min") else node.inputs[:1]
+                sharers = node.inputs if node.op_type in _MANY else node.inputs[:1]
                 for value in (*sharers, *node.outputs):
                     if value is not None:
                         self._parent[self.root(value)] = self.root(node.outputs[0])

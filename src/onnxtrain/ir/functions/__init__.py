@@ -17,6 +17,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxtrain.ir import shapes
+from onnxtrain.ir.bodies import CLOSED, open_bodies
 from onnxtrain.ir.graphs import DOMAIN
 
 VERSION = 1
@@ -60,7 +61,7 @@ def _load() -> None:
 def defines(op_type: str) -> bool:
     """Whether the operator is one of ours."""
     _load()
-    return op_type in DEFINITIONS or op_type in OPAQUE
+    return op_type in DEFINITIONS or op_type in OPAQUE or op_type in CLOSED
 
 
 @functools.cache
@@ -79,12 +80,14 @@ def body_of(op_type: str) -> ir.Function:
     return ir.serde.deserialize_function(script_of(op_type).to_function_proto())
 
 
-def attach(model: ir.Model) -> None:
-    """Give the model the bodies of all our operators that it uses, those that bodies use included.
+def attach(model: ir.Model) -> ir.Model:
+    """A copy of the model that other runtimes can run: control flow is ONNX's, and our operators have their bodies.
 
     Nodes of ours get all the outputs and attributes that their body has: runtimes do not accept fewer.
     """
-    for node in model.graph:
+    model = model.clone()
+    open_bodies(model.graph)
+    for node in model.graph.all_nodes():
         if node.domain == DOMAIN and node.op_type not in OPAQUE:
             _complete(node)
     wanted: dict[str, None] = {}
@@ -94,6 +97,7 @@ def attach(model: ir.Model) -> None:
         model.functions[(DOMAIN, op_type, "")] = body_of(op_type)
     if wanted:
         model.graph.opset_imports[DOMAIN] = VERSION
+    return model
 
 
 def _collect(op_type: str, wanted: dict[str, None]) -> None:

@@ -1,0 +1,212 @@
+"""Control flow with closed bodies: ``If``, ``Loop`` and ``Scan`` that read nothing but their own inputs.
+
+ONNX lets a subgraph read values of the graph around it without saying so. Here every value that a body reads is an
+operand of the node, after ONNX's own operands, and an input of the body, after ONNX's own inputs; constants are copied
+into the body. So liveness, saved values and gradients see all that a node reads in ``node.inputs``, and a body can be
+taken for a graph of its own. The closed forms are operators of ours under ONNX's names: ``Loop`` and ``Scan`` say with
+``states`` how many values are carried from one iteration to the next.
+
+``close_bodies`` comes after a model is made or read, ``open_bodies`` before a model is given to another runtime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import onnx_ir as ir
+
+from onnxtrain.ir.graphs import DOMAIN
+from onnxtrain.ir.traits import Trait, traits_of
+
+CLOSED = frozenset(("If", "Loop", "Scan"))
+BODY = "body"  # attribute of an operator that is its body: run in the node's place by a runtime without a kernel
+
+
+def bodies_of(node: ir.Node) -> list[ir.Graph]:
+    """The graphs among a node's attributes, in the order of their names' appearance."""
+    return [a.value for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH]
+
+
+def is_closed(node: ir.Node) -> bool:
+    """Whether the node is control flow with closed bodies."""
+    return node.domain == DOMAIN and node.op_type in CLOSED
+
+
+def close_bodies(graph: ir.Graph) -> None:
+    """Turn ONNX's control flow into ours, in place, nested bodies first."""
+    for node in graph:
+        for body in bodies_of(node):
+            close_bodies(body)
+        if node.domain == "" and node.op_type in CLOSED:
+            _close(node)
+
+
+def _close(node: ir.Node) -> None:
+    bodies = bodies_of(node)
+    captured = list(dict.fromkeys(v for body in bodies for v in _captured(body)))
+    for body in bodies:
+        known = {v: _inside(body, v) for v in captured}
+        _replace(body, known)
+        for index, value in enumerate(list(body.outputs)):
+            if value in known:
+                body.outputs[index] = known[value]
+    first, given = len(node.inputs), [v for v in captured if not _is_constant(v)]
+    if node.op_type == "Loop":
+        first = max(first, 2)
+        node.attributes["states"] = ir.AttrInt64("states", first - 2)
+    if node.op_type == "Scan":
+        count = node.attributes["num_scan_inputs"].as_int()
+        node.attributes["states"] = ir.AttrInt64("states", first - count)
+    node.resize_inputs(first + len(given))
+    for index, value in enumerate(given, first):
+        node.replace_input_with(index, value)
+    node.domain = DOMAIN
+
+
+def _captured(body: ir.Graph) -> Iterator[ir.Value]:
+    """Values of outer graphs that a body reads or gives back."""
+    own = {*body.inputs, *body.initializers.values(), *(v for n in body for v in n.outputs)}
+    read = (v for n in body for v in n.inputs if v is not None)
+    yield from (v for v in (*read, *body.outputs) if v not in own)
+
+
+def _is_constant(value: ir.Value) -> bool:
+    node = value.producer()
+    return not value.is_graph_input() and (
+        value.const_value is not None or (node is not None and node.op_type == "Constant" and node.domain == "")
+    )
+
+
+def _inside(body: ir.Graph, value: ir.Value) -> ir.Value:
+    """An input of the body, or a constant of its own, that stands for an outer value."""
+    made = ir.Value(name=str(value.name), type=value.type, shape=value.shape)
+    made.meta.update(value.meta)
+    if _is_constant(value):
+        made.const_value = ir.convenience.get_const_tensor(value)
+        body.register_initializer(made)
+    else:
+        body.inputs.append(made)
+    return made
+
+
+def _replace(body: ir.Graph, known: dict[ir.Value, ir.Value]) -> None:
+    for node in body:
+        for index, value in enumerate(node.inputs):
+            if value is not None and value in known:
+                node.replace_input_with(index, known[value])
+
+
+def open_bodies(graph: ir.Graph) -> None:
+    """Turn our control flow into ONNX's, and every node that carries its body into that body's nodes, in place.
+
+    Values inside of bodies get names of their own: ONNX lets no name be used twice, and knows a value by its name.
+    """
+    _open(graph, _fresh_names())
+
+
+def _fresh_names() -> Callable[[ir.Value], None]:
+    count = 0
+
+    def rename(value: ir.Value) -> None:
+        nonlocal count
+        if value.name:
+            value.name, count = f"{value.name}__{count}", count + 1
+
+    return rename
+
+
+def _open(graph: ir.Graph, rename: Callable[[ir.Value], None]) -> None:
+    for node in list(graph):
+        if BODY in node.attributes and not is_closed(node) and node.domain == DOMAIN:
+            _inline(graph, node, rename)
+    for node in list(graph):
+        if not is_closed(node):
+            continue
+        count = min(len(body.inputs) for body in bodies_of(node))
+        own = {"If": 0, "Loop": 2, "Scan": 0}[node.op_type]
+        if node.op_type == "Loop":
+            own += node.attributes.pop("states").as_int()
+        if node.op_type == "Scan":
+            own += node.attributes.pop("states").as_int() + node.attributes["num_scan_inputs"].as_int()
+        outer = node.inputs[len(node.inputs) - (count - own) :] if count > own else ()
+        for body in bodies_of(node):
+            _reopen(body, own, outer, rename)
+        node.resize_inputs(len(node.inputs) - len(outer))
+        node.domain = ""
+
+
+def _reopen(body: ir.Graph, own: int, outer: Sequence[ir.Value | None], rename: Callable[[ir.Value], None]) -> None:
+    made = {v for n in body for v in n.outputs}
+    for index, value in enumerate(list(body.outputs)):
+        if value not in made:  # ONNX wants outputs of a body to be made in it, each once
+            body.outputs[index] = _copied(body, value)
+        made.discard(value)
+    formals = list(body.inputs)[own:]
+    del body.inputs[own:]
+    body.name = body.name or "body"
+    _rename_all(body, rename)
+    _replace(body, {f: v for f, v in zip(formals, outer, strict=True) if v is not None})
+    _open(body, rename)
+
+
+def _copied(graph: ir.Graph, value: ir.Value, before: ir.Node | None = None) -> ir.Value:
+    node = ir.Node("", "Identity", [value], num_outputs=1)
+    node.outputs[0].type, node.outputs[0].shape = value.type, value.shape
+    node.outputs[0].name = f"{value.name}_given"
+    if before is None:
+        graph.append(node)
+    else:
+        graph.insert_before(before, node)
+    return node.outputs[0]
+
+
+def _rename_all(body: ir.Graph, rename: Callable[[ir.Value], None]) -> None:
+    for value in (*body.inputs, *(v for n in body for v in n.outputs)):
+        rename(value)
+    for value in list(body.initializers.values()):
+        body.initializers.pop(str(value.name))
+        rename(value)
+        body.register_initializer(value)
+
+
+def _inline(graph: ir.Graph, node: ir.Node, rename: Callable[[ir.Value], None]) -> None:
+    body = node.attributes[BODY].as_graph()
+    _rename_all(body, rename)
+    known = {f: v for f, v in zip(body.inputs, node.inputs, strict=False) if v is not None}
+    _replace(body, known)
+    for value in list(body.initializers.values()):
+        body.initializers.pop(str(value.name))
+        graph.register_initializer(value)
+    results = [known.get(v, v) for v in body.outputs]
+    body.outputs.clear()
+    for inner in list(body):
+        body.remove(inner)
+        graph.insert_before(node, inner)
+    for old, new in zip(node.outputs, results, strict=False):
+        _become(graph, node, old, new)
+    graph.remove(node, safe=True)
+
+
+def _become(graph: ir.Graph, node: ir.Node, old: ir.Value, new: ir.Value) -> None:
+    """Let all that read a value read another; a graph output keeps its name."""
+    if not old.is_graph_output():
+        old.replace_all_uses_with(new)
+        return
+    copied, name = _copied(graph, new, node), old.name
+    old.replace_all_uses_with(copied, replace_graph_outputs=True)
+    old.name, copied.name = None, name
+
+
+def remove_unread(graph: ir.Graph) -> bool:
+    """Take away nodes and constants that nothing reads; says whether there were any."""
+    modified = False
+    for node in reversed(list(graph)):
+        read = any(v.uses() or v.is_graph_output() for v in node.outputs)
+        if not read and Trait.EFFECT not in traits_of(node):
+            graph.remove(node, safe=True)
+            modified = True
+    for name, value in list(graph.initializers.items()):
+        if not value.uses() and not value.is_graph_output() and not value.is_graph_input():
+            graph.initializers.pop(name)
+            modified = True
+    return modified

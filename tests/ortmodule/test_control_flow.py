@@ -1,0 +1,98 @@
+"""Branches and loops of torch (cond, scan, while_loop) inside of a module: eager's numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from parity import captures, pair, same_step
+
+from onnxtrain.errors import GradientError
+
+BACKENDS = ("torch", "onnxruntime")
+
+
+class Choice(torch.nn.Module):
+    """Two layers of which one runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+        self.last = torch.nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The sign of the sum decides."""
+        h = torch.tanh(x)
+        y = torch.cond(x.sum() > 0, lambda h: self.first(h).sin(), lambda h: self.second(h) * h * 2, (h,))
+        return self.last(y + h)
+
+
+class Nested(torch.nn.Module):
+    """A branch inside of a branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Three ways."""
+
+        def inner(x: torch.Tensor) -> torch.Tensor:
+            return torch.cond(x.max() > 10, lambda x: self.first(x), lambda x: self.second(x).exp(), (x,))
+
+        return torch.cond(x.sum() > 0, inner, lambda x: x.cos(), (x,))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_branch(backend: str) -> None:
+    wrapped, eager = pair(Choice(), backend=backend)
+    for batch, shift in ((3, 2.0), (5, -2.0), (2, 2.0)):
+        same_step(wrapped, eager, torch.randn(batch, 4, requires_grad=True) + shift)
+    assert captures(wrapped) == 1
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_branch_in_a_branch(backend: str) -> None:
+    wrapped, eager = pair(Nested(), backend=backend)
+    for shift in (2.0, -2.0, 20.0):
+        same_step(wrapped, eager, (torch.randn(3, 4) + shift).requires_grad_())
+    assert captures(wrapped) == 1
+
+
+class Recurrence(torch.nn.Module):
+    """A hand-written recurrent layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Over the first axis, by torch's scan operator."""
+        from torch._higher_order_ops.scan import scan
+
+        def step(h: torch.Tensor, row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            new = torch.tanh(self.cell(h) + row)
+            return new, new * row
+
+        return scan(step, torch.zeros_like(x[0]), x, dim=0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_scan(backend: str) -> None:
+    wrapped, eager = pair(Recurrence(), backend=backend)
+    for length in (5, 3):
+        same_step(wrapped, eager, torch.randn(length, 2, 4, requires_grad=True))
+
+
+class Dropped(torch.nn.Module):
+    """A branch with dropout."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Random in one of the branches."""
+        return torch.cond(x.sum() > 0, lambda x: torch.nn.functional.dropout(x, 0.5), lambda x: x * 2, (x,))
+
+
+def test_random_branch_is_refused() -> None:
+    wrapped, _ = pair(Dropped(), backend="torch")
+    with pytest.raises(GradientError, match="If with Dropout, which is random") as raised:
+        wrapped(torch.ones(3, 4, requires_grad=True)).sum().backward()
+    assert "rewrite" in raised.value.cure
