@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 
@@ -108,6 +110,26 @@ class OnnxRuntimeBackend(Backend):
         if options.deterministic and device.startswith("cuda"):
             _warn_of_nondeterministic(nodes)
         return OnnxRuntimeExecutable(plan, device, options)
+
+
+@functools.cache
+def _kernels() -> dict[tuple[str, str], list[tuple[int, int]]]:
+    """First and last opset of the CPU kernels that this onnxruntime has of an operator."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as native
+
+    found: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    for kernel in native.get_all_opkernel_def():
+        if kernel.provider == "CPUExecutionProvider":
+            found.setdefault((kernel.domain, kernel.op_name), []).append(kernel.version_range)
+    return found
+
+
+def has_kernel(domain: str, op_type: str, opset: int) -> bool:
+    """Whether onnxruntime has a CPU kernel of an operator in a version of its domain, for some types at least."""
+    since = opset
+    if not domain and onnx.defs.has(op_type, opset):
+        since = onnx.defs.get_schema(op_type, opset).since_version
+    return any(first <= since <= last for first, last in _kernels().get((domain, op_type), ()))
 
 
 def _refuse_opaque(node: ir.Node) -> None:
