@@ -13,6 +13,8 @@ _PUBLIC = {
     "LogLevel": "onnxtrain.ortmodule",
     "ModuleWithLoss": "onnxtrain.ortmodule",
     "verify": "onnxtrain.ortmodule",
+    "check": "onnxtrain.ortmodule",
+    "check_model": "onnxtrain.blockers",
     "Options": "onnxtrain.options",
     "OnnxTrainError": "onnxtrain.errors",
 }

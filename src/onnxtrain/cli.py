@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from onnxtrain import __version__
 from onnxtrain.errors import OnnxTrainError
+from onnxtrain.options import BACKENDS, Options
 
 _FAILED = 2  # exit status of a command that could not do its work; 1 is its finding
 
@@ -39,6 +40,16 @@ def _parser() -> argparse.ArgumentParser:
     form.add_argument("--json", action="store_true", help="print JSON")
     form.add_argument("--markdown", action="store_true", help="print the page docs/operators.md")
     ops.set_defaults(run=_ops)
+    check = commands.add_parser(
+        "check", help="what would keep an .onnx model from being trained; status 1 if something"
+    )
+    check.add_argument("model", help="the .onnx file")
+    check.add_argument("--backend", choices=BACKENDS, default="auto", help="where it would run")
+    check.add_argument(
+        "--train", nargs="+", default=(), metavar="NAME", help="initializers, patterns too; default: all"
+    )
+    check.add_argument("--json", action="store_true", help="print JSON")
+    check.set_defaults(run=_check)
     return parser
 
 
@@ -55,6 +66,14 @@ def _ops(given: argparse.Namespace) -> int:
         print(operators.to_markdown(chosen) if given.markdown else operators.to_text(chosen), end="")
         print(end="" if given.markdown else "\n")
     return 0
+
+
+def _check(given: argparse.Namespace) -> int:
+    from onnxtrain.blockers import check_model
+
+    found = check_model(given.model, options=Options(backend=given.backend), parameters=given.train)
+    print(json.dumps(found.as_dict(), indent=1, ensure_ascii=False) if given.json else found)
+    return 0 if found else 1
 
 
 if __name__ == "__main__":

@@ -163,7 +163,7 @@ def _export(
 ) -> torch.export.ExportedProgram:
     kinds = (torch.export.Dim.AUTO, torch.export.Dim.STATIC)
     dynamic = tuple({a: kinds[(i, a) in constant] for a in range(t.dim())} for i, t in enumerate(example))
-    with _quiet(), autograd_functions.refused(), torch.enable_grad():
+    with recording():
         program = torch.export.export(module, tuple(example), dynamic_shapes=(dynamic,), strict=False)
     _stop_gradients(program.graph_module)
     _settle_layouts(program.graph_module)
@@ -211,6 +211,13 @@ def _take_place(node: torch.fx.Node, substitute: torch.fx.Node) -> None:
 
 
 @contextlib.contextmanager
+def recording() -> Iterator[None]:
+    """What torch.export runs the user's module in."""
+    with _quiet(), autograd_functions.refused(), torch.enable_grad():
+        yield
+
+
+@contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """No warnings, and no graph printed where capture fails: what goes wrong is raised, and explained below."""
     with warnings.catch_warnings(), contextlib.redirect_stderr(_WithoutGraphs(sys.stderr)):  # type: ignore[type-var]
@@ -236,13 +243,20 @@ class _WithoutGraphs(io.TextIOBase):
 def _explain(error: Exception) -> CaptureError:
     text = str(error)
     if "data-dependent" in text.lower() or "Could not guard" in text or "GuardOnDataDependent" in type(error).__name__:
-        what = "the module's control flow depends on the content of a tensor"
-        cure = "replace the Python branch by torch.where or torch.cond, or keep that part outside the wrapped module"
-    else:
-        first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
-        what = f"the forward pass cannot be captured: {first}"
-        cure = "run the module once without onnxtrain; if that works, wrap the largest part that torch.export accepts"
+        return data_dependent(_user_line(error))
+    first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
+    what = f"the forward pass cannot be captured: {first}"
+    cure = "run the module once without onnxtrain; if that works, wrap the largest part that torch.export accepts"
     return CaptureError(what, source=_user_line(error), cure=cure)
+
+
+def data_dependent(source: str) -> CaptureError:
+    """The error for a line that steers the forward pass by what is in a tensor."""
+    return CaptureError(
+        "the module's control flow depends on the content of a tensor",
+        source=source,
+        cure="replace the Python branch by torch.where or torch.cond, or keep that part outside the wrapped module",
+    )
 
 
 def _user_line(error: BaseException) -> str:

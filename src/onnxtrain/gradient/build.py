@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnxtrain.errors import GradientError
+from onnxtrain.errors import GradientError, OnnxTrainError
 from onnxtrain.gradient.registry import Context, rule_of
 from onnxtrain.ir import shapes
 from onnxtrain.ir.builder import Builder
@@ -40,6 +40,33 @@ def build_gradient(graph: ForwardGraph, outputs: Sequence[str] | None = None) ->
             if not is_backward(node):
                 walk.differentiate(node)
     return TrainingGraph(model, graph.signature, output_gradients, walk.finish())
+
+
+def gradient_errors(graph: ForwardGraph, outputs: Sequence[str] | None = None) -> tuple[ir.Model, list[OnnxTrainError]]:
+    """All errors that keep a graph from being differentiated, where ``build_gradient`` raises the first.
+
+    Where a node has no gradient the walk goes on as if it had one.
+
+    Args:
+        graph: the forward pass; it is not changed.
+        outputs: the outputs that will receive a gradient; None is all of them.
+
+    Returns:
+        The training graph as far as it could be built, to look at its operators and not to be run; and the errors.
+    """
+    model = ir.Model(graph.model.graph.clone(), ir_version=graph.model.ir_version)
+    walk = _Walk(model.graph, graph.signature.differentiable)
+    walk.seed(graph.signature.outputs if outputs is None else outputs)
+    errors: list[OnnxTrainError] = []
+    with walk.op.arithmetic():
+        for node in reversed(list(model.graph)):
+            try:
+                if not is_backward(node):
+                    walk.differentiate(node)
+            except OnnxTrainError as error:
+                errors.append(error)
+                walk.assume_gradients(node)
+    return model, errors[::-1]
 
 
 def tracked_outputs(graph: ForwardGraph) -> tuple[str, ...]:
@@ -100,6 +127,12 @@ class _Walk:
                     raise _no_gradient(node, index)
                 if gradients[index] is not None:
                     self.contribute(x, self.undo_broadcast(gradients[index], x))
+
+    def assume_gradients(self, node: ir.Node) -> None:
+        """Stand-ins for the gradients of a node's inputs, where there are none."""
+        for x in node.inputs:
+            if x is not None and x in self.active and x not in self.contributions:
+                self.contributions[x] = ir.Value(name=f"{x.name}_grad", type=x.type, shape=x.shape)
 
     def contribute(self, value: ir.Value, dy: ir.Value) -> None:
         """Add one consumer's gradient to what the value has received so far."""

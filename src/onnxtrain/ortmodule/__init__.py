@@ -2,7 +2,8 @@
 
 from onnxtrain.ortmodule.debug import DebugOptions, LogLevel
 from onnxtrain.ortmodule.module import ORTModule
+from onnxtrain.ortmodule.readiness import check
 from onnxtrain.ortmodule.verification import Comparison, Report, verify
 from onnxtrain.ortmodule.with_loss import ModuleWithLoss
 
-__all__ = ["Comparison", "DebugOptions", "LogLevel", "ModuleWithLoss", "ORTModule", "Report", "verify"]
+__all__ = ["Comparison", "DebugOptions", "LogLevel", "ModuleWithLoss", "ORTModule", "Report", "check", "verify"]
