@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnxtrain.errors import GradientError, OnnxTrainError
-from onnxtrain.gradient.registry import Context, rule_of
+from onnxtrain.gradient.registry import Context, rule_of, stopped_inputs
 from onnxtrain.ir import shapes
 from onnxtrain.ir.builder import Builder
 from onnxtrain.ir.graphs import ForwardGraph, TrainingGraph, describe, is_backward, source_of
@@ -111,7 +111,7 @@ class _Walk:
     def differentiate(self, node: ir.Node) -> None:
         """Call the node's rule and hand the gradients it returns to the node's inputs."""
         dys = [self.contributions.get(y) for y in node.outputs]
-        wanted = [x is not None and x in self.active for x in node.inputs]
+        wanted = [x in self.active for x in _flowing(node)]
         if not any(wanted) or all(dy is None for dy in dys) or _stops(node):
             return
         rule = rule_of(node)
@@ -122,7 +122,7 @@ class _Walk:
         made = rule(Context(self.op, node, dys), dys[0], *node.inputs, **attributes)
         gradients = made if isinstance(made, tuple | list) else (made,)
         for index, x in enumerate(node.inputs):
-            if x is not None and x in self.active:
+            if wanted[index] and x is not None:
                 if index >= len(gradients):
                     raise _no_gradient(node, index)
                 if gradients[index] is not None:
@@ -130,7 +130,7 @@ class _Walk:
 
     def assume_gradients(self, node: ir.Node) -> None:
         """Stand-ins for the gradients of a node's inputs, where there are none."""
-        for x in node.inputs:
+        for x in _flowing(node):
             if x is not None and x in self.active and x not in self.contributions:
                 self.contributions[x] = ir.Value(name=f"{x.name}_grad", type=x.type, shape=x.shape)
 
@@ -174,9 +174,15 @@ def _reachable(graph: ir.Graph, targets: Sequence[ir.Value]) -> set[ir.Value]:
     """Floating values that depend on a target through differentiable operators."""
     active = {v for v in targets if v.dtype in FLOATING}
     for node in graph:
-        if not _stops(node) and any(v in active for v in node.inputs if v is not None):
+        if not _stops(node) and any(v in active for v in _flowing(node)):
             active.update(v for v in node.outputs if v.dtype in FLOATING)
     return active
+
+
+def _flowing(node: ir.Node) -> list[ir.Value | None]:
+    """The node's inputs, with None for those through which no gradient flows."""
+    stopped = stopped_inputs(node)
+    return [None if i in stopped else x for i, x in enumerate(node.inputs)]
 
 
 def _stops(node: ir.Node) -> bool:
