@@ -192,6 +192,17 @@ def _settle_layouts(graph_module: torch.fx.GraphModule) -> None:
                 arguments: dict[str, Any] = {"memory_format": torch.contiguous_format}
                 copied = graph_module.graph.call_function(torch.ops.aten.clone.default, (node,), arguments)
             _take_place(node, copied)
+            _reshape_where_viewed(copied)
+
+
+def _reshape_where_viewed(node: torch.fx.Node) -> None:
+    """Make views of a tensor's permutations reshapes: they were views in the layout that the tensor had before."""
+    aten = torch.ops.aten
+    for user in list(node.users):
+        if user.target in (aten.permute.default, aten.transpose.int):
+            _reshape_where_viewed(user)
+        elif user.target is aten.view.default:
+            user.target = aten.reshape.default
 
 
 def _settle_bounds(graph_module: torch.fx.GraphModule) -> None:
