@@ -6,7 +6,7 @@ JOBS   ?= 2
 ARGS   ?=
 
 # What `make check` runs of the tests; together with lint and types under a minute.
-FAST_TESTS ?= -m "not slow" tests/ir tests/gradient tests/optimize tests/plan tests/execute tests/test_imports.py
+FAST_TESTS ?= -m "not slow" tests/ir tests/gradient tests/optimize tests/plan tests/execute tests/test_imports.py tests/test_operators.py
 
 BIN     = $(VENV)/bin
 READY   = $(VENV)/.installed
@@ -14,7 +14,7 @@ OFFLINE = HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST  = $(OFFLINE) $(BIN)/python -m pytest
 
-.PHONY: help demo test check bench golden docs clean
+.PHONY: help demo test check bench golden operators docs clean
 
 help:
 	@echo "make demo    fine-tune a real transformer, eager and ORTModule side by side"
@@ -22,6 +22,7 @@ help:
 	@echo "make check   lint, types, floors and the fast tests, under a minute"
 	@echo "make bench   benchmarks; ARGS=\"gpt2_lm --layers 2\" chooses them"
 	@echo "make golden  write the golden graphs again"
+	@echo "make operators  write docs/operators.md again"
 	@echo "make docs    build the documentation"
 
 $(READY): pyproject.toml
@@ -49,6 +50,9 @@ bench: $(READY)
 
 golden: $(READY)
 	$(PYTEST) tests/golden --regenerate-golden
+
+operators: $(READY)
+	$(BIN)/python -m onnxtrain.cli ops --markdown > docs/operators.md
 
 docs: $(READY)
 	$(PIP) -e ".[docs]"

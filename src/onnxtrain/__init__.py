@@ -13,6 +13,10 @@ _PUBLIC = {
     "LogLevel": "onnxtrain.ortmodule",
     "ModuleWithLoss": "onnxtrain.ortmodule",
     "verify": "onnxtrain.ortmodule",
+    "check": "onnxtrain.ortmodule",
+    "check_model": "onnxtrain.blockers",
+    "register_gradient": "onnxtrain.gradient",
+    "register_custom_stop_gradient_edges": "onnxtrain.gradient",
     "Options": "onnxtrain.options",
     "OnnxTrainError": "onnxtrain.errors",
 }

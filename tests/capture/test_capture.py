@@ -177,3 +177,21 @@ def test_learned_attention_bias_gets_its_gradient() -> None:
     for run in (wrapped, eager):
         run(x).backward()
     torch.testing.assert_close(wrapped.bias.grad, eager.bias.grad)
+
+
+def test_heads_that_are_viewed_together_after_attention() -> None:
+    class Heads(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.project = torch.nn.Linear(8, 24)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            query, key, value = (t.unflatten(-1, (2, 4)).transpose(1, 2) for t in self.project(x).chunk(3, -1))
+            mixed = F.scaled_dot_product_attention(query, key, value).permute(0, 2, 1, 3).contiguous()
+            return mixed.view(*mixed.size()[:-2], 8).square().sum()  # where attention's layout is this, only a view
+
+    eager = Heads()
+    wrapped, x = ORTModule(copy.deepcopy(eager)), torch.randn(2, 5, 8)
+    for run in (wrapped, eager):
+        run(x).backward()
+    torch.testing.assert_close(wrapped.project.weight.grad, eager.project.weight.grad)

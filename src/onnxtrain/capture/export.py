@@ -164,7 +164,7 @@ def _export(
 ) -> torch.export.ExportedProgram:
     kinds = (torch.export.Dim.AUTO, torch.export.Dim.STATIC)
     dynamic = tuple({a: kinds[(i, a) in constant] for a in range(t.dim())} for i, t in enumerate(example))
-    with _quiet(), autograd_functions.refused(), torch.enable_grad():
+    with recording():
         program = torch.export.export(module, tuple(example), dynamic_shapes=(dynamic,), strict=False)
     _stop_gradients(program.graph_module)
     _settle_layouts(program.graph_module)
@@ -193,6 +193,17 @@ def _settle_layouts(graph_module: torch.fx.GraphModule) -> None:
                 arguments: dict[str, Any] = {"memory_format": torch.contiguous_format}
                 copied = graph_module.graph.call_function(torch.ops.aten.clone.default, (node,), arguments)
             _take_place(node, copied)
+            _reshape_where_viewed(copied)
+
+
+def _reshape_where_viewed(node: torch.fx.Node) -> None:
+    """Make views of a tensor's permutations reshapes: they were views in the layout that the tensor had before."""
+    aten = torch.ops.aten
+    for user in list(node.users):
+        if user.target in (aten.permute.default, aten.transpose.int):
+            _reshape_where_viewed(user)
+        elif user.target is aten.view.default:
+            user.target = aten.reshape.default
 
 
 def _settle_bounds(graph_module: torch.fx.GraphModule) -> None:
@@ -209,6 +220,13 @@ def _settle_bounds(graph_module: torch.fx.GraphModule) -> None:
 def _take_place(node: torch.fx.Node, substitute: torch.fx.Node) -> None:
     substitute.meta.update(node.meta)
     node.replace_all_uses_with(substitute, delete_user_cb=lambda user: user is not substitute)
+
+
+@contextlib.contextmanager
+def recording() -> Iterator[None]:
+    """What torch.export runs the user's module in."""
+    with _quiet(), autograd_functions.refused(), torch.enable_grad():
+        yield
 
 
 @contextlib.contextmanager
@@ -243,13 +261,20 @@ class _WithoutGraphs(io.TextIOBase):
 def _explain(error: Exception) -> CaptureError:
     text = str(error)
     if "data-dependent" in text.lower() or "Could not guard" in text or "GuardOnDataDependent" in type(error).__name__:
-        what = "the module's control flow depends on the content of a tensor"
-        cure = "replace the Python branch by torch.where or torch.cond, or keep that part outside the wrapped module"
-    else:
-        first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
-        what = f"the forward pass cannot be captured: {first}"
-        cure = "run the module once without onnxtrain; if that works, wrap the largest part that torch.export accepts"
+        return data_dependent(_user_line(error))
+    first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
+    what = f"the forward pass cannot be captured: {first}"
+    cure = "run the module once without onnxtrain; if that works, wrap the largest part that torch.export accepts"
     return CaptureError(what, source=_user_line(error), cure=cure)
+
+
+def data_dependent(source: str) -> CaptureError:
+    """The error for a line that steers the forward pass by what is in a tensor."""
+    return CaptureError(
+        "the module's control flow depends on the content of a tensor",
+        source=source,
+        cure="replace the Python branch by torch.where or torch.cond, or keep that part outside the wrapped module",
+    )
 
 
 def _user_line(error: BaseException) -> str:

@@ -6,6 +6,9 @@ import abc
 from collections.abc import Sequence
 from typing import Any
 
+import onnx_ir as ir
+
+from onnxtrain.errors import BackendError
 from onnxtrain.ir.graphs import Plan
 from onnxtrain.options import Options
 
@@ -63,3 +66,10 @@ class Backend(abc.ABC):
         Raises:
             BackendError: the plan has an operator that the backend cannot run; the node is named.
         """
+
+    def unsupported(self, nodes: Sequence[ir.Node]) -> list[BackendError]:
+        """For each node that has no form on this backend the error that ``compile`` would raise.
+
+        A backend that cannot tell before it compiles says nothing.
+        """
+        return []

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 
@@ -103,21 +105,58 @@ class OnnxRuntimeBackend(Backend):
     def compile(self, plan: Plan, device: str = "cpu", options: Options | None = None) -> OnnxRuntimeExecutable:
         options = options or Options()
         nodes = [n for model in (plan.forward, plan.backward) if model is not None for n in model.graph.all_nodes()]
-        for node in nodes:
-            _refuse_opaque(node)
+        for error in self.unsupported(nodes):
+            raise error
         if options.deterministic and device.startswith("cuda"):
             _warn_of_nondeterministic(nodes)
         return OnnxRuntimeExecutable(plan, device, options)
 
+    def unsupported(self, nodes: Sequence[ir.Node]) -> list[BackendError]:
+        return [_refusal(node) for node in nodes if not _runs(node)]
 
-def _refuse_opaque(node: ir.Node) -> None:
-    if node.domain == DOMAIN and node.op_type in OPAQUE:
-        raise BackendError(
-            f"onnxruntime cannot run the ATen operator {node.attributes['operator'].value}",
-            node=describe(node),
-            source=source_of(node),
-            cure="use backend='torch'",
-        )
+
+@functools.cache
+def _kernels() -> dict[tuple[str, str], list[tuple[int, int]]]:
+    """First and last opset of the CPU kernels that this onnxruntime has of an operator."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as native
+
+    found: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    for kernel in native.get_all_opkernel_def():
+        if kernel.provider == "CPUExecutionProvider":
+            found.setdefault((kernel.domain, kernel.op_name), []).append(kernel.version_range)
+    return found
+
+
+def has_kernel(domain: str, op_type: str, opset: int) -> bool:
+    """Whether onnxruntime has a CPU kernel of an operator in a version of its domain, for some types at least."""
+    since = opset
+    if not domain and onnx.defs.has(op_type, opset):
+        since = onnx.defs.get_schema(op_type, opset).since_version
+    return any(first <= since <= last for first, last in _kernels().get((domain, op_type), ()))
+
+
+def _runs(node: ir.Node) -> bool:
+    """Whether there is a kernel, for some types at least, or a body to run instead."""
+    if node.domain == DOMAIN:
+        return node.op_type not in OPAQUE
+    version = node.graph.opset_imports.get(node.domain) if node.graph is not None else None
+    if version is None or node.op_type == "Constant" or has_kernel(node.domain, node.op_type, version):
+        return True  # a domain without version is for onnxruntime to judge
+    if not onnx.defs.has(node.op_type, version, node.domain):
+        return False
+    schema = onnx.defs.get_schema(node.op_type, version, node.domain)
+    return schema.has_function or schema.has_context_dependent_function
+
+
+def _refusal(node: ir.Node) -> BackendError:
+    opaque = node.domain == DOMAIN and "operator" in node.attributes
+    name = f"the ATen operator {node.attributes['operator'].value}" if opaque else f"the operator {node.op_type}"
+    return BackendError(
+        f"onnxruntime cannot run {name}",
+        node=describe(node),
+        source=source_of(node),
+        cure="use backend='torch'",
+    )
 
 
 def _cuda(index: int, options: Options) -> tuple[str, dict[str, str]]:

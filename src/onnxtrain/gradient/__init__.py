@@ -1,6 +1,15 @@
 """Graph → TrainingGraph: differentiate an ONNX forward pass by reverse accumulation."""
 
-from onnxtrain.gradient.build import build_gradient, tracked_outputs
+from onnxtrain.gradient.build import build_gradient, gradient_errors, tracked_outputs
+from onnxtrain.gradient.node_lists import register_custom_stop_gradient_edges, register_gradient
 from onnxtrain.gradient.registry import Context, gradient
 
-__all__ = ["Context", "build_gradient", "gradient", "tracked_outputs"]
+__all__ = [
+    "Context",
+    "build_gradient",
+    "gradient",
+    "gradient_errors",
+    "register_custom_stop_gradient_edges",
+    "register_gradient",
+    "tracked_outputs",
+]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnxtrain.errors import GradientError
-from onnxtrain.gradient.registry import Context, rule_of
+from onnxtrain.errors import GradientError, OnnxTrainError
+from onnxtrain.gradient.registry import Context, rule_of, stopped_inputs
 from onnxtrain.ir import shapes
 from onnxtrain.ir.bodies import remove_unread
 from onnxtrain.ir.builder import Builder
@@ -42,6 +42,33 @@ def build_gradient(graph: ForwardGraph, outputs: Sequence[str] | None = None) ->
     output_gradients = walk.seed(graph.signature.outputs if outputs is None else outputs)
     walk.run()
     return TrainingGraph(model, graph.signature, output_gradients, walk.finish())
+
+
+def gradient_errors(graph: ForwardGraph, outputs: Sequence[str] | None = None) -> tuple[ir.Model, list[OnnxTrainError]]:
+    """All errors that keep a graph from being differentiated, where ``build_gradient`` raises the first.
+
+    Where a node has no gradient the walk goes on as if it had one.
+
+    Args:
+        graph: the forward pass; it is not changed.
+        outputs: the outputs that will receive a gradient; None is all of them.
+
+    Returns:
+        The training graph as far as it could be built, to look at its operators and not to be run; and the errors.
+    """
+    model = ir.Model(graph.model.graph.clone(), ir_version=graph.model.ir_version)
+    walk = _Walk(model.graph, graph.signature.differentiable)
+    walk.seed(graph.signature.outputs if outputs is None else outputs)
+    errors: list[OnnxTrainError] = []
+    with walk.op.arithmetic():
+        for node in reversed(list(model.graph)):
+            try:
+                if not is_backward(node):
+                    walk.differentiate(node)
+            except OnnxTrainError as error:
+                errors.append(error)
+                walk.assume_gradients(node)
+    return model, errors[::-1]
 
 
 def tracked_outputs(graph: ForwardGraph) -> tuple[str, ...]:
@@ -123,7 +150,7 @@ class _Walk:
     def differentiate(self, node: ir.Node) -> None:
         """Call the node's rule and hand the gradients it returns to the node's inputs."""
         dys = [self.contributions.get(y) for y in node.outputs]
-        wanted = [x is not None and x in self.active for x in node.inputs]
+        wanted = [x in self.active for x in _flowing(node)]
         if not any(wanted) or all(dy is None for dy in dys) or _stops(node):
             return
         rule = rule_of(node)
@@ -134,11 +161,17 @@ class _Walk:
         made = rule(Context(self.op, node, dys, wanted), dys[0], *node.inputs, **attributes)
         gradients = made if isinstance(made, tuple | list) else (made,)
         for index, x in enumerate(node.inputs):
-            if x is not None and x in self.active:
+            if wanted[index] and x is not None:
                 if index >= len(gradients):
                     raise _no_gradient(node, index)
                 if gradients[index] is not None:
                     self.contribute(x, self.undo_broadcast(gradients[index], x))
+
+    def assume_gradients(self, node: ir.Node) -> None:
+        """Stand-ins for the gradients of a node's inputs, where there are none."""
+        for x in _flowing(node):
+            if x is not None and x in self.active and x not in self.contributions:
+                self.contributions[x] = ir.Value(name=f"{x.name}_grad", type=x.type, shape=x.shape)
 
     def contribute(self, value: ir.Value, dy: ir.Value) -> None:
         """Add one consumer's gradient to what the value has received so far."""
@@ -180,9 +213,15 @@ def _reachable(graph: ir.Graph, targets: Sequence[ir.Value]) -> set[ir.Value]:
     """Floating values that depend on a target through differentiable operators."""
     active = {v for v in targets if v.dtype in FLOATING}
     for node in graph:
-        if not _stops(node) and any(v in active for v in node.inputs if v is not None):
+        if not _stops(node) and any(v in active for v in _flowing(node)):
             active.update(v for v in node.outputs if v.dtype in FLOATING)
     return active
+
+
+def _flowing(node: ir.Node) -> list[ir.Value | None]:
+    """The node's inputs, with None for those through which no gradient flows."""
+    stopped = stopped_inputs(node)
+    return [None if i in stopped else x for i, x in enumerate(node.inputs)]
 
 
 def _stops(node: ir.Node) -> bool:

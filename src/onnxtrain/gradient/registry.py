@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import onnx_ir as ir
@@ -12,7 +12,9 @@ from onnxtrain.ir.builder import Builder
 from onnxtrain.ir.graphs import DOMAIN, describe, source_of
 
 Rule: TypeAlias = Callable[..., Any]
-RULES: dict[tuple[str, str], Rule] = {}
+Key: TypeAlias = tuple[str, ...]  # domain, operator; and which of them, for one that stands for many: ATen
+RULES: dict[Key, Rule] = {}
+STOP_EDGES: dict[Key, frozenset[int]] = {}  # inputs through which no gradient flows, where a user says so
 
 
 class Context:
@@ -67,8 +69,14 @@ class Context:
         )
 
 
-def gradient(*op_types: str, domain: str = "") -> Callable[[Rule], Rule]:
+def gradient(*op_types: str, domain: str = "", of: Sequence[str] = (), replace: bool = False) -> Callable[[Rule], Rule]:
     """Register the gradient rule of one or more operators.
+
+    Args:
+        op_types: the operators.
+        domain: their domain.
+        of: for ``ATen``, which stands for many, the operator of torch and its overload: ``("aten::cummax", "")``.
+        replace: take the place of a rule that is there already.
 
     The rule is called ``rule(ctx, dy, *inputs, **attributes)`` with ``dy`` the gradient of the first output
     (None where only later outputs receive one), the inputs as values (None where missing) and the attributes the node
@@ -82,19 +90,37 @@ def gradient(*op_types: str, domain: str = "") -> Callable[[Rule], Rule]:
 
     def register(rule: Rule) -> Rule:
         for op_type in op_types:
-            if (domain, op_type) in RULES:
-                raise ValueError(f"the gradient rule of {op_type} is registered twice")
-            RULES[domain, op_type] = rule
+            key = (domain, op_type, *of)
+            if key in RULES and not replace:
+                raise ValueError(f"the gradient rule of {'::'.join(filter(None, key))} is registered twice")
+            RULES[key] = rule
         return rule
 
     return register
 
 
 def rule_of(node: ir.Node) -> Rule | None:
-    """The rule of a node's operator, or None."""
+    """The rule of a node's operator, or None; one for just this operator of torch comes before that of all."""
     from onnxtrain.gradient import rules  # noqa: F401  (fills RULES)
 
-    return RULES.get((node.domain, node.op_type))
+    return next((RULES[key] for key in _keys(node) if key in RULES), None)
 
 
-__all__ = ["DOMAIN", "RULES", "Context", "Rule", "gradient", "rule_of"]
+def stopped_inputs(node: ir.Node) -> frozenset[int]:
+    """Positions of the inputs through which, as a user has registered, no gradient flows."""
+    return (
+        next((STOP_EDGES[key] for key in _keys(node) if key in STOP_EDGES), frozenset()) if STOP_EDGES else frozenset()
+    )
+
+
+def _keys(node: ir.Node) -> Iterator[Key]:
+    """Under what a node may be registered, the most specific first."""
+    operator = node.attributes.get("operator")
+    if operator is not None and node.domain == DOMAIN:
+        name, overload = operator.as_string().split(".")[0], node.attributes["overload"].as_string()
+        yield (node.domain, node.op_type, name, "" if overload == "default" else overload)
+        yield (node.domain, node.op_type, name)
+    yield (node.domain, node.op_type)
+
+
+__all__ = ["DOMAIN", "RULES", "STOP_EDGES", "Context", "Rule", "gradient", "rule_of", "stopped_inputs"]

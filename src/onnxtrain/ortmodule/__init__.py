@@ -3,6 +3,7 @@
 from onnxtrain.optimize.registered import register_graph_optimizer, unregister_graph_optimizer
 from onnxtrain.ortmodule.debug import DebugOptions, LogLevel
 from onnxtrain.ortmodule.module import ORTModule
+from onnxtrain.ortmodule.readiness import check
 from onnxtrain.ortmodule.verification import Comparison, Report, verify
 from onnxtrain.ortmodule.with_loss import ModuleWithLoss
 
@@ -13,6 +14,7 @@ __all__ = [
     "ModuleWithLoss",
     "ORTModule",
     "Report",
+    "check",
     "register_graph_optimizer",
     "unregister_graph_optimizer",
     "verify",

@@ -39,23 +39,27 @@ def check_module(module: Any) -> None:
 
 
 def check_sharding(module: torch.nn.Module) -> None:
-    """Refuse parameters in shards: what gathers them are hooks of modules, of which a graph is only one.
+    """Refuse parameters in shards: raise the first of ``sharding_errors``."""
+    for error in sharding_errors(module):
+        raise error
 
-    Raises:
-        ModuleError: a module inside is sharded on its own, a parameter is not gathered, or FSDP1 has replaced it by a
-            view; the message names it.
+
+def sharding_errors(module: torch.nn.Module) -> Iterator[ModuleError]:
+    """Modules inside that are sharded on their own, parameters in shards or views of FSDP1: one error for each.
+
+    What gathers them are hooks of modules, of which a graph is only one.
     """
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # where nobody imported it, nothing is sharded
     for path, inner in module.named_modules() if fsdp else ():
         if isinstance(inner, fsdp.FSDPModule | fsdp.FullyShardedDataParallel):
-            raise ModuleError(
+            yield ModuleError(
                 f"{f'submodule {path}' if path else type(module).__name__} is sharded inside of the ORTModule, whose "
                 "graph never calls what gathers its parameters",
                 cure="the other way round: fully_shard(ORTModule(module)) as a whole, or each block as an ORTModule "
                 "of its own that is sharded: block = fully_shard(ORTModule(block))",
             )
         if _is_flattened(inner):
-            raise ModuleError(
+            yield ModuleError(
                 f"FullyShardedDataParallel has replaced the parameters of {path or type(module).__name__} by views of "
                 "a flat one, which a graph cannot take as its weights",
                 cure="use FSDP2: torch.distributed.fsdp.fully_shard(ORTModule(module))",
@@ -63,7 +67,7 @@ def check_sharding(module: torch.nn.Module) -> None:
     tensors: Any = sys.modules.get("torch.distributed.tensor")
     for name, tensor in [*module.named_parameters(), *module.named_buffers()] if tensors else ():
         if isinstance(tensor, tensors.DTensor):
-            raise ModuleError(
+            yield ModuleError(
                 f"parameter {name} is a DTensor: this process has a shard of it, and the graph needs the whole",
                 cure="call the module itself, model(...), not model.forward(...): its hooks gather what fully_shard "
                 "sharded; tensor parallelism is not supported",
@@ -82,25 +86,28 @@ def is_gathered(module: torch.nn.Module) -> bool:
 
 
 def check_hooks(module: torch.nn.Module, policy: str) -> None:
-    """Refuse hooks of submodules: they would run once, while the module is captured, and never again.
+    """Refuse hooks of submodules: raise the first of ``hook_errors``."""
+    for error in hook_errors(module, policy):
+        raise error
+
+
+def hook_errors(module: torch.nn.Module, policy: str) -> Iterator[ModuleError]:
+    """Hooks of submodules, one error for each: they would run once, while the module is captured, and never again.
 
     The module's own hooks run at every call, and so do hooks of parameters. Forward hooks that only compute on tensors
     can become part of the graph: with the policy ``"trace"``, for hooks of ``torch.nn.utils`` (weight normalization),
     and for those whose function has a true attribute ``onnxtrain_traceable``.
-
-    Raises:
-        ModuleError: a submodule has a hook; the message names both.
     """
     for path, inner in module.named_modules():
         if path:
             for kind, hook in _hooks(inner, _BACKWARD):
-                raise ModuleError(
+                yield ModuleError(
                     f"submodule {path} has a {kind} ({_name(hook)}), which a graph of the whole module never calls",
                     cure="use hooks of parameters, of the wrapped module itself, or onnxtrain.utils.hooks",
                 )
             for kind, hook in _hooks(inner, _FORWARD):
                 if policy == "error" and not _is_traceable(hook):
-                    raise ModuleError(
+                    yield ModuleError(
                         f"submodule {path} has a {kind} ({_name(hook)}), which would run once, during capture, only",
                         cure="remove it; if it only computes on tensors, Options(hooks='trace') makes it part of the "
                         "graph; to look at activations use onnxtrain.utils.hooks",
@@ -127,22 +134,24 @@ def _name(hook: Any) -> str:
 
 
 def check_devices(module: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> None:
-    """All tensors of a step on one device; tensors without dimensions may stay on the CPU.
+    """All tensors of a step on one device: raise the first of ``device_errors``."""
+    for error in device_errors(module, tensors):
+        raise error
 
-    Raises:
-        DeviceError: there is more than one device; both are named.
-    """
+
+def device_errors(module: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> Iterator[DeviceError]:
+    """Each further device of the module's tensors, each input elsewhere; tensors without dimensions may stay on CPU."""
     owned = {t.device: name for name, t in [*module.named_parameters(), *module.named_buffers()] if t.dim()}
-    if len(owned) > 1:
-        (first, a), (second, b) = list(owned.items())[:2]
-        raise DeviceError(
-            f"ORTModule supports one device per model; {a} is on {first}, {b} on {second}",
+    (first, a), *others = list(owned.items()) or [(None, "")]
+    for other, b in others:
+        yield DeviceError(
+            f"ORTModule supports one device per model; {a} is on {first}, {b} on {other}",
             cure=f"move it as a whole: model.to('{first}')",
         )
     for position, tensor in enumerate(tensors):
-        device = next(iter(owned), tensor.device)
+        device = tensor.device if first is None else first
         if tensor.dim() and tensor.device != device:
-            raise DeviceError(
+            yield DeviceError(
                 f"input {position} is on {tensor.device}, the model on {device}",
                 cure=f"move the batch: tensor.to('{device}')",
             )

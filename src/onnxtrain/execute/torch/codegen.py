@@ -12,13 +12,12 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from onnxtrain.errors import BackendError
 from onnxtrain.execute.torch.expressions import Names, data_text, dim_text, is_known, symbols_of
 from onnxtrain.execute.torch.memory import reusable
-from onnxtrain.execute.torch.registry import LOWERINGS, Lowering
+from onnxtrain.execute.torch.registry import Lowering, lowering_of
 from onnxtrain.ir import shapes
 from onnxtrain.ir.bodies import bodies_of
-from onnxtrain.ir.graphs import Plan, describe, source_of
+from onnxtrain.ir.graphs import Plan, source_of
 from onnxtrain.ir.traits import Trait, traits_of
 
 _SERIAL = itertools.count()
@@ -67,15 +66,13 @@ class _Writer:
     """Writes one graph as the body of a function."""
 
     def __init__(self, graph: ir.Graph, device: str, needed: Sequence[str] | None = None) -> None:
-        from onnxtrain.execute.torch import lowerings  # noqa: F401  (fills LOWERINGS)
-
         self.graph, self.device = graph, device
         self.lines: list[str] = []
         self.scope: dict[str, Any] = {"host": _host}
         self.ops = types.SimpleNamespace()
         self.scope["ops"] = self.ops
         self.results = self._results(needed)
-        self.lowerings = {n: _lowering_of(n) for n in graph if n.op_type != "Constant"}
+        self.lowerings = {n: lowering_of(n) for n in graph if n.op_type != "Constant"}
         self.live = self._live()
         self.nodes = [n for n in graph if n in self.lowerings and self._runs(n, self.live)]
         self.symbols = self._symbols()
@@ -243,18 +240,6 @@ class _Writer:
     def _program(self, name: str, parameters: str) -> Program:
         text = "\n    ".join(self.lines)
         return Program(name, f"def {name}({parameters}):\n    {text}\n", self.scope)
-
-
-def _lowering_of(node: ir.Node) -> Lowering:
-    found = LOWERINGS.get((node.domain, node.op_type))
-    if found is None:
-        raise BackendError(
-            f"the torch backend has no lowering for {node.op_type}",
-            node=describe(node),
-            source=source_of(node),
-            cure=f"register one with @onnxtrain.execute.torch.registry.lowering({node.op_type!r})",
-        )
-    return found
 
 
 def _is_constant(value: ir.Value) -> bool:

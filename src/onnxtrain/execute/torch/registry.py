@@ -7,6 +7,11 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import onnx_ir as ir
+
+from onnxtrain.errors import BackendError
+from onnxtrain.ir.graphs import describe, source_of
+
 
 @dataclasses.dataclass(frozen=True)
 class Lowering:
@@ -57,6 +62,25 @@ def lowering(
         return function
 
     return register
+
+
+def lowering_of(node: ir.Node) -> Lowering:
+    """The lowering of a node's operator.
+
+    Raises:
+        BackendError: it has none.
+    """
+    from onnxtrain.execute.torch import lowerings  # noqa: F401  (fills LOWERINGS)
+
+    found = LOWERINGS.get((node.domain, node.op_type))
+    if found is None:
+        raise BackendError(
+            f"the torch backend has no lowering for {node.op_type}",
+            node=describe(node),
+            source=source_of(node),
+            cure=f"register one with @onnxtrain.execute.torch.registry.lowering({node.op_type!r})",
+        )
+    return found
 
 
 def _keywords(function: Callable[..., Any]) -> frozenset[str]:

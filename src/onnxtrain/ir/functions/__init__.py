@@ -53,14 +53,15 @@ def function(*, like: Sequence[int] | None = None) -> Callable[[Callable[..., An
 
 
 @functools.cache
-def _load() -> None:
+def load() -> None:
+    """Fill ``DEFINITIONS``."""
     for family in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{family.name}")
 
 
 def defines(op_type: str) -> bool:
     """Whether the operator is one of ours."""
-    _load()
+    load()
     return op_type in DEFINITIONS or op_type in OPAQUE or op_type in CLOSED
 
 
@@ -69,7 +70,7 @@ def script_of(op_type: str) -> Any:
     """One of our operators as an ``onnxscript.OnnxFunction``, converted on first use."""
     import onnxscript
 
-    _load()
+    load()
     opset = onnxscript.values.Opset(DOMAIN, VERSION)
     return onnxscript.script(opset, default_opset=onnxscript.opset20)(DEFINITIONS[op_type].body)
 
@@ -124,7 +125,7 @@ def _complete(node: ir.Node) -> None:
 
 def infer_by_body(node: ir.Node) -> list[shapes.Facts]:
     """Facts of the outputs of one of our operators: from its ``like``, else from its body run symbolically."""
-    _load()
+    load()
     definition = DEFINITIONS.get(node.op_type)
     if definition is None:
         return [shapes.Facts(v.dtype or ir.DataType.UNDEFINED, shapes.dims_of(v)) for v in node.outputs]

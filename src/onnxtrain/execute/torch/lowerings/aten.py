@@ -41,11 +41,21 @@ def aten_grad(
 
 
 def _call(inputs: Sequence[Tensor | None], operator: str, overload: str, arguments: str, keywords: str) -> Any:
-    namespace, name = operator.split("::")
-    packet = getattr(getattr(torch.ops, namespace), name.split(".")[0])
+    called = _overload(operator, overload)
     args = [_decode(a, inputs) for a in json.loads(arguments)]
+    args = [_number(a, str(p.type)) for a, p in zip(args, called._schema.arguments, strict=False)]
     kwargs = {k: _decode(a, inputs) for k, a in json.loads(keywords).items()}
-    return getattr(packet, overload)(*args, **kwargs)
+    return called(*args, **kwargs)
+
+
+def _overload(operator: str, overload: str) -> Any:
+    namespace, name = operator.split("::")
+    return getattr(getattr(getattr(torch.ops, namespace), name.split(".")[0]), overload)
+
+
+def _number(argument: Any, kind: str) -> Any:
+    """A size that the graph computes is a tensor; where the operator takes numbers it is made one."""
+    return argument.tolist() if isinstance(argument, Tensor) and "Tensor" not in kind else argument
 
 
 def _decode(argument: Any, inputs: Sequence[Tensor | None]) -> Any:
@@ -54,6 +64,9 @@ def _decode(argument: Any, inputs: Sequence[Tensor | None]) -> Any:
     if isinstance(argument, dict):
         if "input" in argument:
             return inputs[argument["input"]]
+        if "default" in argument:  # what a call of another operator has left out
+            operator, overload, position = argument["default"]
+            return _overload(operator, overload)._schema.arguments[position].default_value
         return _named(argument["text"])
     return argument
 

@@ -1,0 +1,110 @@
+"""The walk over architectures reports what happened: passes, differences, refusals, crashes and models that hang."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+import architectures
+from architectures import Outcome, page, parity, walk
+from catalogue import ARCHITECTURES, Architecture, small
+
+pytestmark = pytest.mark.slow
+FAMILIES = ("text", "vision", "audio", "multimodal")
+
+
+class Given:
+    """Stands for a row whose model is made here."""
+
+    def __init__(self, module: type[torch.nn.Module]) -> None:
+        self.model, self.build = module.__name__, module
+
+    def batch(self) -> dict[str, Any]:
+        return {"x": torch.randn(2, 3)}
+
+
+class Linear(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight
+
+
+class Branch(Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight if x.sum() > 0 else x + self.weight
+
+
+class Wrong(Linear):
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        Wrong.calls += 1  # stands for a graph that computes something else than eager did
+        return x * self.weight * Wrong.calls
+
+
+class Broken(Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("no such size")
+
+
+class Hangs(Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(60)
+        return x
+
+
+class Dies(Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        os._exit(3)
+
+
+def test_the_catalogue_is_wide_and_its_rows_are_small() -> None:
+    assert len(ARCHITECTURES) >= 80 and {a.family for a in ARCHITECTURES.values()} >= set(FAMILIES)
+    config = small(architectures.transformers.LlamaConfig, {"num_key_value_heads": 1})
+    assert (config.hidden_size, config.num_hidden_layers, config.num_key_value_heads) == (32, 2, 1)
+    assert config.attention_dropout == 0.0
+
+
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "ResNetForImageClassification"])
+def test_a_model_that_trains_passes(name: str) -> None:
+    outcome = parity(ARCHITECTURES[name])
+    assert outcome.status == "pass", outcome
+
+
+@pytest.mark.parametrize(
+    ("module", "status", "reason"),
+    [
+        (Linear, "pass", ""),
+        (Branch, "CaptureError", "depends on the content of a tensor (test_architectures.py:"),
+        (Wrong, "differs", "the loss is"),
+        (Broken, "eager", "no such size"),
+    ],
+)
+def test_each_kind_of_failure_is_told(module: type[torch.nn.Module], status: str, reason: str) -> None:
+    outcome = parity(Given(module))  # type: ignore[arg-type]
+    assert outcome.status == status and reason in outcome.reason, outcome
+
+
+def test_processes_that_hang_or_die_are_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {kind.__name__: Given(kind) for kind in (Hangs, Dies)}
+    monkeypatch.setattr(architectures, "ARCHITECTURES", rows)
+    found = {o.model: o.status for o in walk(list(rows), jobs=2, limit=5)}
+    assert found == {"Hangs": "time", "Dies": "crash"}
+
+
+def test_the_page_counts_and_lists() -> None:
+    names = list(ARCHITECTURES)[:2]
+    text = page([Outcome(names[0], "pass", "1e-7"), Outcome(names[1], "CaptureError", "a | b")])
+    assert "**1 of 2 pass (50 %).**" in text
+    assert f"| {names[1]} | CaptureError | a \\| b |" in text and f"| {names[0]} | text | 1e-7 |" in text
+    assert isinstance(ARCHITECTURES[names[0]], Architecture)

@@ -1,0 +1,99 @@
+"""onnxtrain.check: everything that keeps a module from being trained, in one go and without a step."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+
+import pytest
+import torch
+
+import onnxtrain
+from onnxtrain import Options, ORTModule, check
+
+X = torch.randn(2, 4)
+
+
+def line_of(function, text: str) -> int:
+    lines, first = inspect.getsourcelines(function)
+    return first + next(i for i, line in enumerate(lines) if text in line)
+
+
+class Branches(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        self.count += 1
+        if y.sum() > 100:
+            y = y + 1
+        if bool((x > 1e6).all()):
+            y = y - 1
+        return torch.linalg.det(y @ y.T)
+
+
+class Clean(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+        self.spare = torch.nn.Parameter(torch.ones(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).relu().sum()
+
+
+def test_a_module_that_trains_has_no_blockers() -> None:
+    found = check(Clean(), X)
+    assert found, str(found)
+    assert "can be trained" in str(found) and "spare" in str(found), "a parameter that is not read is worth a note"
+
+
+def test_every_branch_on_data_is_named_by_its_line() -> None:
+    module = Branches()
+    before = copy.deepcopy(module.state_dict())
+    found = check(module, (X,))
+    lines = [b.source for b in found.blockers if b.kind == "CaptureError"]
+    for text in ("y.sum() > 100", "(x > 1e6).all()"):
+        assert any(s.endswith(f"test_readiness.py:{line_of(Branches.forward, text)}") for s in lines), (text, lines)
+    torch.testing.assert_close(module.state_dict(), before)
+
+
+def test_operators_are_looked_at_behind_the_branches() -> None:
+    found = check(Branches(), X, options=Options(backend="onnxruntime"))
+    kinds = {b.kind for b in found.blockers}
+    assert kinds >= {"CaptureError"} and kinds & {"GradientError", "BackendError"}, str(found)
+    line = line_of(Branches.forward, "linalg.det")
+    assert any(b.source == f"test_readiness.py:{line}" for b in found.blockers), str(found)
+
+
+def test_hooks_types_and_graph_are_listed_together() -> None:
+    module = Branches()
+    module.linear.register_forward_hook(lambda *_: None)
+    module.linear.register_full_backward_hook(lambda *_: None)
+    module.phase = torch.nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    text = str(check(module, {"x": X}))
+    for part in ("forward hook", "backward hook", "phase is complex64", "content of a tensor"):
+        assert part in text, (part, text)
+
+
+def test_devices_are_listed_each() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4, device="meta"))
+    found = check(module, X)
+    assert [b.kind for b in found.blockers] == ["DeviceError"] and "meta" in str(found)
+
+
+@pytest.mark.parametrize("subject", ["not a module", torch.nn.DataParallel(torch.nn.Linear(4, 4))])
+def test_what_is_no_module_of_its_own_is_a_blocker(subject) -> None:
+    assert [b.kind for b in check(subject, X).blockers] == ["ModuleError"]
+
+
+def test_inputs_that_no_graph_takes_are_a_blocker() -> None:
+    assert [b.kind for b in check(Clean(), {"x": object()}).blockers] == ["UnsupportedDataError"]
+
+
+def test_a_wrapped_module_keeps_its_options() -> None:
+    wrapped = ORTModule(Clean(), options=Options(backend="onnxruntime"))
+    assert onnxtrain.check(wrapped, X).backend == "onnxruntime"
