@@ -6,6 +6,8 @@ import abc
 from collections.abc import Sequence
 from typing import Any
 
+import onnx_ir as ir
+
 from onnxtrain.ir.graphs import Plan
 from onnxtrain.options import Options
 
@@ -53,6 +55,11 @@ class Backend(abc.ABC):
     """Compiles plans."""
 
     name: str
+    runs_aten: bool = False  # whether it runs operators of torch by name
+
+    def runs(self, node: ir.Node) -> bool:
+        """Whether the backend has the operator of a node."""
+        return True
 
     @abc.abstractmethod
     def compile(self, plan: Plan, device: str = "cpu", options: Options | None = None) -> Executable:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnxtrain.errors import GradientError
+from onnxtrain.errors import GradientError, OnnxTrainError
 from onnxtrain.gradient.registry import Context, rule_of
 from onnxtrain.ir import shapes
 from onnxtrain.ir.builder import Builder
@@ -14,6 +14,7 @@ from onnxtrain.ir.graphs import ForwardGraph, TrainingGraph, describe, is_backwa
 from onnxtrain.ir.traits import Trait, traits_of
 
 FLOATING = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE})
+FLOATING |= {ir.DataType.COMPLEX64, ir.DataType.COMPLEX128}
 
 _ZERO = frozenset(("Floor", "Ceil", "Round", "Sign"))
 
@@ -55,6 +56,22 @@ def tracked_outputs(graph: ForwardGraph) -> tuple[str, ...]:
             active.update(v for v in node.outputs if v.dtype in FLOATING)
     visible = set(graph.signature.outputs)
     return tuple(str(v.name) for v in graph.model.graph.outputs if v in active and v.name in visible)
+
+
+def undifferentiable(graph: ForwardGraph) -> list[ir.Node]:
+    """The nodes that have no gradient rule, or whose rule does not cover their case, were all inputs differentiated."""
+    model = ir.Model(graph.model.graph.clone(), ir_version=graph.model.ir_version)
+    nodes = list(model.graph)
+    walk = _Walk(model.graph, [str(v.name) for v in model.graph.inputs])
+    found = []
+    with walk.op.arithmetic():
+        for node, original in reversed(list(zip(nodes, list(graph.model.graph), strict=True))):
+            walk.contributions = {y: y for y in node.outputs if y in walk.active}  # any value of the right type
+            try:
+                walk.differentiate(node)
+            except OnnxTrainError:
+                found.append(original)
+    return found
 
 
 class _Walk:

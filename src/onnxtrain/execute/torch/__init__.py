@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import onnx_ir as ir
 import torch
 
 from onnxtrain.execute.base import Backend, Executable
 from onnxtrain.execute.torch.codegen import Program, compile_plan
+from onnxtrain.execute.torch.registry import lowering_of
 from onnxtrain.ir.graphs import Plan
 from onnxtrain.options import Options
 
@@ -40,6 +42,10 @@ class TorchBackend(Backend):
     """Runs plans on PyTorch, CPU or GPU."""
 
     name = "torch"
+    runs_aten = True
+
+    def runs(self, node: ir.Node) -> bool:
+        return node.op_type == "Constant" or lowering_of(node) is not None
 
     def compile(self, plan: Plan, device: str = "cpu", options: Options | None = None) -> TorchExecutable:
         forward, backward = compile_plan(plan, device)

@@ -15,7 +15,7 @@ import torch
 from onnxtrain.errors import BackendError
 from onnxtrain.execute.torch.expressions import Names, data_text, dim_text, is_known, symbols_of
 from onnxtrain.execute.torch.memory import reusable
-from onnxtrain.execute.torch.registry import LOWERINGS, Lowering
+from onnxtrain.execute.torch.registry import Lowering, lowering_of
 from onnxtrain.ir import shapes
 from onnxtrain.ir.graphs import Plan, describe, source_of
 from onnxtrain.ir.traits import Trait, traits_of
@@ -66,8 +66,6 @@ class _Writer:
     """Writes one graph as the body of a function."""
 
     def __init__(self, graph: ir.Graph, device: str, needed: Sequence[str] | None = None) -> None:
-        from onnxtrain.execute.torch import lowerings  # noqa: F401  (fills LOWERINGS)
-
         self.graph, self.device = graph, device
         self.lines: list[str] = []
         self.scope: dict[str, Any] = {"host": _host}
@@ -221,7 +219,7 @@ class _Writer:
 
 
 def _lowering_of(node: ir.Node) -> Lowering:
-    found = LOWERINGS.get((node.domain, node.op_type))
+    found = lowering_of(node)
     if found is None:
         raise BackendError(
             f"the torch backend has no lowering for {node.op_type}",

@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import onnx_ir as ir
+
 
 @dataclasses.dataclass(frozen=True)
 class Lowering:
@@ -57,6 +59,13 @@ def lowering(
         return function
 
     return register
+
+
+def lowering_of(node: ir.Node) -> Lowering | None:
+    """How a node's operator runs, or None."""
+    from onnxtrain.execute.torch import lowerings  # noqa: F401  (fills LOWERINGS)
+
+    return LOWERINGS.get((node.domain, node.op_type))
 
 
 def _keywords(function: Callable[..., Any]) -> frozenset[str]:
