@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
 from onnxtrain.execute import Executable, backend
-from onnxtrain.gradient import build_gradient, tracked_outputs
+from onnxtrain.gradient import build_gradient, tracked_outputs, undifferentiable
 from onnxtrain.ir.graphs import ForwardGraph, Plan, Signature, TrainingGraph
 from onnxtrain.ir.passes import Record, save
 from onnxtrain.optimize import apply_registered, hoist_casts, optimize, optimize_training
@@ -79,11 +79,19 @@ def capture_module(
     with report.stage("export"):
         traced = trace(module, args, kwargs, static_shapes=options.static_shapes, numbers=numbers)
     with report.stage("translate"):
-        captured = translate(traced, opset=options.opset, cache=cache)
+        captured = translate(traced, opset=options.opset, cache=cache, refusals=_refusals(options))
     _dump(options, "torch_exported", mode, captured.graph.model)
     with report.stage("optimize"):
         report.passes += optimize(captured.graph, check=options.verify_passes)
     return captured
+
+
+def _refusals(options: Options) -> Callable[[ForwardGraph], list[ir.Node]] | None:
+    """The nodes that the stages after capture cannot take; None where the backend cannot take ATen nodes instead."""
+    chosen = backend(options.backend)
+    if not chosen.runs_aten:
+        return None
+    return lambda graph: [n for n in graph.model.graph if chosen.unsupported([n])] + undifferentiable(graph)
 
 
 def compile_graph(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from onnxtrain.capture.cache import GraphCache
-from onnxtrain.capture.convert import to_graph
+from onnxtrain.capture.convert import Refusals, to_graph
 from onnxtrain.capture.export import Autocast, FlatModule, export
 from onnxtrain.capture.schema import Numbers, Schema, flatten, input_names
 from onnxtrain.capture.size_guards import SizeGuards, size_guards
@@ -83,17 +83,25 @@ def trace(
     return Traced(program, flat, inputs, tuple(names), tuple(name for name, _ in module.named_buffers()))
 
 
-def translate(traced: Traced, *, opset: int = 20, cache: GraphCache | None = None) -> Captured:
+def translate(
+    traced: Traced, *, opset: int = 20, cache: GraphCache | None = None, refusals: Refusals | None = None
+) -> Captured:
     """The ONNX graph of a traced call.
+
+    Args:
+        traced: the call.
+        opset: ONNX opset of the graph.
+        cache: where graphs are kept.
+        refusals: the nodes of a graph that later stages cannot take; what they stand for becomes ATen nodes.
 
     Raises:
         CaptureError: an operator cannot be translated.
     """
 
     def made() -> ForwardGraph:
-        return to_graph(traced.program, traced.input_names, traced.buffers, opset)
+        return to_graph(traced.program, traced.input_names, traced.buffers, opset, refusals)
 
-    settings = (traced.input_names, traced.buffers, opset)
+    settings = (traced.input_names, traced.buffers, opset, refusals is None)
     graph = made() if cache is None else cache.graph(traced.program, settings, made)
     result = traced.flat.result
     assert result.schema is not None, "the forward ran, or export raised"

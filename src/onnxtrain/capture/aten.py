@@ -1,11 +1,9 @@
-"""Operators that torch.onnx cannot translate: kept as ``ATen`` nodes, which torch itself runs and differentiates."""
+"""Operators kept as ``ATen`` nodes, which torch itself runs and differentiates; how a call becomes such a node."""
 
 from __future__ import annotations
 
 import json
-import operator
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -17,72 +15,50 @@ from onnxtrain.ir.traits import PROBES
 ATEN = "ATen"
 
 
-def untranslatable(program: torch.export.ExportedProgram, known: set[Any]) -> set[torch._ops.OpOverload]:
-    """ATen overloads of a captured program that have neither a translation nor a decomposition."""
-    from torch.onnx._internal.exporter._registration import ONNXRegistry
-
-    registry = ONNXRegistry.from_torchlib()
-    decomposed = {*torch.export.default_decompositions(), *torch._decomp.decomposition_table}
-    found = set()
-    for node in _calls(program.graph_module):
-        target = node.target
-        if isinstance(target, torch._ops.OpOverload) and target.namespace not in ("prim", "prims"):
-            composite = target._can_decompose()
-            if not (registry.is_registered(target) or target in decomposed or target in known or composite):
-                found.add(target)
-    return {t for t in found if returns_tensors(t)}
+def can_be_node(node: torch.fx.Node) -> bool:
+    """Whether a call can be one node: an operator of torch, not a primitive (those have no gradient), of tensors."""
+    target, made = node.target, node.meta.get("val")
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace in ("prim", "prims"):
+        return False
+    results = made if isinstance(made, list | tuple) else [made]
+    tensors = [r for r in results if isinstance(r, torch.Tensor)]
+    return bool(tensors) and all(r is None or isinstance(r, torch.Tensor) for r in results)
 
 
-def returns_tensors(target: torch._ops.OpOverload) -> bool:
-    """Whether all results of an overload are tensors, so that it can be one node."""
-    kinds = [str(r.type) for r in target._schema.returns]
-    return bool(kinds) and all(kind == "Tensor" for kind in kinds)
-
-
-def failed_overload(error: BaseException) -> torch._ops.OpOverload | None:
-    """The overload that torch.onnx says it could not translate, read from the chain of errors."""
-    seen: BaseException | None = error
-    while seen is not None:
-        found = re.search(r"target=torch\.ops\.(\w+)\.(\w+)\.(\w+)", str(seen))
-        if found:
-            return _overload(*found.groups())
-        seen = seen.__cause__ or seen.__context__
-    return None
-
-
-def origin_of(
-    target: torch._ops.OpOverload | None, program: torch.export.ExportedProgram
-) -> torch._ops.OpOverload | None:
-    """The ATen operator that a primitive was decomposed from: primitives have no gradient."""
-    if target is None or target.namespace != "prims":
-        return target
-    known = torch._decomp.decomposition_table
-    table: dict[Any, Any] = {n.target: known[n.target] for n in _calls(program.graph_module) if n.target in known}
-    for node in program.run_decompositions(table).graph.nodes:
-        if node.target is target:
-            return _overload(*str(node.meta.get("original_aten", target)).split("."))
-    return target
-
-
-def _overload(namespace: str, name: str, overload: str) -> torch._ops.OpOverload:
-    return getattr(getattr(getattr(torch.ops, namespace), name), overload)
-
-
-def translation_of(target: torch._ops.OpOverload) -> Callable[..., Any]:
-    """A translation that records the call as one ATen node."""
+def recorder_of(node: torch.fx.Node) -> Callable[..., Any]:
+    """A translation, for torch.onnx, of this very call: it records the call as one ATen node."""
+    target: Any = node.target
 
     def record(*args: Any, **kwargs: Any) -> Any:
         inputs: list[ir.Value | None] = []
-        arguments = json.dumps([_encode(a, inputs) for a in args])
-        keywords = json.dumps({k: _encode(v, inputs) for k, v in kwargs.items()})
+        arguments = json.dumps([_encode(a, v, inputs) for a, v in zip(node.args, args, strict=True)])
+        keywords = json.dumps({k: _encode(a, kwargs[k], inputs) for k, a in node.kwargs.items()})
+        results = node.meta["val"]
+        count = len(results) if isinstance(results, list | tuple) else 1
         attributes = {"operator": str(target.name()), "overload": target._overloadname}
-        attributes |= {"arguments": arguments, "keywords": keywords}
-        made = record_node(ATEN, inputs, attributes, outputs=len(target._schema.returns))
+        attributes |= {"arguments": arguments, "keywords": keywords, "results": count}
+        if torch.Tag.nondeterministic_seeded in target.tags:
+            attributes["seeded"] = 1
+        made = record_node(ATEN, inputs, attributes, outputs=count)
+        values = made if isinstance(made, tuple) else (made,)
+        for value, result in zip(values, results if isinstance(results, list | tuple) else [results], strict=True):
+            if result is not None:
+                set_type(value, result)
         if target.name() in PROBES:
-            _hold(made[0] if isinstance(made, tuple) else made)
-        return made
+            _hold(values[0])
+        return values if isinstance(results, list | tuple) else values[0]
 
+    record.__module__ = f"torch.ops.{target.namespace}"  # how torch prints it in errors
+    record.__name__ = record.__qualname__ = str(target.name()).split("::")[-1]
     return record
+
+
+def set_type(value: ir.Value, tensor: torch.Tensor) -> None:
+    """The type and shape of a traced tensor; unlike torch.onnx this lets a complex one be complex."""
+    from torch.onnx._internal.exporter._core import torch_dtype_to_onnx_dtype
+
+    value.type = ir.TensorType(torch_dtype_to_onnx_dtype(tensor.dtype))
+    value.shape = ir.Shape([d if isinstance(d, int) else str(d.node) for d in tensor.shape])
 
 
 def _hold(value: ir.Value) -> None:
@@ -117,19 +93,24 @@ def record_node(
     return made[0] if outputs == 1 else tuple(made)
 
 
-def _encode(argument: Any, inputs: list[ir.Value | None]) -> Any:
-    """An argument as JSON: a tensor is ``{"input": its position}``."""
-    if isinstance(argument, ir.Value):
-        inputs.append(argument)
-        return {"input": len(inputs) - 1}
+def _encode(argument: Any, value: Any, inputs: list[ir.Value | None]) -> Any:
+    """An argument as JSON: a tensor is ``{"input": its position}``, a computed number ``{"number": position}``.
+
+    Args:
+        argument: as the traced call has it.
+        value: the same as torch.onnx passes it: calls replaced by values of the graph.
+        inputs: the node's inputs so far; those met are added.
+    """
+    if isinstance(value, ir.Value):
+        inputs.append(value)
+        is_tensor = isinstance(argument.meta.get("val"), torch.Tensor)
+        return {"input" if is_tensor else "number": len(inputs) - 1}
+    if isinstance(argument, torch.fx.Node):
+        return value
     if isinstance(argument, list | tuple):
-        return [_encode(a, inputs) for a in argument]
+        return [_encode(a, v, inputs) for a, v in zip(argument, value, strict=True)]
     if isinstance(argument, bool | int | float | str | None):
         return argument
+    if isinstance(argument, complex):
+        return {"complex": [argument.real, argument.imag]}
     return {"text": str(argument)}
-
-
-def _calls(module: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
-    for inner in module.modules():
-        if isinstance(inner, torch.fx.GraphModule):
-            yield from (n for n in inner.graph.nodes if n.op == "call_function" and n.target is not operator.getitem)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import re
-import sys
-import warnings
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import onnx_ir as ir
 import sympy
@@ -17,18 +13,21 @@ import torch
 from onnxtrain.capture import aten
 from onnxtrain.capture.export import PREFIX
 from onnxtrain.capture.source_lines import user_place
-from onnxtrain.capture.translations import TRANSLATIONS
-from onnxtrain.errors import CaptureError
+from onnxtrain.capture.torch_onnx import Translator
 from onnxtrain.ir import shapes
 from onnxtrain.ir.bodies import close_bodies
 from onnxtrain.ir.graphs import SOURCE, ForwardGraph, Signature
 
+Refusals: TypeAlias = Callable[[ForwardGraph], Iterable[ir.Node]]
 _TRACE = "pkg.torch.onnx.stack_trace"
-_ATTEMPTS = 16
 
 
 def to_graph(
-    program: torch.export.ExportedProgram, input_names: Sequence[str], buffers: Sequence[str], opset: int
+    program: torch.export.ExportedProgram,
+    input_names: Sequence[str],
+    buffers: Sequence[str],
+    opset: int,
+    refusals: Refusals | None = None,
 ) -> ForwardGraph:
     """Translate a captured program.
 
@@ -37,11 +36,24 @@ def to_graph(
         input_names: one name for each user input.
         buffers: names of the module's buffers, whose content the program returns after the user's outputs.
         opset: ONNX opset of the result.
+        refusals: the nodes of a graph that a later stage cannot take; the operators they come from stay whole.
 
     Raises:
         CaptureError: torch.onnx cannot translate the program.
     """
-    onnx_program = _translate(program, opset)
+    translator = Translator(program, opset)
+    while True:
+        graph = _graph(translator.translate(), input_names, buffers)
+        refused = list(refusals(graph)) if refusals is not None else []
+        if not sum(translator.keep(node) for node in refused):
+            break
+    for node in graph.model.graph:
+        node.meta.clear()
+    return graph
+
+
+def _graph(onnx_program: Any, input_names: Sequence[str], buffers: Sequence[str]) -> ForwardGraph:
+    """What torch.onnx made of a program in our form."""
     model, ep = onnx_program.model, onnx_program.exported_program
     aten.release(model.graph)
     _name_inputs(model.graph, input_names)
@@ -61,56 +73,6 @@ def to_graph(
     parameters = tuple(str(v.name) for v in model.graph.inputs[len(input_names) :] if v.name not in kept)
     signature = Signature(tuple(input_names), parameters, kept, tuple(names[:count]), updates)
     return ForwardGraph(ir.Model(model.graph, ir_version=10), signature)
-
-
-def _translate(program: torch.export.ExportedProgram, opset: int) -> Any:
-    table = dict(TRANSLATIONS)
-    with _silence():
-        unknown = aten.untranslatable(program, set(table))
-    table |= {target: aten.translation_of(target) for target in unknown}
-    for _ in range(_ATTEMPTS):
-        try:
-            with _silence():
-                return torch.onnx.export(
-                    program,
-                    dynamo=True,
-                    optimize=False,
-                    verbose=False,
-                    opset_version=opset,
-                    custom_translation_table=table,
-                )
-        except Exception as error:
-            target = aten.origin_of(aten.failed_overload(error), program)
-            if target is None or target in table or not aten.returns_tensors(target):
-                raise CaptureError(
-                    f"torch.onnx cannot translate the captured program: {_last_line(error)}",
-                    node=str(target or ""),
-                    cure="keep that part outside the wrapped module",
-                ) from error
-            table[target] = aten.translation_of(target)
-    raise CaptureError(f"more than {_ATTEMPTS} operators have no translation", cure="wrap a smaller part of the model")
-
-
-def _last_line(error: BaseException) -> str:
-    cause: BaseException = error
-    while cause.__cause__ is not None:
-        cause = cause.__cause__
-    lines = [line for line in str(cause).splitlines() if line.strip()]
-    return lines[0] if lines else type(cause).__name__
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    """Keep the exporter's own chatter out of the user's terminal; its errors are raised all the same."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
 
 
 def _name_inputs(graph: ir.Graph, names: Sequence[str]) -> None:
@@ -211,6 +173,5 @@ def _keep_source(node: ir.Node) -> None:
     """Reduce the exporter's metadata to the user's source line."""
     place = user_place(node.metadata_props.get(_TRACE, ""))
     node.metadata_props.clear()
-    node.meta.clear()
     if place is not None:
         node.metadata_props[SOURCE] = f"{place[0].rsplit('/', 1)[-1]}:{place[1]}"

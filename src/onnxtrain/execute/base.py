@@ -56,6 +56,7 @@ class Backend(abc.ABC):
     """Compiles plans."""
 
     name: str
+    runs_aten: bool = False  # whether it runs operators of torch by name
 
     @abc.abstractmethod
     def compile(self, plan: Plan, device: str = "cpu", options: Options | None = None) -> Executable:

@@ -1,6 +1,6 @@
 """Graph → TrainingGraph: differentiate an ONNX forward pass by reverse accumulation."""
 
-from onnxtrain.gradient.build import build_gradient, gradient_errors, tracked_outputs
+from onnxtrain.gradient.build import build_gradient, gradient_errors, tracked_outputs, undifferentiable
 from onnxtrain.gradient.node_lists import register_custom_stop_gradient_edges, register_gradient
 from onnxtrain.gradient.registry import Context, gradient
 
@@ -12,4 +12,5 @@ __all__ = [
     "register_custom_stop_gradient_edges",
     "register_gradient",
     "tracked_outputs",
+    "undifferentiable",
 ]

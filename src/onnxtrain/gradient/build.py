@@ -16,6 +16,7 @@ from onnxtrain.ir.opsets import raise_opset
 from onnxtrain.ir.traits import Trait, traits_of
 
 FLOATING = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE})
+FLOATING |= {ir.DataType.COMPLEX64, ir.DataType.COMPLEX128}
 
 _ZERO = frozenset(("Floor", "Ceil", "Round", "Sign"))
 
@@ -35,13 +36,18 @@ def build_gradient(graph: ForwardGraph, outputs: Sequence[str] | None = None) ->
         GradientError: an operator on the way has no gradient rule.
         GraphError: the graph is older than opset 13.
     """
-    model = ir.Model(graph.model.graph.clone(), ir_version=graph.model.ir_version)
-    raise_opset(model.graph)
-    wanted = set(graph.signature.differentiable)
-    walk = _Walk(model.graph, [v for v in model.graph.inputs if v.name in wanted])
+    model, walk = _start(graph)
     output_gradients = walk.seed(graph.signature.outputs if outputs is None else outputs)
     walk.run()
     return TrainingGraph(model, graph.signature, output_gradients, walk.finish())
+
+
+def _start(graph: ForwardGraph) -> tuple[ir.Model, _Walk]:
+    """A copy of the forward pass, and the walk over it."""
+    model = ir.Model(graph.model.graph.clone(), ir_version=graph.model.ir_version)
+    raise_opset(model.graph)
+    wanted = set(graph.signature.differentiable)
+    return model, _Walk(model.graph, [v for v in model.graph.inputs if v.name in wanted])
 
 
 def gradient_errors(graph: ForwardGraph, outputs: Sequence[str] | None = None) -> tuple[ir.Model, list[OnnxTrainError]]:
@@ -56,8 +62,7 @@ def gradient_errors(graph: ForwardGraph, outputs: Sequence[str] | None = None) -
     Returns:
         The training graph as far as it could be built, to look at its operators and not to be run; and the errors.
     """
-    model = ir.Model(graph.model.graph.clone(), ir_version=graph.model.ir_version)
-    walk = _Walk(model.graph, graph.signature.differentiable)
+    model, walk = _start(graph)
     walk.seed(graph.signature.outputs if outputs is None else outputs)
     errors: list[OnnxTrainError] = []
     with walk.op.arithmetic():
@@ -115,6 +120,22 @@ def differentiate_body(body: ir.Graph, wanted: Sequence[bool], seeded: Sequence[
     graph.outputs.extend(zero if dx is None else dx for dx, zero in zip(gradients, zeros, strict=True))
     remove_unread(graph)
     return graph
+
+
+def undifferentiable(graph: ForwardGraph) -> list[ir.Node]:
+    """The nodes that have no gradient rule, or whose rule does not cover their case, were all inputs differentiated."""
+    model = ir.Model(graph.model.graph.clone(), ir_version=graph.model.ir_version)
+    nodes = list(model.graph)
+    walk = _Walk(model.graph, list(model.graph.inputs))
+    found = []
+    with walk.op.arithmetic():
+        for node, original in reversed(list(zip(nodes, list(graph.model.graph), strict=True))):
+            walk.contributions = {y: y for y in node.outputs if y in walk.active}  # any value of the right type
+            try:
+                walk.differentiate(node)
+            except OnnxTrainError:
+                found.append(original)
+    return found
 
 
 class _Walk:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import onnx_ir as ir
+import torch
 
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {}
 
@@ -26,6 +27,31 @@ def translation(*targets: Any) -> Callable[[Callable[..., Any]], Callable[..., A
         return function
 
     return register
+
+
+WHOLE: dict[Any, Callable[[torch.fx.Node], bool]] = {}
+
+
+def whole(*targets: Any) -> Callable[[Callable[..., bool]], Callable[..., bool]]:
+    """Register for which calls of an operator torch.onnx's translation is not what torch computes.
+
+    The function takes the traced call (``torch.fx.Node``); where it says True the call becomes an ATen node.
+    """
+
+    def register(function: Callable[[torch.fx.Node], bool]) -> Callable[[torch.fx.Node], bool]:
+        for target in targets:
+            if target in WHOLE:
+                raise ValueError(f"whether {target} stays whole is registered twice")
+            WHOLE[target] = function
+        return function
+
+    return register
+
+
+def stays_whole(node: torch.fx.Node) -> bool:
+    """Whether a traced call is to become an ATen node although it has a translation."""
+    asks = WHOLE.get(node.target)
+    return asks is not None and asks(node)
 
 
 def standard() -> Any:

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from onnxtrain.capture.aten import record_node, translation_of
-from onnxtrain.capture.translations import number, standard, translation
+from onnxtrain.capture.aten import record_node
+from onnxtrain.capture.translations import number, standard, translation, whole
 
 aten = torch.ops.aten
 
@@ -24,22 +24,22 @@ def convolution(x, weight, bias=None, stride=(1,), padding=(0,), dilation=(1,), 
     return op.Squeeze(record_node("Conv", [op.Unsqueeze(x, first), weight, bias], attributes, domain=""), first)
 
 
-def _adaptive(target: Any) -> None:
+_ADAPTIVE = ("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d")
+_ADAPTIVE += ("adaptive_max_pool2d", "adaptive_max_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
+_AVERAGES = [getattr(aten, name).default for name in _ADAPTIVE if "avg" in name]
+
+
+@whole(*(getattr(aten, name).default for name in _ADAPTIVE))
+def is_windowed(node: torch.fx.Node) -> bool:
     """Adaptive pooling stays an ATen node: torch.onnx would fix the window for the size of the example."""
-    as_aten = translation_of(target)
-
-    @translation(target)
-    def pool(x: Any, size: Any, *rest: Any) -> Any:
-        op = standard()
-        if "avg" in target.name() and all(isinstance(s, int) and s == 1 for s in size):
-            return op.ReduceMean(x, op.Constant(value_ints=list(range(-len(size), 0))), keepdims=1)
-        return as_aten(x, size, *rest)
+    return node.target not in _AVERAGES or any(not isinstance(s, int) or s != 1 for s in node.args[1])
 
 
-for _name in ("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "_adaptive_avg_pool2d"):
-    _adaptive(getattr(aten, _name).default)
-for _name in ("_adaptive_avg_pool3d", "adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d"):
-    _adaptive(getattr(aten, _name).default)
+@translation(*_AVERAGES)
+def average(x, size):
+    """The mean over all places, where one is asked for."""
+    op = standard()
+    return op.ReduceMean(x, op.Constant(value_ints=list(range(-len(size), 0))), keepdims=1)
 
 
 def _filled(like: Any, value: float) -> Any:

@@ -43,6 +43,7 @@ class TorchBackend(Backend):
     """Runs plans on PyTorch, CPU or GPU."""
 
     name = "torch"
+    runs_aten = True
 
     def compile(self, plan: Plan, device: str = "cpu", options: Options | None = None) -> TorchExecutable:
         forward, backward = compile_plan(plan, device)

@@ -14,24 +14,28 @@ Value = ir.Value
 
 @gradient("ATen", domain=DOMAIN)
 def aten(
-    ctx: Context, dy: Value | None, *inputs: Value, operator: str, overload: str, arguments: str, keywords: str
+    ctx: Context,
+    dy: Value | None,
+    *inputs: Value,
+    operator: str,
+    overload: str,
+    arguments: str,
+    keywords: str,
+    results: int = 1,
+    seeded: int = 0,
 ) -> Any:
-    """One ATenGrad node: the operator's inputs and its outputs' gradients in, one gradient for each input out."""
+    """One ATenGrad node: the operator's inputs and its outputs' gradients in, one gradient for each input out.
+
+    It runs the operator again; one that draws random numbers starts from the state they were drawn from, which is
+    one more output of the ATen node.
+    """
     if operator == "onnxtrain::probe" and dy is not None:
         return _probe(ctx, dy, inputs[0], json.loads(arguments)[1])
+    state = [ctx.output(results)] if seeded else []
+    call = {"operator": operator, "overload": overload, "arguments": arguments, "keywords": keywords}
+    call |= {"inputs": len(inputs), "seeded": seeded}
     made = ctx.op.node(
-        "ATenGrad",
-        [*inputs, *ctx.dys],
-        {
-            "operator": operator,
-            "overload": overload,
-            "arguments": arguments,
-            "keywords": keywords,
-            "inputs": len(inputs),
-        },
-        domain=DOMAIN,
-        outputs=len(inputs),
-        like=inputs,
+        "ATenGrad", [*inputs, *ctx.dys[:results], *state], call, domain=DOMAIN, outputs=len(inputs), like=inputs
     )
     return tuple(made.outputs)
 

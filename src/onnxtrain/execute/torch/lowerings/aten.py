@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,37 +17,99 @@ Tensor = torch.Tensor
 
 
 @lowering("ATen", domain=DOMAIN, view=True)
-def aten(*inputs: Tensor, operator: str, overload: str, arguments: str, keywords: str, outputs: int = 1) -> Any:
-    """Call the operator with its recorded arguments."""
+def aten(
+    *inputs: Tensor,
+    operator: str,
+    overload: str,
+    arguments: str,
+    keywords: str,
+    results: int = 1,
+    seeded: int = 0,
+    outputs: int = 1,
+    device: str = "cpu",
+) -> Any:
+    """Call the operator with its recorded arguments; one more output is the random state it started from."""
+    state = (_random_state(device),) if outputs > results else ()
     made = _call(inputs, operator, overload, arguments, keywords)
-    return made if outputs == 1 else tuple(made)
+    found = (*made, *state) if isinstance(made, tuple | list) else (made, *state)
+    return found[0] if outputs == 1 else found
 
 
 @lowering("ATenGrad", domain=DOMAIN)
 def aten_grad(
-    *operands: Tensor | None, operator: str, overload: str, arguments: str, keywords: str, inputs: int, outputs: int = 1
+    *operands: Tensor | None,
+    operator: str,
+    overload: str,
+    arguments: str,
+    keywords: str,
+    inputs: int,
+    seeded: int = 0,
+    outputs: int = 1,
+    needed: Sequence[bool] = (),
+    device: str = "cpu",
 ) -> Any:
     """Run the operator again under autograd and take its vector-Jacobian product."""
     given, dys = operands[:inputs], operands[inputs:]
-    with torch.enable_grad():
-        leaves = [x.detach().requires_grad_(x.is_floating_point()) if x is not None else None for x in given]
+    leaves = [_leaf(x, is_needed) for x, is_needed in zip(given, needed, strict=True)]
+    with torch.enable_grad(), _replayed(dys[-1] if seeded else None, device):
         made = _call(leaves, operator, overload, arguments, keywords)
-        results = list(made) if isinstance(made, tuple | list) else [made]
-        pairs = [(y, dy) for y, dy in zip(results, dys, strict=False) if dy is not None and y.requires_grad]
-        wanted = [x for x in leaves if x is not None and x.requires_grad]
-        ys, seeds = [y for y, _ in pairs], [dy for _, dy in pairs]
-        found = iter(torch.autograd.grad(ys, wanted, seeds, allow_unused=True) if ys else [None] * len(wanted))
-    gradients = [next(found) if x is not None and x.requires_grad else None for x in leaves]
-    filled = [torch.zeros_like(x) if g is None and x is not None else g for g, x in zip(gradients, given, strict=True)]
-    return filled[0] if outputs == 1 else tuple(filled[:outputs])
+    results = list(made) if isinstance(made, tuple | list) else [made]
+    pairs = [(y, dy) for y, dy in zip(results, dys, strict=False) if dy is not None and y.requires_grad]
+    wanted = [x for x in leaves if x is not None and x.requires_grad]
+    found: Sequence[Tensor | None] = [None] * len(wanted)
+    if pairs and wanted:
+        found = torch.autograd.grad([y for y, _ in pairs], wanted, [dy for _, dy in pairs], allow_unused=True)
+    gradients = {id(x): dx for x, dx in zip(wanted, found, strict=True)}
+    filled = [
+        _dense(gradients.get(id(leaf)), x) if n else None for leaf, x, n in zip(leaves, given, needed, strict=True)
+    ]
+    return filled[0] if outputs == 1 else tuple(filled)
+
+
+def _leaf(x: Tensor | None, is_needed: bool) -> Tensor | None:
+    if x is None:
+        return None
+    return x.detach().requires_grad_(is_needed and (x.is_floating_point() or x.is_complex()))
+
+
+def _dense(dx: Tensor | None, x: Tensor | None) -> Tensor | None:
+    if dx is None:
+        return None if x is None else torch.zeros_like(x)
+    return dx if dx.layout == torch.strided else dx.to_dense()
+
+
+def _random_state(device: str) -> Tensor:
+    return torch.cuda.get_rng_state(device) if device.startswith("cuda") else torch.get_rng_state()
+
+
+@contextlib.contextmanager
+def _replayed(state: Tensor | None, device: str) -> Iterator[None]:
+    """Random numbers are drawn from a state, and the generator is left as it was."""
+    if state is None:
+        yield
+        return
+    is_cuda = device.startswith("cuda")
+    with torch.random.fork_rng([torch.device(device)] if is_cuda else []):
+        if is_cuda:
+            torch.cuda.set_rng_state(state, device)
+        else:
+            torch.set_rng_state(state)
+        yield
 
 
 def _call(inputs: Sequence[Tensor | None], operator: str, overload: str, arguments: str, keywords: str) -> Any:
-    called = _overload(operator, overload)
-    args = [_decode(a, inputs) for a in json.loads(arguments)]
-    args = [_number(a, str(p.type)) for a, p in zip(args, called._schema.arguments, strict=False)]
-    kwargs = {k: _decode(a, inputs) for k, a in json.loads(keywords).items()}
-    return called(*args, **kwargs)
+    function, takes_tensor, args, kwargs = _parsed(operator, overload, arguments, keywords)
+    given = [_number(_decode(a, inputs), takes) for a, takes in zip(args, takes_tensor, strict=False)]
+    return function(*given, **{k: _decode(a, inputs) for k, a in kwargs.items()})
+
+
+@functools.lru_cache(4096)
+def _parsed(
+    operator: str, overload: str, arguments: str, keywords: str
+) -> tuple[Any, list[bool], list[Any], dict[str, Any]]:
+    function = _overload(operator, overload)
+    takes_tensor = ["Tensor" in str(p.type) for p in function._schema.arguments]
+    return function, takes_tensor, json.loads(arguments), json.loads(keywords)
 
 
 def _overload(operator: str, overload: str) -> Any:
@@ -53,9 +117,9 @@ def _overload(operator: str, overload: str) -> Any:
     return getattr(getattr(getattr(torch.ops, namespace), name.split(".")[0]), overload)
 
 
-def _number(argument: Any, kind: str) -> Any:
+def _number(argument: Any, takes_tensor: bool) -> Any:
     """A size that the graph computes is a tensor; where the operator takes numbers it is made one."""
-    return argument.tolist() if isinstance(argument, Tensor) and "Tensor" not in kind else argument
+    return argument.tolist() if isinstance(argument, Tensor) and not takes_tensor else argument
 
 
 def _decode(argument: Any, inputs: Sequence[Tensor | None]) -> Any:
@@ -67,6 +131,10 @@ def _decode(argument: Any, inputs: Sequence[Tensor | None]) -> Any:
         if "default" in argument:  # what a call of another operator has left out
             operator, overload, position = argument["default"]
             return _overload(operator, overload)._schema.arguments[position].default_value
+        if "number" in argument:
+            return inputs[argument["number"]].item()  # type: ignore[union-attr]
+        if "complex" in argument:
+            return complex(*argument["complex"])
         return _named(argument["text"])
     return argument
 
