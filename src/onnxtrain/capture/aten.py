@@ -79,20 +79,20 @@ def translation_of(target: torch._ops.OpOverload) -> Callable[..., Any]:
         attributes |= {"arguments": arguments, "keywords": keywords}
         made = record_node(ATEN, inputs, attributes, outputs=len(target._schema.returns))
         if target.name() in PROBES:
-            _hold(made[0] if isinstance(made, tuple) else made)
+            hold(made[0] if isinstance(made, tuple) else made)
         return made
 
     return record
 
 
-def _hold(value: ir.Value) -> None:
-    """Give a value a reader outside the graph: torch.onnx removes nodes that nothing reads, probes too."""
+def hold(value: ir.Value) -> None:
+    """Give a value a reader outside the graph: torch.onnx removes nodes that nothing reads, those with effects too."""
     ir.Node(DOMAIN, "Holder", [value], num_outputs=0)
 
 
 def release(graph: ir.Graph) -> None:
-    """Take away the readers that are not in the graph, which kept probes alive through torch.onnx."""
-    for value in (v for node in graph if node.op_type == ATEN for v in node.outputs):
+    """Take away the readers that are not in the graph, which kept nodes alive through torch.onnx."""
+    for value in (v for node in graph if node.domain == DOMAIN for v in node.outputs):
         for reader, index in tuple(value.uses()):
             if reader.graph is None:
                 reader.replace_input_with(index, None)

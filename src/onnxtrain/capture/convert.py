@@ -16,11 +16,13 @@ import torch
 
 from onnxtrain.capture import aten
 from onnxtrain.capture.export import PREFIX
+from onnxtrain.capture.python_op import recorded
 from onnxtrain.capture.source_lines import user_place
 from onnxtrain.capture.translations import TRANSLATIONS
 from onnxtrain.errors import CaptureError
 from onnxtrain.ir import shapes
 from onnxtrain.ir.graphs import SOURCE, ForwardGraph, Signature
+from onnxtrain.ir.python_calls import CALL, HANDLE, is_call
 
 _TRACE = "pkg.torch.onnx.stack_trace"
 _ATTEMPTS = 16
@@ -43,6 +45,7 @@ def to_graph(
     onnx_program = _translate(program, opset)
     model, ep = onnx_program.model, onnx_program.exported_program
     aten.release(model.graph)
+    calls = {node: recorded(node.attributes.pop(HANDLE).as_string()).call for node in model.graph if is_call(node)}
     _name_inputs(model.graph, input_names)
     _weights_to_inputs(model.graph, ep)
     updated = _buffer_outputs(model.graph, ep, buffers)
@@ -50,6 +53,8 @@ def to_graph(
     _rename_symbols(model.graph, ep)
     for node in model.graph:
         _keep_source(node)
+    for node, call in calls.items():
+        node.meta[CALL] = call
     shapes.infer_graph(model.graph)
     names = [str(v.name) for v in model.graph.outputs]
     count = len(names) - len(updated)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from onnxtrain.capture import autograd_functions
+from onnxtrain.capture.autograd_functions import Functions
 from onnxtrain.capture.schema import Schema, flatten
 from onnxtrain.capture.source_lines import is_users, places_in
 from onnxtrain.capture.symbolic_sizes import Axis, OvergrownSizesError, symbolic_sizes
@@ -49,10 +50,12 @@ class Result:
         schema: the structure of the output.
         sources: for each tensor of the output, the position among the returned (distinct) tensors.
         changed: for each tensor of the input, whether the forward pass changed it in place.
+        calls: the calls of ``torch.autograd.Function`` that were recorded; operators of the program name them.
     """
 
     def __init__(self) -> None:
         self.changed: tuple[bool, ...] = ()
+        self.calls: list[Any] = []
         self.schema: Schema | None = None
         self.sources: tuple[int, ...] = ()
 
@@ -64,10 +67,12 @@ class FlatModule(torch.nn.Module):
         result: filled by the forward pass.
     """
 
-    def __init__(self, module: torch.nn.Module, inputs: Schema, autocast: Autocast) -> None:
+    def __init__(
+        self, module: torch.nn.Module, inputs: Schema, autocast: Autocast, functions: Functions | None = None
+    ) -> None:
         super().__init__()
         self.module = module
-        self._inputs, self._autocast = inputs, autocast
+        self._inputs, self._autocast, self._functions = inputs, autocast, functions or Functions()
         self.result = Result()
         self.train(module.training)
 
@@ -80,7 +85,8 @@ class FlatModule(torch.nn.Module):
         """The module's distinct output tensors, then the content of all its buffers after the call."""
         args, kwargs = self._inputs.restore(tensors)
         versions = [t._version for t in tensors]
-        with self._autocast.enter(), symbolic_sizes(tensors):
+        recording = autograd_functions.recording(self.module, self.result.calls, self._functions)
+        with self._autocast.enter(), recording, symbolic_sizes(tensors):
             result = self.module.forward(*args, **kwargs)  # the module's own hooks run at every call, outside
         self.result.changed = tuple(t._version != v for t, v in zip(tensors, versions, strict=True))
         found, self.result.schema = flatten(result, "output")
@@ -163,7 +169,7 @@ def _export(
 ) -> torch.export.ExportedProgram:
     kinds = (torch.export.Dim.AUTO, torch.export.Dim.STATIC)
     dynamic = tuple({a: kinds[(i, a) in constant] for a in range(t.dim())} for i, t in enumerate(example))
-    with _quiet(), autograd_functions.refused(), torch.enable_grad():
+    with _quiet(), torch.enable_grad():
         program = torch.export.export(module, tuple(example), dynamic_shapes=(dynamic,), strict=False)
     _stop_gradients(program.graph_module)
     _settle_layouts(program.graph_module)

@@ -112,8 +112,10 @@ class OnnxRuntimeBackend(Backend):
 
 def _refuse_opaque(node: ir.Node) -> None:
     if node.domain == DOMAIN and node.op_type in OPAQUE:
+        called = node.attributes.get("operator") or node.attributes["func_name"]
+        kind = "ATen operator" if "operator" in node.attributes else "torch.autograd.Function"
         raise BackendError(
-            f"onnxruntime cannot run the ATen operator {node.attributes['operator'].value}",
+            f"onnxruntime cannot run the {kind} {called.value}",
             node=describe(node),
             source=source_of(node),
             cure="use backend='torch'",

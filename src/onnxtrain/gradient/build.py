@@ -92,7 +92,7 @@ class _Walk:
             raise _no_rule(node)
         self.op.metadata = dict(node.metadata_props)
         attributes = {name: a.value for name, a in node.attributes.items()}
-        made = rule(Context(self.op, node, dys), dys[0], *node.inputs, **attributes)
+        made = rule(Context(self.op, node, dys, wanted), dys[0], *node.inputs, **attributes)
         gradients = made if isinstance(made, tuple | list) else (made,)
         for index, x in enumerate(node.inputs):
             if x is not None and x in self.active:

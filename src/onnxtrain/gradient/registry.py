@@ -22,10 +22,14 @@ class Context:
         op: the Builder that emits backward nodes.
         node: the forward node being differentiated.
         dys: gradient of each forward output, None for one that receives none.
+        wanted: for each forward input whether its gradient is wanted; only a node that runs the user's own backward
+            pass, which may ask for it, needs this.
     """
 
-    def __init__(self, op: Builder, node: ir.Node, dys: Sequence[ir.Value | None]) -> None:
-        self.op, self.node, self.dys = op, node, tuple(dys)
+    def __init__(
+        self, op: Builder, node: ir.Node, dys: Sequence[ir.Value | None], wanted: Sequence[bool] = ()
+    ) -> None:
+        self.op, self.node, self.dys, self.wanted = op, node, tuple(dys), tuple(wanted)
 
     @property
     def y(self) -> ir.Value:

@@ -1,8 +1,18 @@
 """ORTModule: wrap an ``nn.Module``, keep the training loop."""
 
+from onnxtrain.capture import register_custom_function_schema_supplementary
 from onnxtrain.ortmodule.debug import DebugOptions, LogLevel
 from onnxtrain.ortmodule.module import ORTModule
 from onnxtrain.ortmodule.verification import Comparison, Report, verify
 from onnxtrain.ortmodule.with_loss import ModuleWithLoss
 
-__all__ = ["Comparison", "DebugOptions", "LogLevel", "ModuleWithLoss", "ORTModule", "Report", "verify"]
+__all__ = [
+    "Comparison",
+    "DebugOptions",
+    "LogLevel",
+    "ModuleWithLoss",
+    "ORTModule",
+    "Report",
+    "register_custom_function_schema_supplementary",
+    "verify",
+]
