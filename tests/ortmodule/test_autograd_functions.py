@@ -138,17 +138,18 @@ class Sized(Function):
     """Arguments made of sizes of the input, and a list of tensors."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, rows: int, factor: float, several: list[Tensor]) -> Tensor:
-        ctx.factor = rows * factor
+    def forward(ctx: Any, x: Tensor, rows: int, shape: torch.Size, factor: float, several: list[Tensor]) -> Tensor:
+        assert type(shape) is torch.Size
+        ctx.factor = rows * factor / (shape[0] + shape[1])
         return x * ctx.factor + several[1].sum()
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:  # type: ignore[override]
-        return dy * ctx.factor, None, None, None
+        return dy * ctx.factor, None, None, None, None
 
 
 def test_sizes_of_the_input_and_lists_of_tensors() -> None:
-    wrapped = check(lambda x, w: Sized.apply(x, x.shape[0], x.shape[0] ** 0.5, [w, w * 2]))
+    wrapped = check(lambda x, w: Sized.apply(x, x.shape[0], x.shape, x.shape[0] ** 0.5, [w, w * 2]))
     assert captures(wrapped) == 1
 
 
@@ -651,14 +652,16 @@ def test_a_step_without_backward_keeps_nothing() -> None:
 
 
 def test_arguments_live_as_long_as_the_graph() -> None:
-    thing = Thing()
-    reference = weakref.ref(thing)
-    rest = (True, 3, 0.1, (True, False), (1, 2), (0.5, 0.25), None, "text")
-    module = Net(lambda x, w: Constants.apply(x, *rest, thing) * w)
+    def function(thing: Thing) -> Callable[..., Any]:
+        rest = (True, 3, 0.1, (True, False), (1, 2), (0.5, 0.25), None, "text")
+        return lambda x, w: Constants.apply(x, *rest, thing) * w
+
+    module = Net(function(Thing()))
+    reference = weakref.ref(module.function.__closure__[1].cell_contents)
+    assert isinstance(reference(), Thing)
     wrapped = ORTModule(module)
     wrapped(x()).sum().backward()
     module.function = None
-    del thing
     gc.collect()
     assert reference() is not None
     del wrapped, module
@@ -746,6 +749,17 @@ def test_infer_shape() -> None:
 
     wrapped = check(lambda x, w: (lambda y, z: y * z[:6])(*Inferred.apply(x, w)))
     assert captures(wrapped) == 1
+
+
+def test_a_change_in_place_that_capture_could_not_see_is_an_error() -> None:
+    @register_custom_function_schema_supplementary
+    class Hidden(InPlace):
+        @staticmethod
+        def infer_shape(node: onnx.NodeProto, shapes: list[Any], dtypes: list[int]) -> Any:
+            return shapes[:1], dtypes[:1]
+
+    with pytest.raises(BackendError, match="Hidden changed its tensor 0 in place, and did not when it was captured"):
+        ORTModule(Net(lambda x, w: Hidden.apply(x * 1, w)))(x())
 
 
 def reusing(forward_map: list[int], backward_map: list[int], copies: bool = False) -> type[Function]:
@@ -870,7 +884,7 @@ def test_torch_is_as_before_after_a_capture() -> None:
 
 
 def test_onnxruntime_says_that_it_cannot() -> None:
-    with pytest.raises(BackendError, match=r"cannot run the torch.autograd.Function .*Scale.*\n(.*\n)*.*backend='torch'"):
+    with pytest.raises(BackendError, match=r"cannot run the torch.autograd.Function .*Scale\n(.*\n)*.*backend='torch'"):
         ORTModule(Net(lambda x, w: Scale.apply(x, w, 2.0)), options=Options(backend="onnxruntime"))(x())
 
 

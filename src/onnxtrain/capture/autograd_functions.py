@@ -44,12 +44,13 @@ class _Recorder:
 
     def __init__(self, root: torch.nn.Module, kept: list[Any], functions: Functions) -> None:
         self._root, self._kept, self._functions = root, kept, functions
+        self._hinted = False
 
     def apply(self, cls: Any, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a call; those made within its own forward pass are part of it."""
         if cls is CheckpointFunction and not self._functions.keep_checkpoints:
             run, _, *rest = args
-            _hint()
+            self.pass_checkpoint()
             return run(*rest)
         if not self._functions.as_nodes:
             raise _lost(cls, "ORTMODULE_ENABLE_CUSTOM_AUTOGRAD=0 refuses them; remove it")
@@ -62,6 +63,15 @@ class _Recorder:
             return record(cls, original, args, self._kept, self._root)
         finally:
             _RECORDER.reset(token)
+
+    def pass_checkpoint(self) -> None:
+        """Say once what becomes of gradient checkpoints."""
+        if not self._hinted:
+            self._hinted = True
+            _LOG.warning(
+                "gradient checkpointing is captured through: the graph keeps what the backward pass reads, and what is "
+                "computed again to save memory is the memory optimizer's choice, not the module's"
+            )
 
 
 _RECORDER: contextvars.ContextVar[_Recorder | None] = contextvars.ContextVar("onnxtrain_recorder", default=None)
@@ -102,10 +112,11 @@ def _through_checkpoints() -> Iterator[None]:
     original = getattr(torch_checkpoint, name)
 
     def through(*args: Any, **kwargs: Any) -> Iterator[None]:
-        if _RECORDER.get() is None:
+        recorder = _RECORDER.get()
+        if recorder is None:
             yield from original(*args, **kwargs)
         else:
-            _hint()
+            recorder.pass_checkpoint()
             yield
 
     setattr(torch_checkpoint, name, through)
@@ -113,13 +124,6 @@ def _through_checkpoints() -> Iterator[None]:
         yield
     finally:
         setattr(torch_checkpoint, name, original)
-
-
-def _hint() -> None:
-    _LOG.info(
-        "gradient checkpointing is captured through: what it would run again is kept for the backward pass, as the graph "
-        "sees fit; leave it out, the memory optimizer chooses what is computed again"
-    )
 
 
 def _lost(cls: type, cure: str) -> CaptureError:

@@ -143,6 +143,9 @@ class _Operands:
         self.call = PythonCall(cls, f"{cls.__module__}.{cls.__qualname__}", leaves, structure, autocast=autocast)
 
     def _leaf(self, leaf: Any) -> Any:
+        if isinstance(leaf, torch.Size):
+            self.sizes += leaf
+            return Place("shape", len(self.sizes) - len(leaf), len(leaf), torch.Size)
         if isinstance(leaf, torch.SymInt):
             self.sizes.append(leaf)
             return Place("size", len(self.sizes) - 1)
@@ -159,7 +162,7 @@ class _Operands:
 
 def _is_opened(argument: Any) -> bool:
     """Whether an argument is taken apart; lists and dicts without tensors are passed on as the objects they are."""
-    holds = isinstance(argument, list | tuple | dict)
+    holds = isinstance(argument, list | tuple | dict) and not isinstance(argument, torch.Size)
     return holds and any(isinstance(x, _VARYING) for x in pytree.tree_leaves(argument))
 
 

@@ -26,9 +26,7 @@ class Context:
             pass, which may ask for it, needs this.
     """
 
-    def __init__(
-        self, op: Builder, node: ir.Node, dys: Sequence[ir.Value | None], wanted: Sequence[bool] = ()
-    ) -> None:
+    def __init__(self, op: Builder, node: ir.Node, dys: Sequence[ir.Value | None], wanted: Sequence[bool] = ()) -> None:
         self.op, self.node, self.dys, self.wanted = op, node, tuple(dys), tuple(wanted)
 
     @property

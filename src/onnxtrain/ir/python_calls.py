@@ -19,11 +19,20 @@ CALL = "onnxtrain.call"  # key in Node.meta
 class Place:
     """Where an argument comes from at run time: the index-th ``tensor`` or ``size``.
 
-    A ``number`` is the content of the index-th tensor, which has no dimensions.
+    A ``number`` is the content of the index-th tensor, which has no dimensions. A ``shape`` is made of
+    ``length`` sizes.
     """
 
     kind: str
     index: int
+    length: int = 0
+    make: Any = None
+
+    def of(self, tensors: Sequence[Any], sizes: Sequence[Any]) -> Any:
+        """What stands there."""
+        if self.kind == "shape":
+            return self.make(sizes[self.index : self.index + self.length])
+        return (sizes if self.kind == "size" else tensors)[self.index]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -42,7 +51,7 @@ class PythonCall:
         changed: positions of the tensors that the forward pass writes into.
         shown: those of them whose new content it does not return, and which follows what it returns.
         autocast: the device type and the element type of the autocast region around the call; None outside one.
-        forward_reuse: for each output the tensor whose memory it is declared to reuse, or -1; None: nothing is declared.
+        forward_reuse: for each output the tensor whose memory it is declared to reuse, or -1; None where nothing is.
         backward_reuse: for each tensor the output whose gradient's memory its own gradient reuses, in the same way.
     """
 
@@ -59,8 +68,7 @@ class PythonCall:
 
     def arguments(self, tensors: Sequence[Any], sizes: Sequence[Any]) -> Any:
         """The arguments with these tensors and sizes in their places."""
-        given = {"tensor": tensors, "number": tensors, "size": sizes}
-        leaves = [given[leaf.kind][leaf.index] if isinstance(leaf, Place) else leaf for leaf in self.leaves]
+        leaves = [leaf.of(tensors, sizes) if isinstance(leaf, Place) else leaf for leaf in self.leaves]
         return self.structure.unflatten(leaves)
 
 

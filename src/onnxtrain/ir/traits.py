@@ -19,7 +19,8 @@ class Trait(enum.Flag):
     ROW_WISE: each row (all axes but the last) is computed from the same row of the first input alone.
     IDENTITY: the output equals the first input.
     STOP: no gradient flows through: the result is integer, bool or a shape, constant by pieces, or random.
-    EFFECT: does something beside its outputs (a probe reports what passes, a user's class does anything); never removed, merged or moved.
+    EFFECT: does something beside its outputs (a probe reports, a user's class does anything); never removed, merged
+        or moved.
     """
 
     NONE = 0

@@ -48,7 +48,7 @@ def _attributes(call: PythonCall) -> dict[str, Any]:
 def _printed(leaf: Any) -> Any:
     """An argument as JSON: numbers and tuples of them as they are, another object by its type."""
     if isinstance(leaf, Place):
-        return {leaf.kind: leaf.index}
+        return {leaf.kind: [leaf.index, leaf.length] if leaf.length else leaf.index}
     if isinstance(leaf, bool | int | float | str | None):
         return leaf
     if isinstance(leaf, tuple | list) and all(isinstance(x, bool | int | float | str | None) for x in leaf):

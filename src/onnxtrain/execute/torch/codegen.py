@@ -197,7 +197,8 @@ class _Writer:
             return repr(tuple(v in self.live for v in node.outputs))
         if name == "final":
             return repr(tuple(v in self.live and not v.uses() for v in node.outputs))
-        return repr({"outputs": len(node.outputs), "dtype": int(node.outputs[0].dtype or 0), "device": self.device}[name])
+        known = {"outputs": len(node.outputs), "dtype": int(node.outputs[0].dtype or 0), "device": self.device}
+        return repr(known[name])
 
     def _argument(self, value: ir.Value | None, index: int, found: Lowering) -> str:
         if value is None:

@@ -20,7 +20,7 @@ from onnxtrain.ir import shapes
 from onnxtrain.ir.graphs import DOMAIN
 
 VERSION = 1
-OPAQUE = {"ATen", "ATenGrad", "PythonOp", "PythonOpGrad"}  # operators that only the torch backend can run: no body exists
+OPAQUE = {"ATen", "ATenGrad", "PythonOp", "PythonOpGrad"}  # only the torch backend can run them: no body exists
 
 
 @dataclasses.dataclass(frozen=True)

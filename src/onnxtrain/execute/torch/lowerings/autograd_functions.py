@@ -86,11 +86,11 @@ def python_op(
 @contextlib.contextmanager
 def _autocast(call: PythonCall, tensors: Sequence[Tensor]) -> Any:
     """The autocast region that the call was captured in, or none: regions around the graph do not concern it."""
-    device = call.autocast[0] if call.autocast is not None else next((t.device.type for t in tensors), "cpu")
-    if call.autocast is None and not torch.is_autocast_enabled(device):
+    device, dtype = call.autocast or (next((t.device.type for t in tensors), "cpu"), None)
+    if dtype is None and not torch.is_autocast_enabled(device):
         yield
     else:
-        with torch.autocast(device, dtype=call.autocast[1] if call.autocast else None, enabled=call.autocast is not None):
+        with torch.autocast(device, dtype=dtype, enabled=dtype is not None):
             yield
 
 
