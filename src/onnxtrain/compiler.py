@@ -72,12 +72,14 @@ def capture_module(
     numbers: Numbers | None = None,
 ) -> Captured:
     """Stage 1: the forward pass of a module as an optimized graph, ready to be differentiated any number of times."""
-    from onnxtrain.capture import GraphCache, trace, translate
+    from onnxtrain.capture import Functions, GraphCache, trace, translate
 
     mode = "training" if module.training else "inference"
     cache = GraphCache(options.cache_dir, options.cache_limit) if options.cache_dir is not None else None
+    functions = Functions(options.custom_autograd, options.keep_checkpoints)
     with report.stage("export"):
-        traced = trace(module, args, kwargs, static_shapes=options.static_shapes, numbers=numbers)
+        shapes = options.static_shapes
+        traced = trace(module, args, kwargs, static_shapes=shapes, numbers=numbers, functions=functions)
     with report.stage("translate"):
         captured = translate(traced, opset=options.opset, cache=cache, refusals=_refusals(options))
     _dump(options, "torch_exported", mode, captured.graph.model)

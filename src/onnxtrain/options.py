@@ -56,6 +56,9 @@ class Options:
         fallback_retry: after a fallback try the graph again at the next step, rather than stay in eager PyTorch.
         hooks: what to do about forward hooks of submodules: ``"error"``, or ``"trace"``, for hooks that only compute
             on tensors and so can become part of the graph.
+        custom_autograd: each call of a ``torch.autograd.Function`` is a node that runs the class; else an error.
+        keep_checkpoints: reentrant gradient checkpoints stay as they are and run in eager PyTorch; else their content
+            is part of the graph.
         static_shapes: capture the sizes of the first call as constants: one graph for each combination of sizes.
         cache_casts: keep parameters in the dtype that autocast wants them in until they change: gradient
             accumulation then casts once for all its steps.
@@ -80,6 +83,8 @@ class Options:
     fallback: str = "error"
     fallback_retry: bool = False
     hooks: str = "error"
+    custom_autograd: bool = True
+    keep_checkpoints: bool = False
     static_shapes: bool = False
     cache_casts: bool = False
     deterministic: bool = False
@@ -183,10 +188,10 @@ ENVIRONMENT: tuple[Variable | Missing, ...] = (
     Variable("ORTMODULE_CACHE_DIR", Path, "cache_dir", "folder of translated graphs"),
     Variable("ORTMODULE_SKIPCHECK_POLICY", _skip_checks, note="nothing to choose: no check is skipped"),
     Variable("ORTMODULE_DEEPCOPY_BEFORE_MODEL_EXPORT", _truth, note="nothing to choose: there is no probing run"),
-    Variable("ORTMODULE_ENABLE_CUSTOM_AUTOGRAD", _truth, note="nothing to choose yet: autograd.Function is an error"),
+    Variable("ORTMODULE_ENABLE_CUSTOM_AUTOGRAD", _truth, "custom_autograd", "0: torch.autograd.Function is an error"),
+    Variable("ORTMODULE_ALLOW_AUTOGRAD_CHECKPOINT", _truth, "keep_checkpoints", "1: checkpoints stay as they are"),
+    Variable("ORTMODULE_SKIPPED_AUTOGRAD_FUNCTIONS", str, note="nothing to skip: names do not clash"),
     Variable("ORTMODULE_ROCM_TEST", str, note="of the predecessor's own tests"),
-    Missing("ORTMODULE_ALLOW_AUTOGRAD_CHECKPOINT"),
-    Missing("ORTMODULE_SKIPPED_AUTOGRAD_FUNCTIONS", ()),
     Missing("ORTMODULE_ENABLE_COMPUTE_OPTIMIZER"),
     Missing("ORTMODULE_ENABLE_SPARSE_OPTIMIZER"),
     Missing("ORTMODULE_ENABLE_EMBEDDING_SPARSE_OPTIMIZER"),

@@ -312,9 +312,8 @@ def _summary(found: Sequence[Outcome]) -> None:
         print(f"{len(names):4}  {reason}\n        {' '.join(names)}")
     good = sum(not o.reason for o in found)
     ran, total = sum(o.ran for o in found), sum(o.total for o in found)
-    print(
-        f"{good} of {len(found)} entries pass on all samples ({good / max(1, len(found)):.1%}); {ran} of {total} samples ran"
-    )
+    rate = good / max(1, len(found))
+    print(f"{good} of {len(found)} entries pass on all samples ({rate:.1%}); {ran} of {total} samples ran")
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -20,7 +20,11 @@ from onnxtrain.ir.builder import Builder
 from onnxtrain.ir.graphs import DOMAIN, SOURCE, ForwardGraph, Signature
 
 DIFFERENTIABLE = [c for c in CASES if c.differentiable]
-ELSEWHERE = {("", "Dropout"): "tests/ortmodule/test_random.py", (DOMAIN, "ATen"): "tests/capture/test_aten.py"}
+ELSEWHERE = {
+    ("", "Dropout"): "tests/ortmodule/test_random.py",
+    (DOMAIN, "ATen"): "tests/capture/test_aten.py",
+    (DOMAIN, "PythonOp"): "tests/ortmodule/test_autograd_functions.py",
+}
 
 
 @pytest.mark.parametrize("case", DIFFERENTIABLE, ids=lambda c: c.id)

@@ -282,28 +282,6 @@ def test_data_parallel_is_refused_with_advice() -> None:
         ORTModule(Net())._replicate_for_data_parallel()
 
 
-def test_an_autograd_function_is_refused() -> None:
-    """Its forward would be captured and its backward lost."""
-
-    class Hundred(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x * 2
-
-        @staticmethod
-        def backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-            return dy * 100
-
-    class Custom(Net):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return Hundred.apply(super().forward(x))
-
-    with pytest.raises(Exception, match=r"Hundred, a torch.autograd.Function") as caught:
-        ORTModule(Custom())(x())
-    assert "test_execution.py" in str(caught.value)
-    assert Hundred.apply(torch.ones(1)).item() == 2
-
-
 def test_determinism_follows_torch() -> None:
     wrapped = ORTModule(Net(), options=Options(backend="onnxruntime"))
     wrapped(x())

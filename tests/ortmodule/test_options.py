@@ -58,6 +58,8 @@ def test_what_is_not_built_yet_says_so(variable: Missing) -> None:
         ("FALLBACK_POLICY", "FALLBACK_UNSUPPORTED_DATA", "fallback", "FALLBACK_UNSUPPORTED_DATA"),
         ("FALLBACK_RETRY", "yes", "fallback_retry", True),
         ("LOG_LEVEL", "info", "log_level", "INFO"),
+        ("ENABLE_CUSTOM_AUTOGRAD", "0", "custom_autograd", False),
+        ("ALLOW_AUTOGRAD_CHECKPOINT", "1", "keep_checkpoints", True),
         ("CACHE_DIR", "here", "cache_dir", Path("here")),
     ],
 )
@@ -158,6 +160,7 @@ def test_json_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     load_from_json(wrapped, write(tmp_path / "a.json", settings))
     assert wrapped.options == Options(
         opset=21,
+        custom_autograd=False,
         static_shapes=True,
         cache_casts=True,
         log_level="ERROR",

@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 
+from onnxtrain.capture.autograd_functions import Functions
 from onnxtrain.capture.cache import GraphCache
 from onnxtrain.capture.convert import Refusals, to_graph
 from onnxtrain.capture.export import Autocast, FlatModule, export
+from onnxtrain.capture.python_op import register_custom_function_schema_supplementary
 from onnxtrain.capture.schema import Numbers, Schema, flatten, input_names
 from onnxtrain.capture.size_guards import SizeGuards, size_guards
 from onnxtrain.ir.graphs import ForwardGraph
@@ -61,6 +63,7 @@ def trace(
     *,
     static_shapes: bool = False,
     numbers: Numbers | None = None,
+    functions: Functions | None = None,
 ) -> Traced:
     """Record one call of a module.
 
@@ -70,6 +73,7 @@ def trace(
         kwargs: keyword arguments.
         static_shapes: sizes are constants; else all input dimensions are dynamic.
         numbers: for a structure of arguments, the positions of numbers that are captured as tensors.
+        functions: what becomes of classes of ``torch.autograd.Function``; by default each call is a node.
 
     Raises:
         UnsupportedDataError: an input or output has a type that a graph cannot take.
@@ -77,7 +81,7 @@ def trace(
     """
     tensors, inputs = flatten((tuple(args), dict(kwargs)), numbers=numbers)
     device = next((t.device.type for t in [*tensors, *module.parameters(), *module.buffers()]), "cpu")
-    flat = FlatModule(module, inputs, Autocast.current(device))
+    flat = FlatModule(module, inputs, Autocast.current(device), functions)
     names = input_names(module.forward, args, kwargs, inputs.numbers)
     program = export(flat, tensors, names, static_shapes)
     return Traced(program, flat, inputs, tuple(names), tuple(name for name, _ in module.named_buffers()))
@@ -116,12 +120,14 @@ def capture(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, A
 __all__ = [
     "Autocast",
     "Captured",
+    "Functions",
     "GraphCache",
     "Numbers",
     "Schema",
     "Traced",
     "capture",
     "flatten",
+    "register_custom_function_schema_supplementary",
     "trace",
     "translate",
 ]

@@ -45,7 +45,7 @@ def recorder_of(node: torch.fx.Node) -> Callable[..., Any]:
             if result is not None:
                 set_type(value, result)
         if target.name() in PROBES:
-            _hold(values[0])
+            hold(values[0])
         return values if isinstance(results, list | tuple) else values[0]
 
     record.__module__ = f"torch.ops.{target.namespace}"  # how torch prints it in errors
@@ -61,14 +61,14 @@ def set_type(value: ir.Value, tensor: torch.Tensor) -> None:
     value.shape = ir.Shape([d if isinstance(d, int) else str(d.node) for d in tensor.shape])
 
 
-def _hold(value: ir.Value) -> None:
-    """Give a value a reader outside the graph: torch.onnx removes nodes that nothing reads, probes too."""
+def hold(value: ir.Value) -> None:
+    """Give a value a reader outside the graph: torch.onnx removes nodes that nothing reads, those with effects too."""
     ir.Node(DOMAIN, "Holder", [value], num_outputs=0)
 
 
 def release(graph: ir.Graph) -> None:
-    """Take away the readers that are not in the graph, which kept probes alive through torch.onnx."""
-    for value in (v for node in graph if node.op_type == ATEN for v in node.outputs):
+    """Take away the readers that are not in the graph, which kept nodes alive through torch.onnx."""
+    for value in (v for node in graph if node.domain == DOMAIN for v in node.outputs):
         for reader, index in tuple(value.uses()):
             if reader.graph is None:
                 reader.replace_input_with(index, None)

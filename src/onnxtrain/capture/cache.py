@@ -159,9 +159,14 @@ def _foreign(program: torch.export.ExportedProgram) -> str:
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
             target = node.target
-            if isinstance(target, torch._ops.OpOverload) and target.namespace not in _NAMESPACES:
+            if isinstance(target, torch._ops.OpOverload) and _is_foreign(target):
                 return str(target)
     return ""
+
+
+def _is_foreign(target: torch._ops.OpOverload) -> bool:
+    """Operators of others, and calls of a ``torch.autograd.Function``: their objects live in this process alone."""
+    return target.namespace not in _NAMESPACES or target is torch.ops.onnxtrain.python_op.default
 
 
 @functools.cache

@@ -12,11 +12,13 @@ import torch
 
 from onnxtrain.capture import aten
 from onnxtrain.capture.export import PREFIX
+from onnxtrain.capture.python_op import recorded
 from onnxtrain.capture.source_lines import user_place
 from onnxtrain.capture.torch_onnx import Translator
 from onnxtrain.ir import shapes
 from onnxtrain.ir.bodies import close_bodies
 from onnxtrain.ir.graphs import SOURCE, ForwardGraph, Signature
+from onnxtrain.ir.python_calls import CALL, HANDLE, is_call
 
 Refusals: TypeAlias = Callable[[ForwardGraph], Iterable[ir.Node]]
 _TRACE = "pkg.torch.onnx.stack_trace"
@@ -56,6 +58,7 @@ def _graph(onnx_program: Any, input_names: Sequence[str], buffers: Sequence[str]
     """What torch.onnx made of a program in our form."""
     model, ep = onnx_program.model, onnx_program.exported_program
     aten.release(model.graph)
+    calls = {node: recorded(node.attributes.pop(HANDLE).as_string()).call for node in model.graph if is_call(node)}
     _name_inputs(model.graph, input_names)
     _weights_to_inputs(model.graph, ep)
     updated = _buffer_outputs(model.graph, ep, buffers)
@@ -64,6 +67,8 @@ def _graph(onnx_program: Any, input_names: Sequence[str], buffers: Sequence[str]
     for node in model.graph.all_nodes():
         _keep_source(node)
     close_bodies(model.graph)
+    for node, call in calls.items():
+        node.meta[CALL] = call
     shapes.infer_graph(model.graph)
     names = [str(v.name) for v in model.graph.outputs]
     count = len(names) - len(updated)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from onnxtrain.capture import autograd_functions
+from onnxtrain.capture.autograd_functions import Functions
 from onnxtrain.capture.schema import Schema, flatten
 from onnxtrain.capture.source_lines import is_users, places_in
 from onnxtrain.capture.symbolic_sizes import Axis, OvergrownSizesError, symbolic_sizes
@@ -50,10 +51,12 @@ class Result:
         schema: the structure of the output.
         sources: for each tensor of the output, the position among the returned (distinct) tensors.
         changed: for each tensor of the input, whether the forward pass changed it in place.
+        calls: the calls of ``torch.autograd.Function`` that were recorded; operators of the program name them.
     """
 
     def __init__(self) -> None:
         self.changed: tuple[bool, ...] = ()
+        self.calls: list[Any] = []
         self.schema: Schema | None = None
         self.sources: tuple[int, ...] = ()
 
@@ -65,10 +68,12 @@ class FlatModule(torch.nn.Module):
         result: filled by the forward pass.
     """
 
-    def __init__(self, module: torch.nn.Module, inputs: Schema, autocast: Autocast) -> None:
+    def __init__(
+        self, module: torch.nn.Module, inputs: Schema, autocast: Autocast, functions: Functions | None = None
+    ) -> None:
         super().__init__()
         self.module = module
-        self._inputs, self._autocast = inputs, autocast
+        self._inputs, self._autocast, self._functions = inputs, autocast, functions or Functions()
         self.result = Result()
         self.train(module.training)
 
@@ -81,7 +86,8 @@ class FlatModule(torch.nn.Module):
         """The module's distinct output tensors, then the content of all its buffers after the call."""
         args, kwargs = self._inputs.restore(tensors)
         versions = [t._version for t in tensors]
-        with self._autocast.enter(), symbolic_sizes(tensors):
+        functions = autograd_functions.recording(self.module, self.result.calls, self._functions)
+        with self._autocast.enter(), functions, symbolic_sizes(tensors):
             result = self.module.forward(*args, **kwargs)  # the module's own hooks run at every call, outside
         self.result.changed = tuple(t._version != v for t, v in zip(tensors, versions, strict=True))
         found, self.result.schema = flatten(result, "output")
@@ -225,7 +231,7 @@ def _take_place(node: torch.fx.Node, substitute: torch.fx.Node) -> None:
 @contextlib.contextmanager
 def recording() -> Iterator[None]:
     """What torch.export runs the user's module in."""
-    with _quiet(), autograd_functions.refused(), torch.enable_grad():
+    with _quiet(), torch.enable_grad():
         yield
 
 

@@ -149,8 +149,10 @@ def _runs(node: ir.Node) -> bool:
 
 
 def _refusal(node: ir.Node) -> BackendError:
-    opaque = node.domain == DOMAIN and "operator" in node.attributes
-    name = f"the ATen operator {node.attributes['operator'].value}" if opaque else f"the operator {node.op_type}"
+    name = f"the operator {node.op_type}"
+    for attribute, kind in (("operator", "ATen operator"), ("func_name", "torch.autograd.Function")):
+        if node.domain == DOMAIN and attribute in node.attributes:
+            name = f"the {kind} {node.attributes[attribute].value}"
     return BackendError(
         f"onnxruntime cannot run {name}",
         node=describe(node),

@@ -25,7 +25,7 @@ class Context:
         node: the forward node being differentiated.
         dys: gradient of each forward output, None for one that receives none.
         wanted: for each input, whether its gradient is asked for: only for rules that build a body, where what nobody
-            reads is not removed afterwards.
+            reads is not removed afterwards, and for a node that runs the user's own backward pass, which may ask.
     """
 
     def __init__(self, op: Builder, node: ir.Node, dys: Sequence[ir.Value | None], wanted: Sequence[bool] = ()) -> None:

@@ -19,7 +19,8 @@ class Trait(enum.Flag):
     ROW_WISE: each row (all axes but the last) is computed from the same row of the first input alone.
     IDENTITY: the output equals the first input.
     STOP: no gradient flows through: the result is integer, bool or a shape, constant by pieces, or random.
-    EFFECT: does something beside its outputs (a probe reports what passes); never removed, merged or moved.
+    EFFECT: does something beside its outputs (a probe reports, a user's class does anything); never removed, merged
+        or moved.
     """
 
     NONE = 0
@@ -45,6 +46,7 @@ _GROUPS = {
     Trait.VIEW | Trait.IDENTITY | Trait.ELEMENTWISE | Trait.ROW_WISE: "Identity onnxtrain::Detach",
     Trait.ELEMENTWISE | Trait.RANDOM | Trait.ROW_WISE: "Dropout",
     Trait.RANDOM: "Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike onnxtrain::ATen",
+    Trait.RANDOM | Trait.EFFECT: "onnxtrain::PythonOp onnxtrain::PythonOpGrad",
     Trait.EXPENSIVE: """
         Conv ConvTranspose Det Einsum Gemm MatMul LSTM GRU RNN onnxtrain::If onnxtrain::Loop onnxtrain::Scan
         onnxtrain::ScaledDotProductAttention onnxtrain::ConvGrad onnxtrain::Cofactors

@@ -49,14 +49,11 @@ class TanhGelu(RewriteRuleClassBase):
 class FusionsPass(ir.passes.InPlacePass):
     """Apply all fusions; a fused node keeps the source line of what it replaces."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._rules = RewriteRuleSet([TanhGelu.rule()], commute=True)
-
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Run the pass."""
+        rules = RewriteRuleSet([TanhGelu.rule()], commute=True)  # made anew: a matcher holds the last graph it saw
         lines = {v.name: source_of(node) for node in model.graph for v in node.outputs}
-        count = self._rules.apply_to_model(model)
+        count = rules.apply_to_model(model)
         if count:
             for node in model.graph:
                 if SOURCE not in node.metadata_props and lines.get(node.outputs[0].name):

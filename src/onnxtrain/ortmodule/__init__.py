@@ -1,5 +1,6 @@
 """ORTModule: wrap an ``nn.Module``, keep the training loop."""
 
+from onnxtrain.capture import register_custom_function_schema_supplementary
 from onnxtrain.optimize.registered import register_graph_optimizer, unregister_graph_optimizer
 from onnxtrain.ortmodule.debug import DebugOptions, LogLevel
 from onnxtrain.ortmodule.module import ORTModule
@@ -15,6 +16,7 @@ __all__ = [
     "ORTModule",
     "Report",
     "check",
+    "register_custom_function_schema_supplementary",
     "register_graph_optimizer",
     "unregister_graph_optimizer",
     "verify",

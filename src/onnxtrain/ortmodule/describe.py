@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from onnxtrain.ir import shapes
 from onnxtrain.ir.graphs import DOMAIN
+from onnxtrain.ir.python_calls import is_call
 from onnxtrain.options import Fallback, Options
 from onnxtrain.ortmodule.session import Session
 from onnxtrain.ortmodule.sessions import Entry, Sessions
@@ -48,16 +49,18 @@ def phases(session: Session) -> str:
 def _features(session: Session, options: Options) -> list[tuple[str, str]]:
     nodes = list(session.captured.graph.model.graph)
     kept = sum(n.domain == DOMAIN and n.op_type == "ATen" for n in nodes)
+    called = sum(map(is_call, nodes))
     casts = len(session.latest.plan.signature.casts)
     policy = options.policy
     fallback = "off" if Fallback.FALLBACK_DISABLE in policy else f"on: {options.fallback}"
     return [
         ("backend", type(session.latest.executable).__name__.removesuffix("Executable").lower()),
         ("ATen executor", f"on, {kept} nodes" if kept else "on, no node needs it"),
+        ("autograd functions", f"{called} nodes" if called else "none"),
         ("cached parameter casts", f"on, {casts} parameters" if session.options.cache_casts else "off"),
         ("automatic fallback", fallback),
         ("graph cache", str(options.cache_dir) if options.cache_dir is not None else "off (ORTMODULE_CACHE_DIR)"),
-        ("not available yet", "cast propagation, autograd.Function, memory and compute optimizer, Triton"),
+        ("not available yet", "cast propagation, memory and compute optimizer, Triton"),
     ]
 
 

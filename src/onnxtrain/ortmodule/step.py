@@ -92,7 +92,7 @@ class _State:
         del dys, given
         made = self.compiled.executable.backward(self.saved, seeds)
         self.saved, self.visible = None, []
-        gradients = dict(zip(plan.gradients, map(as_torch, made), strict=True))
+        gradients = {n: None if g is None else as_torch(g) for n, g in zip(plan.gradients, made, strict=True)}
         result = [gradients.get(name) for name in self.differentiable]
         if self.verification is not None:
             self.verification.check_backward(received_dys, dict(zip(self.differentiable, result, strict=True)))

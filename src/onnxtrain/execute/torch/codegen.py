@@ -18,6 +18,7 @@ from onnxtrain.execute.torch.registry import Lowering, lowering_of
 from onnxtrain.ir import shapes
 from onnxtrain.ir.bodies import bodies_of
 from onnxtrain.ir.graphs import Plan, source_of
+from onnxtrain.ir.python_calls import PythonCall, call_of
 from onnxtrain.ir.traits import Trait, traits_of
 
 _SERIAL = itertools.count()
@@ -71,13 +72,15 @@ class _Writer:
         self.scope: dict[str, Any] = {"host": _host}
         self.ops = types.SimpleNamespace()
         self.scope["ops"] = self.ops
+        self.calls: list[PythonCall] = []
+        self.scope["calls"] = self.calls
         self.results = self._results(needed)
         self.lowerings = {n: lowering_of(n) for n in graph if n.op_type != "Constant"}
         self.live = self._live()
         self.nodes = [n for n in graph if n in self.lowerings and self._runs(n, self.live)]
         self.symbols = self._symbols()
         self.bound: set[str] = set()
-        self.names = Names({"ops", "host", "saved", "sizes", "inputs", "gradients", *self.symbols})
+        self.names = Names({"ops", "calls", "host", "saved", "sizes", "inputs", "gradients", *self.symbols})
 
     def forward(self, plan: Plan, saved: Sequence[str], sizes: Sequence[str]) -> Program:
         """``forward(inputs) -> outputs, saved, sizes``."""
@@ -198,12 +201,22 @@ class _Writer:
             arguments.insert(0, arguments.pop(place))
         setattr(self.ops, name, function)
         arguments += [f"{a.name}={self._attribute(a)}" for a in node.attributes.values()]
-        extras = {"outputs": len(node.outputs), "device": self.device, "dtype": int(node.outputs[0].dtype or 0)}
-        extras["needed"] = tuple(v in self.live for v in node.outputs)
-        arguments += [f"{name}={extras[name]!r}" for name in sorted(found.wants - set(node.attributes))]
+        arguments += [f"{name}={self._extra(name, node)}" for name in sorted(found.wants - set(node.attributes))]
         targets = ", ".join(self.names(v) if v.name else "_" for v in node.outputs)
         comment = f"  # {source_of(node)}" if source_of(node) else ""
         return f"{targets} = ops.{name}({', '.join(arguments)}){comment}"
+
+    def _extra(self, name: str, node: ir.Node) -> str:
+        """What a lowering wants to know beside the node's attributes, see ``registry.EXTRAS``."""
+        if name == "call":
+            self.calls.append(call_of(node))
+            return f"calls[{len(self.calls) - 1}]"
+        if name == "needed":
+            return repr(tuple(v in self.live for v in node.outputs))
+        if name == "final":
+            return repr(tuple(v in self.live and not v.uses() for v in node.outputs))
+        known = {"outputs": len(node.outputs), "dtype": int(node.outputs[0].dtype or 0), "device": self.device}
+        return repr(known[name])
 
     def _argument(self, value: ir.Value | None, index: int, found: Lowering) -> str:
         if value is None:

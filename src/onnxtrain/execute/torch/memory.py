@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from onnxtrain.execute.torch.registry import Lowering
 from onnxtrain.ir import shapes
+from onnxtrain.ir.python_calls import is_call
 
 
 def reusable(
@@ -51,13 +52,39 @@ def reusable(
 
 
 _COMMUTATIVE = ("Add", "Mul")
-_MANY = ("ATen", "Sum", "Max", "Min", "If", "Loop", "Scan")  # a result may share memory with any operand
+_MANY = (
+    "ATen",
+    "PythonOp",
+    "PythonOpGrad",
+    "Sum",
+    "Max",
+    "Min",
+    "If",
+    "Loop",
+    "Scan",
+)  # a result may share memory with any operand
 
 
 def _same(a: ir.Value, b: ir.Value) -> bool:
     dims = shapes.dims_of(a)
     known = dims is not None and all(isinstance(d, int) or d.value is not None for d in dims)
     return known and dims == shapes.dims_of(b) and a.dtype == b.dtype
+
+
+def _sharers(node: ir.Node) -> list[list[ir.Value]]:
+    """Groups of a node's values that may share memory.
+
+    The autograd context of a PythonOp may hold all of its tensors; without one, what the class declares counts.
+    """
+    inputs = [v for v in node.inputs if v is not None]
+    declared = node.attributes.get("tensor_reuse_map")
+    if declared is not None and not (is_call(node) and "needs_input_grad" in node.attributes):
+        pairs = zip(node.outputs, declared.as_ints(), strict=False)
+        first = int(is_call(node))  # of a PythonOp the first input is the sizes
+        found = ((y, node.inputs[index + first] if index >= 0 else None) for y, index in pairs)
+        return [[y, x] for y, x in found if x is not None]
+    every = node.op_type in _MANY
+    return [[*node.outputs, *(inputs if every else inputs[:1])]]
 
 
 class _Groups:
@@ -67,10 +94,9 @@ class _Groups:
         self._parent: dict[ir.Value, ir.Value] = {}
         for node in nodes:
             if lowerings[node].view and node.inputs:
-                sharers = node.inputs if node.op_type in _MANY else node.inputs[:1]
-                for value in (*sharers, *node.outputs):
-                    if value is not None:
-                        self._parent[self.root(value)] = self.root(node.outputs[0])
+                for group in _sharers(node):
+                    for value in group:
+                        self._parent[self.root(value)] = self.root(group[0])
 
     def root(self, value: ir.Value) -> ir.Value:
         """One value that stands for all that may share memory with this one."""

@@ -32,8 +32,9 @@ class Lowering:
     wants: frozenset[str]
 
 
-# Number of the node's outputs; which of them are read; where the node runs; ONNX type code of its first output.
-EXTRAS = ("outputs", "needed", "device", "dtype")
+# Number of the node's outputs; which of them are read; which only the caller reads; where the node runs; ONNX type code
+# of its first output; the call of a PythonOp.
+EXTRAS = ("outputs", "needed", "final", "device", "dtype", "call")
 LOWERINGS: dict[tuple[str, str], Lowering] = {}
 
 

@@ -21,7 +21,7 @@ from onnxtrain.ir.bodies import CLOSED, open_bodies
 from onnxtrain.ir.graphs import DOMAIN
 
 VERSION = 1
-OPAQUE = {"ATen", "ATenGrad"}  # operators that only the torch backend can run: no body exists
+OPAQUE = {"ATen", "ATenGrad", "PythonOp", "PythonOpGrad"}  # only the torch backend can run them: no body exists
 
 
 @dataclasses.dataclass(frozen=True)

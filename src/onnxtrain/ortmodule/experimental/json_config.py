@@ -94,12 +94,6 @@ def _cast_propagation(options: Options, value: Any) -> Options:
     return options
 
 
-def _custom_autograd(options: Options, value: Any) -> Options:
-    if value:
-        raise not_available("EnableCustomAutogradFunction", value)
-    return options
-
-
 def _efficient_gradient(options: Options, value: Any) -> Options:
     if value:
         raise not_available("UseMemoryEfficientGradient", value)
@@ -109,7 +103,7 @@ def _efficient_gradient(options: Options, value: Any) -> Options:
 _KEYS: dict[str, Callable[[Options, Any], Options]] = {
     "PropagateCastOps": _cast_propagation,
     "UseExternalGPUAllocator": _has_no_choice("torch's memory is always used"),
-    "EnableCustomAutogradFunction": _custom_autograd,
+    "EnableCustomAutogradFunction": _sets("custom_autograd", bool),
     "EnableGradAccOptimization": _sets("cache_casts", bool),
     "UseStaticShape": _sets("static_shapes", bool),
     "RunSymbolicShapeInference": _has_no_choice("symbolic shapes are always inferred"),

@@ -1,0 +1,324 @@
+"""A call of a ``torch.autograd.Function`` recorded as one opaque operator, and what it returns found out.
+
+The class's own ``forward`` runs once on tensors without content, which shows how many tensors it returns, of which
+shapes, which of them are differentiable, and which of its arguments it writes into. A class that needs contents says
+its shapes itself, see ``register_custom_function_schema_supplementary``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import onnx
+import torch
+from onnx_ir import tensor_adapters
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from onnxtrain.errors import CaptureError, OnnxTrainError
+from onnxtrain.ir.python_calls import PYTHON_OP, Place, PythonCall
+
+_VARYING = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
+_SUPPLEMENTED: weakref.WeakSet[type] = weakref.WeakSet()
+_SERIAL = itertools.count()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Recorded:
+    """A call while its module is captured.
+
+    Args:
+        call: what becomes of it in the graph.
+        made: tensors without content, one for each that the operator returns.
+    """
+
+    call: PythonCall
+    made: tuple[torch.Tensor, ...]
+
+
+_RECORDED: weakref.WeakValueDictionary[str, Recorded] = weakref.WeakValueDictionary()  # operators can take only a name
+
+
+def recorded(handle: str) -> Recorded:
+    """The call that a recorded operator names; alive as long as the capture that recorded it is."""
+    return _RECORDED[handle]
+
+
+@torch.library.custom_op(
+    "onnxtrain::python_op", mutates_args=(), schema="(Tensor[] tensors, SymInt[] sizes, str call) -> Tensor[]"
+)
+def python_op(tensors: list[torch.Tensor], sizes: list[int], call: str) -> list[torch.Tensor]:
+    """What capture records of a call; it becomes a node, and only the node runs."""
+    raise RuntimeError(f"{call} was recorded to become a node of a graph; it does not run by itself")
+
+
+@python_op.register_fake
+def _(tensors: list[torch.Tensor], sizes: list[int], call: str) -> list[torch.Tensor]:
+    return [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in recorded(call).made]
+
+
+def _no_gradient(ctx: Any, *dys: Any) -> Any:
+    raise RuntimeError("a recorded call is differentiated in its graph")
+
+
+python_op.register_autograd(_no_gradient)
+torch.fx.node.has_side_effect(torch.ops.onnxtrain.python_op.default)  # runs even where nobody reads its results
+
+
+def register_custom_function_schema_supplementary(cls: type) -> type:
+    """State that a ``torch.autograd.Function`` says itself what its outputs look like; usable as a decorator.
+
+    The class has one or both of these static methods:
+
+    * ``infer_shape(node, input_shapes, input_dtypes) -> (output_shapes, output_dtypes)``: ``forward`` does not run
+      while a module is captured. ``node`` is a ``NodeProto``; shapes are lists of sizes (a number, or a symbol that
+      computes like one), element types are ``TensorProto.DataType`` numbers; there is one entry for each tensor.
+    * ``alias_input(node_text) -> (forward_map, backward_map)``, given the serialized ``NodeProto``: for each output
+      of ``forward`` the position among the arguments of ``apply`` whose memory it reuses; for each argument the
+      position of the output whose gradient's memory its own gradient reuses; -1 for none.
+
+    Raises:
+        TypeError: it is no subclass of ``torch.autograd.Function``, or has neither method.
+    """
+    if not (isinstance(cls, type) and issubclass(cls, torch.autograd.Function)):
+        raise TypeError(f"{cls!r} is not a subclass of torch.autograd.Function")
+    if not (hasattr(cls, "infer_shape") or hasattr(cls, "alias_input")):
+        raise TypeError(f"{cls.__qualname__} has neither infer_shape nor alias_input")
+    _SUPPLEMENTED.add(cls)
+    return cls
+
+
+def record(cls: Any, apply: Callable[..., Any], args: tuple[Any, ...], kept: list[Any], root: torch.nn.Module) -> Any:
+    """Record one call and return what it returns.
+
+    Args:
+        cls: the subclass of ``torch.autograd.Function``.
+        apply: its own ``apply``.
+        args: the arguments.
+        kept: receives what has to live as long as the capture does.
+        root: the module that is captured.
+
+    Raises:
+        CaptureError: its forward pass needs the content of a tensor, or writes into one that is differentiated
+            without saying so.
+    """
+    operands = _Operands(cls, args)
+    with _without_content(operands.tensors, root) as bare:
+        given = [_stand_in(t) for t in bare]
+        returned = _returned(operands, apply, given)
+        made = _Results(operands, returned, given)
+    kept.append(made.recorded)
+    handle = f"{made.recorded.call.name}#{next(_SERIAL)}"
+    _RECORDED[handle] = made.recorded
+    outputs = torch.ops.onnxtrain.python_op(operands.tensors, operands.sizes, handle)
+    return made.restore([t if d else t.detach() for t, d in zip(outputs, made.differentiable, strict=True)])
+
+
+class _Operands:
+    """The arguments of a call, and what differs from run to run: tensors, sizes, and numbers made of sizes.
+
+    Attributes:
+        call: the call, of which the results are not known yet.
+        tensors: the tensors in order; numbers are among them, as tensors of no dimensions.
+        sizes: the sizes in order.
+        numbers: by position among the tensors, the number that one stands for.
+    """
+
+    def __init__(self, cls: Any, args: tuple[Any, ...]) -> None:
+        found, structure = pytree.tree_flatten(args, is_leaf=lambda a: not _is_opened(a))
+        self.tensors: list[torch.Tensor] = []
+        self.sizes: list[Any] = []
+        self.numbers: dict[int, Any] = {}
+        leaves = tuple(self._leaf(leaf) for leaf in found)
+        device = next((t.device.type for t in self.tensors), "cpu")
+        autocast = (device, torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None
+        self.call = PythonCall(cls, f"{cls.__module__}.{cls.__qualname__}", leaves, structure, autocast=autocast)
+
+    def _leaf(self, leaf: Any) -> Any:
+        if isinstance(leaf, torch.Size):
+            self.sizes += leaf
+            return Place("shape", len(self.sizes) - len(leaf), len(leaf), torch.Size)
+        if isinstance(leaf, torch.SymInt):
+            self.sizes.append(leaf)
+            return Place("size", len(self.sizes) - 1)
+        if isinstance(leaf, torch.SymFloat | torch.SymBool):
+            self.numbers[len(self.tensors)] = leaf
+            dtype = torch.float64 if isinstance(leaf, torch.SymFloat) else torch.bool
+            self.tensors.append(torch.scalar_tensor(leaf, dtype=dtype))  # type: ignore[arg-type]
+            return Place("number", len(self.tensors) - 1)
+        if isinstance(leaf, torch.Tensor):
+            self.tensors.append(leaf)
+            return Place("tensor", len(self.tensors) - 1)
+        return leaf
+
+
+def _is_opened(argument: Any) -> bool:
+    """Whether an argument is taken apart; lists and dicts without tensors are passed on as the objects they are."""
+    holds = isinstance(argument, list | tuple | dict) and not isinstance(argument, torch.Size)
+    return holds and any(isinstance(x, _VARYING) for x in pytree.tree_leaves(argument))
+
+
+@contextlib.contextmanager
+def _without_content(tensors: Sequence[torch.Tensor], root: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
+    """Within it nothing is traced, and tensors (the module's weights too) have no content; gives the tensors."""
+    mode = detect_fake_mode([_bare(t) for t in tensors])
+    assert mode is not None, "torch.export traces with tensors that have no content"
+    with _disable_current_modes(), torch._C.DisableTorchFunction(), mode, torch.enable_grad(), _bare_weights(root):
+        yield [t if isinstance(t, FakeTensor) else mode.from_tensor(t) for t in map(_bare, tensors)]
+
+
+def _bare(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor without content beneath what records operations on it."""
+    if not isinstance(tensor, FunctionalTensor):
+        return tensor
+    torch._sync(tensor)
+    return torch._from_functional_tensor(tensor.elem)
+
+
+@contextlib.contextmanager
+def _bare_weights(root: torch.nn.Module) -> Iterator[None]:
+    """Let a forward pass that calls modules find weights of the same kind as its arguments."""
+    tables = [t for m in root.modules() for t in (m._parameters, m._buffers)]
+    before = [(t, n, v) for t in tables for n, v in t.items() if isinstance(v, FunctionalTensor)]
+    for table, name, value in before:
+        table[name] = _bare(value)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for table, name, value in before:
+            table[name] = value  # type: ignore[assignment]
+
+
+def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor to run a forward pass with: no leaf, so that it may be written into."""
+    gradient = tensor.is_floating_point() or tensor.is_complex()
+    leaf = torch.empty_strided(
+        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device, requires_grad=gradient
+    )
+    return leaf.clone()
+
+
+def _supplement(cls: type, name: str) -> Callable[..., Any] | None:
+    return getattr(cls, name, None) if cls in _SUPPLEMENTED else None
+
+
+def _returned(operands: _Operands, apply: Callable[..., Any], given: Sequence[torch.Tensor]) -> Any:
+    """What the call returns for tensors without content, or what its ``infer_shape`` says it does."""
+    call = operands.call
+    infer = _supplement(call.function, "infer_shape")
+    if infer is not None:
+        return _declared(infer, call, given)
+    try:
+        return apply(*call.arguments([operands.numbers.get(i, t) for i, t in enumerate(given)], operands.sizes))
+    except OnnxTrainError:
+        raise
+    except Exception as error:
+        reason = next(iter(str(error).strip().splitlines()), "")
+        raise CaptureError(
+            f"the forward pass of {call.name} cannot run on tensors without content: {type(error).__name__}: {reason}",
+            cure="state the shapes of its outputs: register_custom_function_schema_supplementary with infer_shape",
+        ) from error
+
+
+def _declared(infer: Callable[..., Any], call: PythonCall, given: Sequence[torch.Tensor]) -> Any:
+    codes = [int(tensor_adapters.from_torch_dtype(t.dtype)) for t in given]
+    shapes, types = infer(_proto(call, len(given), 0), [list(t.shape) for t in given], codes)
+    device = next((t.device for t in given), torch.device("cpu"))
+    dtypes = [tensor_adapters.to_torch_dtype(code) for code in types]
+    gradient = any(t.requires_grad for t in given)
+    made = [
+        torch.empty(tuple(shape), dtype=dtype, device=device, requires_grad=gradient and dtype.is_floating_point)
+        for shape, dtype in zip(shapes, dtypes, strict=True)
+    ]
+    return made[0] if len(made) == 1 else tuple(made)
+
+
+def _proto(call: PythonCall, inputs: int, outputs: int) -> onnx.NodeProto:
+    """The node as the class's own static methods see it: tensors alone are inputs, the context is the first output."""
+    names = ["context", *(f"output_{i}" for i in range(outputs))]
+    return onnx.helper.make_node(PYTHON_OP, [f"input_{i}" for i in range(inputs)], names, func_name=call.name)
+
+
+class _Results:
+    """What a call returned for tensors without content, and how to return the same while the module is traced.
+
+    Attributes:
+        recorded: the call with its results known.
+        differentiable: which of the operator's outputs carry a gradient.
+
+    Raises:
+        CaptureError: it changed a tensor that is differentiated, without saying so.
+    """
+
+    def __init__(self, operands: _Operands, returned: Any, given: Sequence[torch.Tensor]) -> None:
+        self._tensors = operands.tensors
+        self._leaves, self._structure = pytree.tree_flatten(returned)
+        made = [t for t in self._leaves if isinstance(t, torch.Tensor)]
+        places = {id(t): i for i, t in enumerate(given)}
+        changed = tuple(i for i, t in enumerate(given) if t._version)
+        self._written = {k: places[id(t)] for k, t in enumerate(made) if id(t) in places}
+        shown = tuple(i for i in changed if i not in self._written.values())
+        self._refuse_hidden(operands, shown)
+        self._written |= {len(made) + k: position for k, position in enumerate(shown)}
+        self.differentiable = [t.requires_grad for t in made] + [False] * len(shown)
+        count = itertools.count()
+        results = tuple(
+            Place("tensor", next(count)) if isinstance(x, torch.Tensor) else Place("size", 0) if _is_size(x) else x
+            for x in self._leaves
+        )
+        call = dataclasses.replace(operands.call, results=results, changed=changed, shown=shown)
+        maps = _reuse_maps(call, len(given), len(made))
+        call = dataclasses.replace(call, forward_reuse=maps[0], backward_reuse=maps[1])
+        self.recorded = Recorded(call, tuple(t.detach() for t in [*made, *(given[i] for i in shown)]))
+
+    def _refuse_hidden(self, operands: _Operands, shown: Sequence[int]) -> None:
+        if torch.is_grad_enabled() and any(operands.tensors[i].requires_grad for i in shown):
+            raise CaptureError(
+                f"the forward pass of {operands.call.name} changes an argument in place that is differentiated",
+                cure="call ctx.mark_dirty(argument) in it, and return the argument",
+            )
+
+    def restore(self, outputs: Sequence[torch.Tensor]) -> Any:
+        """The structure that was returned, with these tensors in it; arguments that were written into are written."""
+        final = list(outputs)
+        for index, position in self._written.items():
+            self._tensors[position].copy_(outputs[index])
+            final[index] = self._tensors[position]
+        remaining = iter(final)
+        leaves = [next(remaining) if isinstance(x, torch.Tensor) else x for x in self._leaves]
+        return self._structure.unflatten(leaves)
+
+
+def _is_size(leaf: Any) -> bool:
+    return isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool)
+
+
+def _reuse_maps(call: PythonCall, inputs: int, outputs: int) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
+    """What ``alias_input`` declares, between tensors: for each output an input, for each input an output's gradient."""
+    alias = _supplement(call.function, "alias_input")
+    if alias is None:
+        return None, None
+    arguments = call.structure.unflatten(list(call.leaves))
+    forward, backward = (list(m) for m in alias(_proto(call, inputs, outputs).SerializeToString()))
+    if len(forward) != outputs or len(backward) != len(arguments):
+        raise CaptureError(
+            f"alias_input of {call.name} returned {len(forward)} and {len(backward)} entries",
+            cure=f"return one for each of the {outputs} outputs and one for each of the {len(arguments)} arguments",
+        )
+    position = {p: a.index for p, a in enumerate(arguments) if isinstance(a, Place)}
+    for argument in forward:
+        if argument != -1 and argument not in position:
+            raise CaptureError(f"alias_input of {call.name}: argument {argument} is not a tensor", cure="return -1")
+    by_input = {position[p]: output for p, output in enumerate(backward) if p in position}
+    return (
+        tuple(-1 if p == -1 else position[p] for p in forward),
+        tuple(by_input.get(i, -1) for i in range(inputs)),
+    )

@@ -1,0 +1,56 @@
+"""A recorded call of a ``torch.autograd.Function``: one ``PythonOp`` node."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from onnxtrain.capture.aten import hold, record_node
+from onnxtrain.capture.python_op import recorded
+from onnxtrain.capture.translations import standard, translation
+from onnxtrain.ir.python_calls import HANDLE, PYTHON_OP, Place, PythonCall
+
+
+@translation(torch.ops.onnxtrain.python_op.default)
+def python_op(tensors: list[ir.Value], sizes: list[Any], call: str) -> Any:
+    """Sizes, then tensors in; the autograd context, then the tensors that the call returns out."""
+    found = recorded(call)
+    attributes = _attributes(found.call) | {HANDLE: call}
+    made = record_node(PYTHON_OP, [_vector(sizes), *tensors], attributes, outputs=1 + len(found.made))
+    context, *results = made if isinstance(made, tuple) else (made,)
+    context.type, context.shape = ir.TensorType(ir.DataType.INT64), ir.Shape([])
+    hold(context)
+    return results
+
+
+def _vector(sizes: list[Any]) -> ir.Value | None:
+    if not sizes:
+        return None
+    op = standard()
+    parts = [op.Reshape(s, [1]) if isinstance(s, ir.Value) else op.Constant(value_ints=[int(s)]) for s in sizes]
+    return op.Concat(*parts, axis=0) if len(parts) > 1 else parts[0]
+
+
+def _attributes(call: PythonCall) -> dict[str, Any]:
+    """What a reader of the graph wants to know, by the names of onnxruntime-training; what runs is the call itself."""
+    arguments = call.structure.unflatten([_printed(leaf) for leaf in call.leaves])
+    convention = "".join("d" if isinstance(a, dict) and "tensor" in a else "c" for a in arguments)
+    attributes: dict[str, Any] = {"func_name": call.name, "input_convention": convention}
+    attributes["arguments"] = json.dumps(arguments)
+    if call.forward_reuse is not None:
+        attributes["tensor_reuse_map"] = [-1, *call.forward_reuse]
+    return attributes
+
+
+def _printed(leaf: Any) -> Any:
+    """An argument as JSON: numbers and tuples of them as they are, another object by its type."""
+    if isinstance(leaf, Place):
+        return {leaf.kind: [leaf.index, leaf.length] if leaf.length else leaf.index}
+    if isinstance(leaf, bool | int | float | str | None):
+        return leaf
+    if isinstance(leaf, tuple | list) and all(isinstance(x, bool | int | float | str | None) for x in leaf):
+        return list(leaf)
+    return {"object": f"{type(leaf).__module__}.{type(leaf).__qualname__}"}
