@@ -47,6 +47,10 @@ def _exact(row: Row) -> tuple[list[np.ndarray], list[np.ndarray]]:
 def test_backend(case: Case, name: str) -> None:
     if name == "reference" and (reason := NO_REFERENCE.get(case.op) or NO_REFERENCE.get(case.id)):
         pytest.skip(reason)
+    _check(case, name)
+
+
+def _check(case: Case, name: str) -> None:
     row = prepare(case, np.float32, gradients=case.differentiable)
     outputs, gradients = run(row, name)
     exact, eager = _exact(row), reference(row, torch.float32)
@@ -54,6 +58,23 @@ def test_backend(case: Case, name: str) -> None:
         assert _close(ours, right, near), (ours, right)
     for ours, right, near in zip(gradients, exact[1], eager[1], strict=True):
         assert _close(ours, right, near), (ours, right)
+
+
+SAME_FORM = (
+    "Abs", "Add", "Clip", "Concat", "CumSum", "Div", "Einsum", "Elu", "Erf", "Exp", "Expand", "Flatten", "Gather",
+    "GatherElements", "GatherND", "Gemm", "HardSigmoid", "LeakyRelu", "Log", "LogSoftmax", "MatMul", "Max", "Mean",
+    "Min", "Mod", "Mul", "Neg", "PRelu", "Pow", "ReduceSum", "Relu", "Reshape", "ReverseSequence", "Selu", "Sigmoid",
+    "Sin", "Slice", "Softmax", "Softplus", "Sqrt", "Squeeze", "Sub", "Sum", "Tanh", "Tile", "TopK", "Transpose",
+    "Unsqueeze", "Where",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("opset", [13, 16, 18, 21, 23])
+@pytest.mark.parametrize("op", SAME_FORM)
+def test_other_opsets(op: str, opset: int) -> None:
+    """One row of each operator that opsets 13 to 23 write alike; gradients are of opset 20 at least."""
+    case = [c for c in CASES if c.op == op and c.differentiable][-1]
+    _check(dataclasses.replace(case, opset=opset), "onnxruntime")
 
 
 def test_every_lowering_is_used_by_a_row() -> None:
