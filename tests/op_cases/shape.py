@@ -84,6 +84,8 @@ def _slices() -> list[Case]:
         Case("Slice", (a, ints(5, -1), ints(0, -9), ints(1, 2), ints(-2, -3)), lambda a: a.flip(1, 2)[:, 0:5:2, ::3], label="back"),
         Case("Slice", (a, ints(3, -6), ints(1, 5), ints(0, 1), ints(-1, 4)), lambda a: a[2:4].flip(0)[:, 0:5:4], label="both"),
         Case("Slice", (a, ints(3), ints(2), ints(0)), lambda a: a[3:2], label="empty"),
+        Case("Slice", (a, ints(-9), ints(-99), ints(0), ints(-2)), lambda a: a[:1], label="before-the-first"),
+        Case("Slice", (a, ints(-9), ints(-99), ints(0), ints(-2)), lambda a: a[:1], label="before-the-first-static", static=(0,)),
         Case("Slice", (a, ints(-99), ints(99), ints(0), ints(2)), lambda a: a[::2], label="clamped"),
         Case("Slice", (a, exactly(np.array([1, -3])), exactly(np.array([4, 6])), ints(0, 2)), lambda a, s, e: a[1:4, :, -3:6],
              label="run-time"),
