@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from op_cases.case import Case, Tensor, exactly, ints, x
+from op_cases.case import Case, Given, Tensor, distinct, exactly, index, ints, x
 
 
 def _shape() -> list[Case]:
@@ -84,6 +84,8 @@ def _slices() -> list[Case]:
         Case("Slice", (a, ints(5, -1), ints(0, -9), ints(1, 2), ints(-2, -3)), lambda a: a.flip(1, 2)[:, 0:5:2, ::3], label="back"),
         Case("Slice", (a, ints(3, -6), ints(1, 5), ints(0, 1), ints(-1, 4)), lambda a: a[2:4].flip(0)[:, 0:5:4], label="both"),
         Case("Slice", (a, ints(3), ints(2), ints(0)), lambda a: a[3:2], label="empty"),
+        Case("Slice", (a, ints(-9), ints(-99), ints(0), ints(-2)), lambda a: a[:1], label="before-the-first"),
+        Case("Slice", (a, ints(-9), ints(-99), ints(0), ints(-2)), lambda a: a[:1], label="before-the-first-static", static=(0,)),
         Case("Slice", (a, ints(-99), ints(99), ints(0), ints(2)), lambda a: a[::2], label="clamped"),
         Case("Slice", (a, exactly(np.array([1, -3])), exactly(np.array([4, 6])), ints(0, 2)), lambda a, s, e: a[1:4, :, -3:6],
              label="run-time"),
@@ -149,4 +151,29 @@ def _images() -> list[Case]:
     ]  # fmt: skip
 
 
-CASES = [*_shape(), *_views(), *_splits(), *_slices(), *_pads(), *_images()]
+def _computed() -> list[Case]:
+    """Shapes, sizes and pads that are known only when the graph runs."""
+
+    def given(*content: int) -> Given:
+        return exactly(np.array(content))
+
+    return [
+        Case("Reshape", (x(2, 6), given(3, -1)), lambda a, s: a.reshape(3, 4), label="run-time", static=(1,)),
+        Case("Expand", (x(3, 1), given(2, 1, 4)), lambda a, s: a.expand(2, 3, 4), label="run-time", static=(1,)),
+        Case("Tile", (x(2, 3), given(2, 3)), lambda a, r: a.repeat(2, 3), label="run-time", static=(1,)),
+        Case("Split", (x(6, 2), given(1, 5)), lambda a, s: a.split((1, 5)), outputs=2, label="run-time", static=(1,)),
+        Case("Pad", (x(2, 3), given(1, 0, 2, 1)), lambda a, p: F.pad(a, (0, 1, 1, 2)), label="run-time", static=(1,)),
+        Case("Pad", (x(4, 3), given(1, 0, 2, 1)), lambda a, p: F.pad(a[None], (0, 1, 1, 2), mode="reflect")[0], {"mode": "reflect"},
+             label="reflect-run-time", static=(1,)),
+        Case("Trilu", (x(4, 5), exactly(np.array(1))), lambda a, k: a.triu(1), label="run-time"),
+        Case("CenterCropPad", (x(5, 3), given(2, 6)), lambda a, s: F.pad(a[1:3], (1, 2)), label="run-time", static=(1,)),
+        Case("ReduceSum", (x(2, 3, 4), given(-1, 0)), lambda a, d: a.sum((0, 2), True), label="run-time", static=(1,)),
+        Case("ReduceMax", (distinct(2, 3, 4), given(1)), lambda a, d: a.amax(1, True), label="run-time", static=(1,)),
+        Case("CumSum", (x(3, 4), exactly(np.array(1))), lambda a, d: a.cumsum(1), label="run-time"),
+        Case("TopK", (distinct(3, 6), given(2)), lambda a, k: tuple(a.topk(2, -1)), outputs=2, label="run-time", static=(1,)),
+        Case("OneHot", (index(3, high=4), exactly(np.array(5)), x(2)), lambda i, d, v: v[F.one_hot(i, 5)], label="run-time"),
+        Case("Squeeze", (x(2, 1, 3), ints(-2)), lambda a: a.reshape(2, 3), label="negative"),
+    ]  # fmt: skip
+
+
+CASES = [*_computed(), *_shape(), *_views(), *_splits(), *_slices(), *_pads(), *_images()]

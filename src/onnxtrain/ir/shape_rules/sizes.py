@@ -241,7 +241,7 @@ def _clip(end: Dim) -> int | None:
 
 def _sliced(dim: Dim, start: Dim, end: Dim, step: Dim) -> Dim | None:
     if isinstance(dim, int) and all(isinstance(v, int) for v in (start, end, step)):
-        return len(range(dim)[slice(start, end, step)])  # type: ignore
+        return len(range(dim)[slice(start if step > 0 else max(start, -dim), end, step)])  # type: ignore
     if step != 1:
         return None
     huge = isinstance(end, int) and end >= 2**31

@@ -51,7 +51,7 @@ def gemm(
     return torch.addmm(c, a, b, beta=beta, alpha=alpha)
 
 
-@lowering("Einsum")
+@lowering("Einsum", view=True)
 def einsum(*operands: Tensor, equation: str) -> Tensor:
     """Products summed over the letters that the result lacks."""
     return torch.einsum(equation, *operands)

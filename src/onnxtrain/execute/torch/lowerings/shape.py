@@ -90,8 +90,10 @@ def slice_(x: Tensor, starts: Any, ends: Any, axes: Any = None, steps: Any = Non
 
 
 def _taken(size: int, start: int, end: int, step: int) -> range:
-    """Which elements of an axis a slice takes; an end before the first element, going back, is past it."""
-    return range(size)[slice(start, None if step < 0 and end < -size else end, step)]
+    """Which elements of an axis a slice takes; going back, ONNX begins at the first element where Python would not."""
+    if step > 0:
+        return range(size)[start:end:step]
+    return range(size)[max(start, -size) : None if end < -size else end : step]
 
 
 @lowering("SliceGrad", domain=DOMAIN, host=(1, 2, 3, 4, 5))
@@ -191,7 +193,7 @@ def sum_to_shape(x: Tensor, shape: Any) -> Tensor:
     return x.sum_to_size(shape)
 
 
-@lowering("DepthToSpace")
+@lowering("DepthToSpace", view=True)
 def depth_to_space(x: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
     """Channels laid out as blocks: the block's place varies slowest in the channels (DCR) or fastest (CRD)."""
     n, c, h, w = x.shape
@@ -203,7 +205,7 @@ def depth_to_space(x: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
     return parts.reshape(n, rest, h * b, w * b)
 
 
-@lowering("SpaceToDepth")
+@lowering("SpaceToDepth", view=True)
 def space_to_depth(x: Tensor, *, blocksize: int) -> Tensor:
     """Blocks laid out as channels, the block's place varying slowest."""
     n, c, h, w = x.shape
