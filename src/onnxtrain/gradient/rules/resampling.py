@@ -124,26 +124,31 @@ def grid_sample(
     padding_mode: str = "zeros",
     align_corners: int = 0,
 ) -> Any:
-    """One node over three spatial axes: an image is a volume of depth 1, sampled at its middle."""
-    op, kind, flat = ctx.op, GRID_MODES[mode], shapes.rank(x) == 4
-    ways = {"padding": PADDINGS[padding_mode], "align_corners": align_corners}
+    """One node: see ``grid_gradients``."""
+    kind = GRID_MODES[mode]
+    if shapes.rank(x) == 5 and kind == GRID_MODES["cubic"]:
+        raise ctx.unsupported("the gradient of a cubic GridSample of volumes")
+    return grid_gradients(ctx.op, dy, x, grid, kind, padding=PADDINGS[padding_mode], align_corners=align_corners)
+
+
+def grid_gradients(op: Builder, dy: Value, x: Value, grid: Value, kind: int, **ways: int) -> tuple[Value, Value | None]:
+    """dx and dgrid of GridSample, over three spatial axes: an image is a volume of depth 1, sampled at its middle."""
+    flat, at = shapes.rank(x) == 4, op.ints(2)
     volume, places, g = x, grid, dy
     if flat:
-        at = op.ints(2)
         volume, g = op.Unsqueeze(x, at), op.Unsqueeze(dy, at)
         zeros = op.Expand(op.like(0.0, grid), op.Concat(op.Shape(grid, start=0, end=-1), op.ints(1), axis=0))
         places = op.Concat(grid, zeros, axis=-1)
-    elif kind == GRID_MODES["cubic"]:
-        raise ctx.unsupported("the gradient of a cubic GridSample of volumes")
+    dgrid = None
     if kind == GRID_MODES["nearest"]:
-        dx, dgrid = op.NearestGridSampleGrad(g, volume, places, **ways), None
+        dx = op.NearestGridSampleGrad(g, volume, places, **ways)
     else:
         made = op.CubicGridSampleGrad if kind == GRID_MODES["cubic"] else op.GridSampleGrad
         dx, dgrid = made(g, volume, places, outputs=2, **ways)
-    if not flat:
-        return dx, dgrid
-    plane = None if dgrid is None else op.Slice(dgrid, op.ints(0), op.ints(2), op.ints(-1))
-    return op.Squeeze(dx, op.ints(2)), plane
+    if flat:
+        dx = op.Squeeze(dx, at)
+        dgrid = None if dgrid is None else op.Slice(dgrid, op.ints(0), op.ints(2), op.ints(-1))
+    return dx, dgrid
 
 
 @gradient("AffineGrid")
