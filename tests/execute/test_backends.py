@@ -33,6 +33,8 @@ NO_REFERENCE = {
     "LpNormalization": "p = 1 without absolute values",
     "Scan": "no directions but forwards",
     "Loop": "no Scan backwards, which its gradient is",
+    "GridSample-cubic-border-0": "cuts the coordinate, not the elements",
+    "GridSample-cubic-border-1": "cuts the coordinate, not the elements",
 }
 # Rows that onnxruntime's CPU kernels refuse, or have wrong (1.31).
 NO_ONNXRUNTIME = {

@@ -208,4 +208,54 @@ def _pooling() -> list[Case]:
     ]  # fmt: skip
 
 
-CASES = [*_convolution(), *_padded(), *_pooling()]
+def _read(image: Tensor, y: Tensor, x: Tensor) -> Tensor:
+    """Bilinear values of (channels, height, width) at real coordinates, zeros around it."""
+    height, width = image.shape[1:]
+    made = torch.zeros(image.shape[0], *y.shape, dtype=image.dtype)
+    for i in (0, 1):
+        for j in (0, 1):
+            row, column = y.detach().floor() + i, x.detach().floor() + j
+            weight = (1 - (y - row).abs()) * (1 - (x - column).abs())
+            inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
+            picked = image[:, row.long().clamp(0, height - 1), column.long().clamp(0, width - 1)]
+            made = made + torch.where(inside, picked * weight, 0.0)
+    return made
+
+
+def _deformed(step: int, pad: int, apart: int, group: int, offsets: int) -> Callable[..., Tensor]:
+    """Deformable convolution by loops over samples, offset groups and places of the kernel."""
+
+    def run(a: Tensor, w: Tensor, o: Tensor, b: Tensor | None = None, m: Tensor | None = None) -> Tensor:
+        count, width = w.shape[2] * w.shape[3], w.shape[3]
+        rows, columns = (torch.arange(n, dtype=a.dtype) * step - pad for n in o.shape[2:])
+        images = []
+        for n in range(a.shape[0]):
+            taps = []
+            for k in range(count):
+                parts = []
+                for g, plane in enumerate(a[n].chunk(offsets)):
+                    at = (g * count + k) * 2
+                    y = o[n, at] + rows.view(-1, 1) + (k // width) * apart
+                    x_ = o[n, at + 1] + columns + (k % width) * apart
+                    part = _read(plane, y, x_)
+                    parts.append(part if m is None else part * m[n, g * count + k])
+                taps.append(torch.cat(parts))
+            images.append(torch.stack(taps, 1).flatten(0, 1))
+        samples = torch.stack(images)
+        return F.conv2d(samples, w.reshape(w.shape[0], -1, 1, 1), b, groups=group)
+
+    return run
+
+
+def _deformable() -> list[Case]:
+    image, flat = x(2, 4, 5, 6), x(2, 1 * 4 * 2, 4, 5, low=-1.7, high=1.7)
+    return [
+        Case("DeformConv", (image, x(3, 4, 2, 2), flat), _deformed(1, 0, 1, 1, 1), static=(1,)),
+        Case("DeformConv", (image, x(4, 2, 2, 3), x(2, 2 * 6 * 2, 4, 3, low=-1.7, high=1.7), x(4), x(2, 2 * 6, 4, 3)),
+             _deformed(2, 2, 2, 2, 2),
+             {"strides": [2, 2], "pads": [2, 2, 2, 2], "dilations": [2, 2], "group": 2, "offset_group": 2},
+             static=(1, 3), label="grouped"),
+    ]  # fmt: skip
+
+
+CASES = [*_convolution(), *_padded(), *_pooling(), *_deformable()]

@@ -148,4 +148,35 @@ def _resize() -> list[Case]:
     return rows
 
 
-CASES = [*_resize()]
+def _sampling() -> list[Case]:
+    def sample(mode: str, padding: str, corners: bool = False) -> Callable[[Tensor, Tensor], Tensor]:
+        return lambda a, g: F.grid_sample(a, g, mode, padding, corners)
+
+    def ways(mode: str, padding: str = "zeros", corners: int = 0) -> dict[str, Any]:
+        return {"mode": mode, "padding_mode": padding, "align_corners": corners}
+
+    image, grid = x(2, 3, 6, 5), x(2, 4, 7, 2, low=-1.4, high=1.4)
+    volume, places = x(2, 3, 4, 3, 5), x(2, 3, 2, 4, 3, low=-1.4, high=1.4)
+    names = {"linear": "bilinear", "nearest": "nearest", "cubic": "bicubic"}
+    rows = [
+        Case("GridSample", (image, grid), sample(names[mode], padding, bool(corners)), ways(mode, padding, corners),
+             label=f"{mode}-{padding}-{corners}")
+        for mode in names for padding in ("zeros", "border", "reflection") for corners in (0, 1)
+    ]  # fmt: skip
+    rows += [
+        Case("GridSample", (volume, places), sample(names[mode], padding, bool(corners)), ways(mode, padding, corners),
+             label=f"3d-{mode}-{padding}-{corners}")
+        for mode in ("linear", "nearest") for padding, corners in (("zeros", 0), ("border", 1), ("reflection", 0))
+    ]  # fmt: skip
+    for corners in (0, 1):
+        flat, deep = np.array([2, 3, 4, 5]), np.array([2, 3, 2, 4, 3])
+        rows += [
+            Case("AffineGrid", (x(2, size.size - 2, size.size - 1), size),
+                 lambda t, size=size, corners=corners: F.affine_grid(t, size.tolist(), align_corners=bool(corners)),
+                 {"align_corners": corners}, label=f"{size.size - 2}d-{corners}")
+            for size in (flat, deep)
+        ]  # fmt: skip
+    return rows
+
+
+CASES = [*_resize(), *_sampling()]

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.gradient.registry import Context, gradient
 from onnxtrain.ir import shapes
 from onnxtrain.ir.builder import Builder
-from onnxtrain.ir.functions.codes import COORDINATES, NEAREST, RESIZE_MODES
+from onnxtrain.ir.functions.codes import COORDINATES, GRID_MODES, NEAREST, PADDINGS, RESIZE_MODES
 
 Value = ir.Value
 
@@ -110,3 +111,53 @@ def _region(op: Builder, roi: Value | None, count: int) -> tuple[Value, Value]:
     if roi is None:
         return tuple(op.constant([v] * count, ir.DataType.DOUBLE) for v in (0.0, 1.0))  # type: ignore[return-value]
     return op.Split(op.cast(roi, ir.DataType.DOUBLE), axis=0, outputs=2, num_outputs=2)
+
+
+@gradient("GridSample")
+def grid_sample(
+    ctx: Context,
+    dy: Value,
+    x: Value,
+    grid: Value,
+    *,
+    mode: str = "linear",
+    padding_mode: str = "zeros",
+    align_corners: int = 0,
+) -> Any:
+    """One node: see ``grid_gradients``."""
+    kind = GRID_MODES[mode]
+    if shapes.rank(x) == 5 and kind == GRID_MODES["cubic"]:
+        raise ctx.unsupported("the gradient of a cubic GridSample of volumes")
+    return grid_gradients(ctx.op, dy, x, grid, kind, padding=PADDINGS[padding_mode], align_corners=align_corners)
+
+
+def grid_gradients(op: Builder, dy: Value, x: Value, grid: Value, kind: int, **ways: int) -> tuple[Value, Value | None]:
+    """dx and dgrid of GridSample, over three spatial axes: an image is a volume of depth 1, sampled at its middle."""
+    flat, at = shapes.rank(x) == 4, op.ints(2)
+    volume, places, g = x, grid, dy
+    if flat:
+        volume, g = op.Unsqueeze(x, at), op.Unsqueeze(dy, at)
+        zeros = op.Expand(op.like(0.0, grid), op.Concat(op.Shape(grid, start=0, end=-1), op.ints(1), axis=0))
+        places = op.Concat(grid, zeros, axis=-1)
+    dgrid = None
+    if kind == GRID_MODES["nearest"]:
+        dx = op.NearestGridSampleGrad(g, volume, places, **ways)
+    else:
+        made = op.CubicGridSampleGrad if kind == GRID_MODES["cubic"] else op.GridSampleGrad
+        dx, dgrid = made(g, volume, places, outputs=2, **ways)
+    if flat:
+        dx = op.Squeeze(dx, at)
+        dgrid = None if dgrid is None else op.Slice(dgrid, op.ints(0), op.ints(2), op.ints(-1))
+    return dx, dgrid
+
+
+@gradient("AffineGrid")
+def affine_grid(ctx: Context, dy: Value, theta: Value, size: Value, *, align_corners: int = 0) -> Any:
+    """dyᵀ times the coordinates of the grid, which the identity gives, with a column of ones."""
+    op, rank = ctx.op, shapes.rank(dy) - 2
+    identity = op.constant([np.eye(rank, rank + 1)], shapes.dtype_of(theta))
+    one = op.Concat(op.ints(1), op.Slice(size, op.ints(1), op.ints(rank + 2)), axis=0)
+    places = op.Reshape(op.AffineGrid(identity, one, align_corners=align_corners), op.ints(-1, rank))
+    ones = op.Expand(op.like(1.0, theta), op.Concat(op.Shape(places, start=0, end=1), op.ints(1), axis=0))
+    rows = op.Reshape(dy, op.ints(0, -1, rank))
+    return op.MatMul(op.transpose(rows), op.Concat(places, ones, axis=1)), None

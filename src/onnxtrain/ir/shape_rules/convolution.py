@@ -123,7 +123,7 @@ def window_of(node: ir.Node, kernel: Sequence[Any]) -> Window:
     )
 
 
-@shape_rule("Conv")
+@shape_rule("Conv", "DeformConv")
 def conv(node: ir.Node) -> Sequence[Facts]:
     """Batch of the operand, channels of the weight, one size for each place of the window."""
     x, w = known_dims(operand(node, 0)), known_dims(operand(node, 1))  # type: ignore[arg-type]

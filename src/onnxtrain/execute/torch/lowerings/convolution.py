@@ -119,3 +119,40 @@ def _transposed_pads(
     totals = [(n - 1) * s + e + r - out for n, s, r, e, out in axes]
     small, large = tuple(t // 2 for t in totals), tuple(t - t // 2 for t in totals)
     return small + large if window.auto_pad == "SAME_UPPER" else large + small
+
+
+@lowering("DeformConv")
+def deform_conv(
+    x: Tensor,
+    w: Tensor,
+    offset: Tensor,
+    b: Tensor | None = None,
+    mask: Tensor | None = None,
+    *,
+    dilations: Sequence[int] | None = None,
+    group: int = 1,
+    kernel_shape: Sequence[int] | None = None,
+    offset_group: int = 1,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Tensor:
+    """Samples of x where the moved kernel reads, times the mask, times the weight."""
+    window = Window.of(w.shape[2:], strides, dilations, pads)
+    height, width = offset.shape[2:]
+    count = window.kernel[0] * window.kernel[1]
+    moved = offset.reshape(-1, count, 2, height, width)
+    kernel = torch.cartesian_prod(*(torch.arange(k, device=x.device) for k in window.kernel))
+    grid = []
+    for axis, size in enumerate((height, width)):
+        first = kernel[:, axis] * window.dilations[axis] - window.paddings(x.shape[2:])[axis]
+        steps = torch.arange(size, device=x.device) * window.strides[axis]
+        at = first.view(-1, 1, 1) + (steps.view(-1, 1) if axis == 0 else steps)
+        grid.append((2 * (moved[:, :, axis] + at) + 1) / x.shape[2 + axis] - 1)
+    places = torch.stack(grid[::-1], -1).reshape(moved.shape[0], count * height, width, 2)
+    planes = x.reshape(moved.shape[0], -1, *x.shape[2:])
+    samples = torch.grid_sampler(planes, places, 0, 0, False)
+    if mask is not None:
+        samples = samples * mask.reshape(moved.shape[0], 1, count * height, width)
+    columns = samples.reshape(x.shape[0], group, w[0].numel(), height * width)
+    y = torch.matmul(w.reshape(group, -1, w[0].numel()), columns).reshape(x.shape[0], -1, height, width)
+    return y if b is None else y + b.view(-1, 1, 1)

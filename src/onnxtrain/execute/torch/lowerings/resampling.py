@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from onnxtrain.execute.torch.registry import lowering
-from onnxtrain.ir.functions.codes import COORDINATES, NEAREST, RESIZE_MODES
+from onnxtrain.ir.functions.codes import COORDINATES, GRID_MODES, NEAREST, PADDINGS, RESIZE_MODES
 from onnxtrain.ir.graphs import DOMAIN
 from onnxtrain.ir.shape_rules.resampling import resized_counts
 
@@ -212,3 +213,44 @@ def resize_grad(
     for at, axis in enumerate(axes, 1):
         dy = torch.matmul(dy.movedim(at, -1), found.matrix(axis, dy)).movedim(-1, at)
     return dy.contiguous()
+
+
+@lowering("GridSample")
+def grid_sample(
+    x: Tensor, grid: Tensor, *, mode: str = "linear", padding_mode: str = "zeros", align_corners: int = 0
+) -> Tensor:
+    """ATen's kernel."""
+    return torch.grid_sampler(x, grid, GRID_MODES[mode], PADDINGS[padding_mode], bool(align_corners))
+
+
+def _grid_gradients(
+    dy: Tensor, x: Tensor, grid: Tensor, mode: str, padding: int, align: int, wanted: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    """ATen's kernel; with a grid of a plane, (n, height, width, 3), the volume is an image."""
+    ways = (GRID_MODES[mode], padding, bool(align), [*wanted, False][:2])
+    if grid.dim() == 5:
+        return aten.grid_sampler_3d_backward(dy, x, grid, *ways)
+    dx, dgrid = aten.grid_sampler_2d_backward(dy.squeeze(2), x.squeeze(2), grid[..., :2], *ways)
+    dgrid = None if dgrid is None else F.pad(dgrid, (0, 1))
+    return None if dx is None else dx.unsqueeze(2), dgrid
+
+
+def _grid_lowering(op_type: str, mode: str) -> None:
+    @lowering(op_type, domain=DOMAIN)
+    def grid_grad(
+        dy: Tensor, x: Tensor, grid: Tensor, *, needed: Sequence[bool], padding: int = 0, align_corners: int = 0
+    ) -> Any:
+        """ATen's kernel, for the gradients that are read."""
+        made = _grid_gradients(dy, x, grid, mode, padding, align_corners, needed)
+        return made[0] if len(needed) == 1 else made
+
+
+_grid_lowering("GridSampleGrad", "linear")
+_grid_lowering("NearestGridSampleGrad", "nearest")
+_grid_lowering("CubicGridSampleGrad", "cubic")
+
+
+@lowering("AffineGrid", host=(1,))
+def affine_grid(theta: Tensor, size: Any, *, align_corners: int = 0) -> Tensor:
+    """ATen's kernel."""
+    return torch.affine_grid_generator(theta, list(size), bool(align_corners))
