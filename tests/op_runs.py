@@ -43,7 +43,7 @@ def prepare(case: Case, dtype: type = np.float64, gradients: bool = False) -> Ro
     rng = np.random.default_rng(zlib.crc32(case.id.encode()))
     operands: list[Any] = []
     arrays: list[np.ndarray] = []
-    graph = ir.Graph([], [], nodes=[], opset_imports={"": 20, "onnxtrain": 1}, name=case.id)
+    graph = ir.Graph([], [], nodes=[], opset_imports={"": case.opset, "onnxtrain": 1}, name=case.id)
     builder = Builder(graph)
     for position, given in enumerate(case.inputs):
         if isinstance(given, Given):

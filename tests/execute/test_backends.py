@@ -23,7 +23,7 @@ NO_REFERENCE = {
     "AveragePool": "ConvTranspose without its output size",
     "Pad": "no negative pads",
     "Scan": "no directions but forwards",
-    "Loop": "no Scan backwards, which its gradient is",
+    **dict.fromkeys(("Loop", "RNN", "GRU", "LSTM"), "no Scan backwards, which the gradient is"),
 }
 
 

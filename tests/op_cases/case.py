@@ -50,6 +50,7 @@ class Case:
         static: inputs whose sizes are constants of the graph.
         frozen: inputs that get no gradient.
         differentiable: whether the gradient rule is checked.
+        opset: version of the standard operators.
     """
 
     op: str
@@ -62,6 +63,7 @@ class Case:
     static: tuple[int, ...] = ()
     frozen: tuple[int, ...] = ()
     differentiable: bool = True
+    opset: int = 20
 
     @property
     def id(self) -> str:

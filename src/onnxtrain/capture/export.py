@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from onnxtrain.capture import autograd_functions
+from onnxtrain.capture.recurrent_layers import WholeLayers
 from onnxtrain.capture.schema import Schema, flatten
 from onnxtrain.capture.source_lines import is_users, places_in
 from onnxtrain.capture.symbolic_sizes import Axis, OvergrownSizesError, symbolic_sizes
@@ -80,7 +81,7 @@ class FlatModule(torch.nn.Module):
         """The module's distinct output tensors, then the content of all its buffers after the call."""
         args, kwargs = self._inputs.restore(tensors)
         versions = [t._version for t in tensors]
-        with self._autocast.enter(), symbolic_sizes(tensors):
+        with self._autocast.enter(), WholeLayers(), symbolic_sizes(tensors):
             result = self.module.forward(*args, **kwargs)  # the module's own hooks run at every call, outside
         self.result.changed = tuple(t._version != v for t, v in zip(tensors, versions, strict=True))
         found, self.result.schema = flatten(result, "output")

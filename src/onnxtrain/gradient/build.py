@@ -11,6 +11,7 @@ from onnxtrain.gradient.registry import Context, rule_of
 from onnxtrain.ir import shapes
 from onnxtrain.ir.bodies import remove_unread
 from onnxtrain.ir.builder import Builder
+from onnxtrain.ir.expansions import expand_nodes
 from onnxtrain.ir.graphs import ForwardGraph, TrainingGraph, describe, is_backward, source_of
 from onnxtrain.ir.traits import Trait, traits_of
 
@@ -34,6 +35,7 @@ def build_gradient(graph: ForwardGraph, outputs: Sequence[str] | None = None) ->
         GradientError: an operator on the way has no gradient rule.
     """
     model = ir.Model(graph.model.graph.clone(), ir_version=graph.model.ir_version)
+    model = expand_nodes(model, lambda node: rule_of(node) is not None)
     wanted = set(graph.signature.differentiable)
     walk = _Walk(model.graph, [v for v in model.graph.inputs if v.name in wanted])
     output_gradients = walk.seed(graph.signature.outputs if outputs is None else outputs)

@@ -137,7 +137,8 @@ def _iterate_back(
     floating = [v.dtype in FLOATING for v in alone.inputs[:states]]
     asked = list(ctx.wanted[first:]) if first == 0 else [*ctx.wanted[2 : 2 + states], False, *ctx.wanted[2 + states :]]
     wanted = [*floating, *asked[states:]]
-    _refuse_changing(ctx, alone, states)
+    if ctx.node.op_type == "Loop":
+        _refuse_changing(ctx, alone, states)
     back = differentiate_body(alone, wanted, [*floating, *(s.value is not None for s in stacked)])
     _refuse_random(ctx, [back])
     inputs, gradients = list(back.inputs), list(back.outputs)
