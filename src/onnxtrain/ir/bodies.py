@@ -82,7 +82,9 @@ def _inside(body: ir.Graph, value: ir.Value) -> ir.Value:
     made = ir.Value(name=str(value.name), type=value.type, shape=value.shape)
     made.meta.update(value.meta)
     if _is_constant(value):
-        made.const_value = ir.convenience.get_const_tensor(value)
+        made.const_value = tensor = ir.convenience.get_const_tensor(value)
+        if tensor is not None:
+            made.type, made.shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape)
         body.register_initializer(made)
     else:
         body.inputs.append(made)
