@@ -62,7 +62,8 @@ def prepare(case: Case, dtype: type = np.float64, gradients: bool = False) -> Ro
             operands.append(builder.constant(given.astype(dtype) if given.dtype == np.float64 else given))
         else:
             operands.append(None)
-    node = builder.node(case.op, operands, dict(case.attributes), domain=case.domain, outputs=case.outputs)
+    attributes = {k: v.clone() if isinstance(v, ir.Graph) else v for k, v in case.attributes.items()}
+    node = builder.node(case.op, operands, attributes, domain=case.domain, outputs=case.outputs)
     for index, value in enumerate(node.outputs):
         value.name = f"y{index}"
         graph.outputs.append(value)

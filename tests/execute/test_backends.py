@@ -32,7 +32,7 @@ NO_REFERENCE = {
     "LRN": "sums as many channels as the batch has rows",
     "LpNormalization": "p = 1 without absolute values",
     "Scan": "no directions but forwards",
-    "Loop": "no Scan backwards, which its gradient is",
+    **dict.fromkeys(("Loop", "RNN", "GRU", "LSTM"), "no Scan backwards, which the gradient is"),
     "GridSample-cubic-border-0": "cuts the coordinate, not the elements",
     "GridSample-cubic-border-1": "cuts the coordinate, not the elements",
 }

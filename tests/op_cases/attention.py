@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 from onnxtrain.ir.graphs import DOMAIN
-from op_cases.case import Case, Tensor, x
+from op_cases.case import Case, Tensor, index, x
 
 
 def _attention() -> list[Case]:
@@ -28,4 +29,78 @@ def _attention() -> list[Case]:
     ]  # fmt: skip
 
 
-CASES = [*_attention()]
+def _onnx_attention() -> list[Case]:
+    def attend(q: Tensor, k: Tensor, v: Tensor, m: Tensor | None = None, **settings: Any) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, m, **settings)
+
+    def capped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (torch.tanh(q @ k.mT * 0.5 / 2.0) * 2.0).softmax(-1) @ v
+
+    def flat(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        a, b, c = (t.unflatten(-1, (n, -1)).transpose(1, 2) for t, n in ((q, 4), (k, 2), (v, 2)))
+        return attend(a, b, c, enable_gqa=True).transpose(1, 2).flatten(2)
+
+    def remembered(q: Tensor, k: Tensor, v: Tensor, pk: Tensor, pv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        keys, values = torch.cat((pk, k), 2), torch.cat((pv, v), 2)
+        seen = torch.ones(5, 8, dtype=torch.bool).tril(3)
+        return attend(q, keys, values, seen), keys, values
+
+    q, k, v = x(2, 4, 5, 8), x(2, 4, 6, 8), x(2, 4, 6, 3)
+    seen = np.tri(5, 6, 1) > 0
+    nothing = seen & (np.arange(5) != 2)[:, None]
+    heads = {"q_num_heads": 4, "kv_num_heads": 2}
+    past = x(2, 4, 3, 8)
+
+    def some(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        kept = torch.tensor(nothing)
+        weights = (q @ k.mT * 8**-0.5).masked_fill(~kept, -1e300 if q.dtype == torch.float64 else -1e30).softmax(-1)
+        return (weights * kept) @ v
+
+    return [
+        Case("Attention", (q, k, v), attend, opset=23),
+        Case("Attention", (q, k, v), lambda q, k, v: attend(q, k, v, scale=0.3), {"scale": 0.3}, opset=23, label="scale"),
+        Case("Attention", (q, k, v), capped, {"scale": 0.5, "softcap": 2.0}, opset=23, label="softcap"),
+        Case("Attention", (q, q, q), lambda q, k, v: attend(q, k, v, is_causal=True), {"is_causal": 1}, opset=23, label="causal"),
+        Case("Attention", (q, k, v, seen), lambda q, k, v: attend(q, k, v, torch.tensor(seen)), opset=23, label="bool-mask"),
+        Case("Attention", (q, k, v, nothing), some, opset=23, label="empty-row"),
+        Case("Attention", (q, k, v, x(5, 6)), attend, opset=23, label="learned-mask"),
+        Case("Attention", (q, x(2, 2, 6, 8), x(2, 2, 6, 3)), lambda q, k, v: attend(q, k, v, enable_gqa=True), opset=23, label="groups"),
+        Case("Attention", (x(2, 5, 32), x(2, 6, 16), x(2, 6, 16)), flat, heads, opset=23, label="flat"),
+        Case(
+            "Attention", (q, q, q, None, past, past), remembered, {"is_causal": 1}, opset=23, label="past", outputs=3,
+        ),
+    ]  # fmt: skip
+
+
+def _rotary() -> list[Case]:
+    def turn(a: Tensor, cos: Tensor, sin: Tensor, pairs: bool = False, width: int = 0) -> Tensor:
+        rest = a[..., width:] if width else a[..., :0]
+        a = a[..., :width] if width else a
+        first, second = (a[..., 0::2], a[..., 1::2]) if pairs else a.chunk(2, -1)
+        cos, sin = cos[:, None], sin[:, None]
+        both = (cos * first - sin * second, sin * first + cos * second)
+        return torch.cat((torch.stack(both, -1).flatten(-2) if pairs else torch.cat(both, -1), rest), -1)
+
+    def placed(a: Tensor, cos: Tensor, sin: Tensor, i: Tensor) -> Tensor:
+        heads = a.unflatten(-1, (2, -1)).transpose(1, 2)
+        return turn(heads, cos[i], sin[i]).transpose(1, 2).flatten(2)
+
+    a, cache = x(2, 3, 5, 8), x(2, 5, 4)
+    return [
+        Case("RotaryEmbedding", (a, cache, cache), turn, opset=23, static=(1, 2)),
+        Case(
+            "RotaryEmbedding", (a, cache, cache), lambda a, c, s: turn(a, c, s, pairs=True), {"interleaved": 1},
+            opset=23, static=(1, 2), label="interleaved",
+        ),
+        Case(
+            "RotaryEmbedding", (a, x(2, 5, 2), x(2, 5, 2)), lambda a, c, s: turn(a, c, s, width=4),
+            {"rotary_embedding_dim": 4, "num_heads": 3}, opset=23, static=(0, 1, 2), label="part",
+        ),
+        Case(
+            "RotaryEmbedding", (x(2, 5, 16), x(9, 4), x(9, 4), index(2, 5, high=9)), placed, {"num_heads": 2},
+            opset=23, static=(1, 2), label="positions",
+        ),
+    ]  # fmt: skip
+
+
+CASES = [*_attention(), *_onnx_attention(), *_rotary()]

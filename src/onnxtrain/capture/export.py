@@ -16,6 +16,7 @@ import torch
 
 from onnxtrain.capture import autograd_functions
 from onnxtrain.capture.autograd_functions import Functions
+from onnxtrain.capture.recurrent_layers import WholeLayers
 from onnxtrain.capture.schema import Schema, flatten
 from onnxtrain.capture.source_lines import is_users, places_in
 from onnxtrain.capture.symbolic_sizes import Axis, OvergrownSizesError, symbolic_sizes
@@ -87,7 +88,7 @@ class FlatModule(torch.nn.Module):
         args, kwargs = self._inputs.restore(tensors)
         versions = [t._version for t in tensors]
         functions = autograd_functions.recording(self.module, self.result.calls, self._functions)
-        with self._autocast.enter(), functions, symbolic_sizes(tensors):
+        with self._autocast.enter(), functions, WholeLayers(), symbolic_sizes(tensors):
             result = self.module.forward(*args, **kwargs)  # the module's own hooks run at every call, outside
         self.result.changed = tuple(t._version != v for t, v in zip(tensors, versions, strict=True))
         found, self.result.schema = flatten(result, "output")

@@ -11,6 +11,7 @@ from onnxtrain.gradient.registry import Context, rule_of, stopped_inputs
 from onnxtrain.ir import shapes
 from onnxtrain.ir.bodies import remove_unread
 from onnxtrain.ir.builder import Builder
+from onnxtrain.ir.expansions import can_expand, expand_nodes
 from onnxtrain.ir.graphs import ForwardGraph, TrainingGraph, describe, is_backward, source_of
 from onnxtrain.ir.opsets import raise_opset
 from onnxtrain.ir.traits import Trait, traits_of
@@ -46,6 +47,7 @@ def _start(graph: ForwardGraph) -> tuple[ir.Model, _Walk]:
     """A copy of the forward pass, and the walk over it."""
     model = ir.Model(graph.model.graph.clone(), ir_version=graph.model.ir_version)
     raise_opset(model.graph)
+    model = expand_nodes(model, lambda node: rule_of(node) is not None)
     wanted = set(graph.signature.differentiable)
     return model, _Walk(model.graph, [v for v in model.graph.inputs if v.name in wanted])
 
@@ -134,7 +136,8 @@ def undifferentiable(graph: ForwardGraph) -> list[ir.Node]:
             try:
                 walk.differentiate(node)
             except OnnxTrainError:
-                found.append(original)
+                if not can_expand(node):
+                    found.append(original)
     return found
 
 

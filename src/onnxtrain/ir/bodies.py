@@ -82,7 +82,9 @@ def _inside(body: ir.Graph, value: ir.Value) -> ir.Value:
     made = ir.Value(name=str(value.name), type=value.type, shape=value.shape)
     made.meta.update(value.meta)
     if _is_constant(value):
-        made.const_value = ir.convenience.get_const_tensor(value)
+        made.const_value = tensor = ir.convenience.get_const_tensor(value)
+        if tensor is not None:
+            made.type, made.shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape)
         body.register_initializer(made)
     else:
         body.inputs.append(made)
@@ -104,13 +106,13 @@ def open_bodies(graph: ir.Graph) -> None:
     _open(graph, _fresh_names())
 
 
-def _fresh_names() -> Callable[[ir.Value], None]:
+def _fresh_names(prefix: str = "") -> Callable[[ir.Value], None]:
     count = 0
 
     def rename(value: ir.Value) -> None:
         nonlocal count
         if value.name:
-            value.name, count = f"{value.name}__{count}", count + 1
+            value.name, count = f"{prefix}{value.name}__{count}", count + 1
 
     return rename
 
@@ -118,7 +120,7 @@ def _fresh_names() -> Callable[[ir.Value], None]:
 def _open(graph: ir.Graph, rename: Callable[[ir.Value], None]) -> None:
     for node in list(graph):
         if BODY in node.attributes and not is_closed(node) and node.domain == DOMAIN:
-            _inline(graph, node, rename)
+            inline(graph, node, rename)
     for node in list(graph):
         if not is_closed(node):
             continue
@@ -169,19 +171,27 @@ def _rename_all(body: ir.Graph, rename: Callable[[ir.Value], None]) -> None:
         body.register_initializer(value)
 
 
-def _inline(graph: ir.Graph, node: ir.Node, rename: Callable[[ir.Value], None]) -> None:
+def inline(graph: ir.Graph, node: ir.Node, rename: Callable[[ir.Value], None] | None = None) -> None:
+    """Put the nodes of the body that a node carries in its place; the body takes the inputs that are not missing."""
+    rename = rename or _fresh_names(f"{node.outputs[0].name}_")
     body = node.attributes[BODY].as_graph()
     _rename_all(body, rename)
-    known = {f: v for f, v in zip(body.inputs, node.inputs, strict=False) if v is not None}
+    known = dict(zip(body.inputs, (v for v in node.inputs if v is not None), strict=True))
     _replace(body, known)
     for value in list(body.initializers.values()):
         body.initializers.pop(str(value.name))
         graph.register_initializer(value)
     results = [known.get(v, v) for v in body.outputs]
     body.outputs.clear()
-    for inner in list(body):
+    for index, inner in enumerate(list(body)):
         body.remove(inner)
+        inner.name = f"{node.name}_{index}"
         graph.insert_before(node, inner)
+    replace(graph, node, results)
+
+
+def replace(graph: ir.Graph, node: ir.Node, results: Sequence[ir.Value]) -> None:
+    """Take a node away and let all that read its outputs read other values."""
     for old, new in zip(node.outputs, results, strict=False):
         _become(graph, node, old, new)
     graph.remove(node, safe=True)

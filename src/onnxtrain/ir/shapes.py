@@ -206,7 +206,7 @@ def infer_graph(graph: ir.Graph) -> None:
 
 
 def _complete(value: ir.Value, facts: Facts) -> None:
-    if facts.dtype != ir.DataType.UNDEFINED and not isinstance(value.type, ir.SequenceType):
+    if facts.dtype != ir.DataType.UNDEFINED and not isinstance(value.type, ir.SequenceType | ir.OptionalType):
         value.type = ir.TensorType(value.dtype or facts.dtype)
     if facts.dims is not None:
         stated = value.shape if value.shape is not None and len(value.shape) == len(facts.dims) else facts.dims
@@ -261,7 +261,7 @@ def _type_proto(value: ir.Value) -> onnx.TypeProto:
 
 def _from_proto(value: ir.Value, proto: onnx.TypeProto | None) -> Facts:
     if proto is None or not proto.HasField("tensor_type"):
-        if proto is not None and proto.HasField("sequence_type"):
+        if proto is not None and (proto.HasField("sequence_type") or proto.HasField("optional_type")):
             value.type = ir.serde.deserialize_type_proto_for_type(proto)
         return Facts(ir.DataType.UNDEFINED, None)
     tensor = proto.tensor_type

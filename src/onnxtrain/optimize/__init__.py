@@ -13,13 +13,17 @@ from onnxtrain.optimize.cleanup import (
     NoOperationPass,
 )
 from onnxtrain.optimize.fusions import FusionsPass
+from onnxtrain.optimize.quantization import FakeQuantPass
 from onnxtrain.optimize.registered import apply_registered
+from onnxtrain.optimize.sequences import SequencesPass
 
 FORWARD = (
     Step(ConstantsPass(), "first, so that later passes see constants where the exporter wrote nodes"),
     Step(KnownShapesPass(), "after constants: shape arithmetic whose result is known becomes constant"),
+    Step(SequencesPass(), "once indices and sizes are known: tensors in sequences have no gradient"),
     Step(NoOperationPass(), "once types and shapes are known: casts, slices and expands that change nothing go"),
     Step(CommonSubexpressionsPass(), "after casts and identities no longer hide equal nodes"),
+    Step(FakeQuantPass(), "after equal constants are one: a pair must have the same scale"),
     Step(FusionsPass(), "after cleanup, which leaves formulas in one form"),
     Step(DeadCodePass(), "last: takes away what the others left without a reader"),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import linecache
 import types
@@ -13,10 +14,12 @@ import onnx_ir as ir
 import torch
 
 from onnxtrain.execute.torch.expressions import Names, data_text, dim_text, is_known, symbols_of
+from onnxtrain.execute.torch.lowerings.recurrent import is_fused
 from onnxtrain.execute.torch.memory import reusable
 from onnxtrain.execute.torch.registry import Lowering, lowering_of
 from onnxtrain.ir import shapes
-from onnxtrain.ir.bodies import bodies_of
+from onnxtrain.ir.bodies import BODY, bodies_of, is_closed
+from onnxtrain.ir.expansions import expand_nodes
 from onnxtrain.ir.graphs import Plan, source_of
 from onnxtrain.ir.python_calls import PythonCall, call_of
 from onnxtrain.ir.traits import Trait, traits_of
@@ -48,10 +51,12 @@ def compile_plan(plan: Plan, device: str) -> tuple[Program, Program | None]:
     Raises:
         BackendError: an operator has no lowering.
     """
+    plan = dataclasses.replace(plan, forward=expand_nodes(plan.forward, is_fused))
     if plan.backward is None:
         return _Writer(plan.forward.graph, device).forward(plan, [], []), None
-    reader = _Writer(plan.backward.graph, device)
-    saved = [v for v in plan.backward.graph.inputs[: len(plan.saved)] if v in reader.live]
+    backward = expand_nodes(plan.backward, is_fused).graph
+    reader = _Writer(backward, device)
+    saved = [v for v in backward.inputs[: len(plan.saved)] if v in reader.live]
     visible = [*plan.signature.outputs, *plan.signature.buffer_updates.values()]
     writer = _Writer(plan.forward.graph, device, [*visible, *(str(v.name) for v in saved)])
     sizes = sorted(reader.symbols & _bindable(plan.forward.graph))
@@ -146,7 +151,7 @@ class _Writer:
     def _symbols(self) -> set[str]:
         found: set[str] = set()
         for node in self.nodes:
-            for body in bodies_of(node):
+            for body in bodies_of(node) if is_closed(node) else ():
                 found |= _Writer(body, self.device).free()
             for index, value in enumerate(node.inputs):
                 if value is not None and _is_host(value, index, self.lowerings[node].host):
@@ -200,7 +205,8 @@ class _Writer:
             function, name = found.inplace, f"{name}_"  # torch's way to say: in place
             arguments.insert(0, arguments.pop(place))
         setattr(self.ops, name, function)
-        arguments += [f"{a.name}={self._attribute(a)}" for a in node.attributes.values()]
+        stated = [a for a in node.attributes.values() if a.name != BODY or is_closed(node)]
+        arguments += [f"{a.name}={self._attribute(a)}" for a in stated]
         arguments += [f"{name}={self._extra(name, node)}" for name in sorted(found.wants - set(node.attributes))]
         targets = ", ".join(self.names(v) if v.name else "_" for v in node.outputs)
         comment = f"  # {source_of(node)}" if source_of(node) else ""

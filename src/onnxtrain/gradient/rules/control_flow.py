@@ -69,7 +69,7 @@ def scan(
     axes = list(scan_output_axes) or [0] * count
     directions = list(scan_output_directions) or [0] * count
     made = [_Slices(v, a, 1 - d) for v, a, d in zip(ctx.dys[states:], axes, directions, strict=True)]
-    return _iterate_back(ctx, body.clone(), body, list(body.inputs[:states]), operands, slices, made)
+    return _Backward(ctx, body.clone(), body.inputs[:states], operands, ctx.wanted, slices, made).gradients()
 
 
 @gradient("Loop", domain=DOMAIN)
@@ -91,11 +91,12 @@ def loop(
     alone.inputs.extend([*carried, number, *constants])
     alone.outputs.pop(0)
     made = [_Slices(g, 0, 1) for g in ctx.dys[states:]]
-    numbers = _save_each(ctx, body, body.inputs[0])
+    _refuse_changing(ctx, alone, states)
+    numbers = _save_each(ctx, body.inputs[0])
     given = (*operands[:states], numbers, *operands[states:])
-    gradients = _iterate_back(
-        ctx, alone, body, list(body.inputs[2 : 2 + states]), given, [_Slices(numbers, 0, 1)], made, first=2
-    )
+    asked = [*ctx.wanted[2 : 2 + states], False, *ctx.wanted[2 + states :]]
+    each = [_Slices(numbers, 0, 1)]
+    gradients = _Backward(ctx, alone, body.inputs[2 : 2 + states], given, asked, each, made).gradients()
     return (None, None, *gradients[:states], *gradients[states + 1 :])
 
 
@@ -107,92 +108,89 @@ class _Slices(NamedTuple):
     direction: int
 
 
-def _iterate_back(
-    ctx: Context,
-    alone: ir.Graph,
-    body: ir.Graph,
-    carried: Sequence[Value],
-    operands: Sequence[Value],
-    slices: Sequence[_Slices],
-    stacked: Sequence[_Slices],
-    first: int = 0,
-) -> list[Value | None]:
-    """One Scan that walks all iterations backwards.
+class _Backward:
+    """One Scan that walks all iterations of a forward loop backwards.
 
     Args:
         ctx: of the forward node.
         alone: one iteration, a copy: states, slices and constants in, states and slices out.
-        body: the forward node's body, which is made to give back the states that are saved.
-        carried: its inputs that are states.
+        carried: the states' inputs of the forward node's own body, which is made to give back those that are saved.
         operands: values of the initial states, of what is sliced, and of the constants.
+        asked: for each operand, whether its gradient is wanted.
         slices: how the backward iterations read what is sliced.
-        stacked: gradients of the stacked outputs.
-        first: position of the first state among the forward node's inputs, after which come the same operands but for
-            the number of the iteration.
-
-    Returns:
-        A gradient for each operand.
+        stacked: gradients of the stacked outputs, and how they are read.
     """
-    op, states, last = ctx.op, len(carried), len(carried) + len(slices)
-    floating = [v.dtype in FLOATING for v in alone.inputs[:states]]
-    asked = list(ctx.wanted[first:]) if first == 0 else [*ctx.wanted[2 : 2 + states], False, *ctx.wanted[2 + states :]]
-    wanted = [*floating, *asked[states:]]
-    _refuse_changing(ctx, alone, states)
-    back = differentiate_body(alone, wanted, [*floating, *(s.value is not None for s in stacked)])
-    _refuse_random(ctx, [back])
-    inputs, gradients = list(back.inputs), list(back.outputs)
-    flows, results = sum(floating), iter(gradients)
-    dstates = [next(results) for f in floating if f]
-    dslices = [next(results) for w in wanted[states:last] if w]
-    totals, sums = _accumulate(back, [*results])
-    entries, parts, constants = inputs[:states], inputs[states:last], inputs[last : len(operands)]
-    seeds, seen = inputs[len(operands) : len(operands) + flows], inputs[len(operands) + flows :]
-    back.outputs.clear()
-    back.outputs.extend([*dstates, *sums, *dslices])
-    given = [s for s in stacked if s.value is not None]
-    scanned: list[tuple[Value, _Slices]] = []
-    for index, formal in enumerate(entries):
-        if _is_read(back, formal):
-            scanned.append((formal, _Slices(_save_each(ctx, body, carried[index]), 0, 1)))
-    pairs = [*zip(parts, slices, strict=True), *zip(seen, given, strict=True)]
-    scanned += [(f, s) for f, s in pairs if _is_read(back, f)]
-    scanned = scanned or [(parts[0], slices[0])]
-    read = [(f, v) for f, v in zip(constants, operands[last:], strict=True) if _is_read(back, f)]
-    back.inputs.clear()
-    back.inputs.extend([*seeds, *totals, *(f for f, _ in scanned), *(f for f, _ in read)])
-    ends = [y for y, f in zip(ctx.node.outputs[:states], floating, strict=True) if f]
-    dys = [g for g, f in zip(ctx.dys[:states], floating, strict=True) if f]
-    summed = [v for v, w in zip(operands[last:], wanted[last:], strict=True) if w]
-    sliced = [(v, s) for v, s, w in zip(operands[states:last], slices, wanted[states:last], strict=True) if w]
-    attributes = {
-        "body": back,
-        "states": flows + len(totals),
-        "num_scan_inputs": len(scanned),
-        "scan_input_axes": [s.axis for _, s in scanned],
-        "scan_input_directions": [s.direction for _, s in scanned],
-    }
-    if sliced:
-        attributes["scan_output_axes"] = [s.axis for _, s in sliced]
-        attributes["scan_output_directions"] = [s.direction for _, s in sliced]
-    made = op.node(
-        "Scan",
-        [
-            *(_zeros(op, y) if g is None else g for y, g in zip(ends, dys, strict=True)),
-            *(_zeros(op, v) for v in summed),
-            *(s.value for _, s in scanned),
-            *(v for _, v in read),
-        ],
-        attributes,
-        domain=DOMAIN,
-        outputs=flows + len(totals) + len(sliced),
-        like=[*ends, *summed, *(v for v, _ in sliced)],
-    )
-    found = iter(made.outputs)
-    order = [i for i, f in enumerate(floating) if f]
-    order += [i for i in range(last, len(operands)) if wanted[i]]
-    order += [i for i in range(states, last) if wanted[i]]
-    by_place = {i: next(found) for i in order}
-    return [by_place.get(i) for i in range(len(operands))]
+
+    def __init__(
+        self,
+        ctx: Context,
+        alone: ir.Graph,
+        carried: Sequence[Value],
+        operands: Sequence[Value],
+        asked: Sequence[bool],
+        slices: Sequence[_Slices],
+        stacked: Sequence[_Slices],
+    ) -> None:
+        self.ctx, self.carried, self.operands, self.slices = ctx, carried, operands, slices
+        self.stacked = [s for s in stacked if s.value is not None]
+        self.states, self.last = len(carried), len(carried) + len(slices)
+        self.floating = [v.dtype in FLOATING for v in alone.inputs[: self.states]]
+        self.wanted = [*self.floating, *asked[self.states :]]
+        self.body = differentiate_body(alone, self.wanted, [*self.floating, *(s.value is not None for s in stacked)])
+        _refuse_random(ctx, [self.body])
+
+    def gradients(self) -> list[Value | None]:
+        """A gradient for each operand."""
+        body, last, flows = self.body, self.last, sum(self.floating)
+        inputs, results = list(body.inputs), list(body.outputs)
+        seeds, seen = inputs[len(self.operands) :][:flows], inputs[len(self.operands) + flows :]
+        count = flows + sum(self.wanted[self.states : last])
+        totals, sums = _accumulate(body, results[count:])
+        body.outputs.clear()
+        body.outputs.extend([*results[:flows], *sums, *results[flows:count]])
+        scanned = self._scanned(inputs, seen)
+        pairs = zip(inputs[last : len(self.operands)], self.operands[last:], strict=True)
+        constants = [(f, v) for f, v in pairs if _is_read(body, f)]
+        body.inputs.clear()
+        body.inputs.extend([*seeds, *totals, *(f for f, _ in scanned), *(f for f, _ in constants)])
+        made = self._emit([s for _, s in scanned], [v for _, v in constants])
+        places = [i for i, f in enumerate(self.floating) if f]
+        places += [i for i in range(last, len(self.operands)) if self.wanted[i]]
+        places += [i for i in range(self.states, last) if self.wanted[i]]
+        found = dict(zip(places, made, strict=True))
+        return [found.get(i) for i in range(len(self.operands))]
+
+    def _scanned(self, inputs: Sequence[Value], seen: Sequence[Value]) -> list[tuple[Value, _Slices]]:
+        """Which inputs of the body are slices, and of what: saved states, what was sliced, gradients of the stacked."""
+        found = [
+            (formal, _Slices(_save_each(self.ctx, own), 0, 1))
+            for formal, own in zip(inputs, self.carried, strict=False)
+            if _is_read(self.body, formal)
+        ]
+        parts = inputs[self.states : self.last]
+        pairs = [*zip(parts, self.slices, strict=True), *zip(seen, self.stacked, strict=True)]
+        found += [(f, s) for f, s in pairs if _is_read(self.body, f)]
+        return found or [(parts[0], self.slices[0])]  # a Scan has something to go along
+
+    def _emit(self, scanned: Sequence[_Slices], constants: Sequence[Value]) -> Sequence[Value]:
+        """The node: gradients of states and sums for constants are carried, gradients of slices are stacked."""
+        op, ctx, states, last = self.ctx.op, self.ctx, self.states, self.last
+        ends = [(y, g) for y, g, f in zip(ctx.node.outputs, ctx.dys, self.floating, strict=False) if f]
+        summed = [v for v, w in zip(self.operands[last:], self.wanted[last:], strict=True) if w]
+        sliced = [s for s, w in zip(self.slices, self.wanted[states:last], strict=True) if w]
+        like = [*(y for y, _ in ends), *summed, *(s.value for s in sliced if s.value is not None)]
+        attributes = {
+            "body": self.body,
+            "states": len(ends) + len(summed),
+            "num_scan_inputs": len(scanned),
+            "scan_input_axes": [s.axis for s in scanned],
+            "scan_input_directions": [s.direction for s in scanned],
+            "scan_output_axes": [s.axis for s in sliced] or None,
+            "scan_output_directions": [s.direction for s in sliced] or None,
+        }
+        initial = [*(_zeros(op, y) if g is None else g for y, g in ends), *(_zeros(op, v) for v in summed)]
+        operands = [*initial, *(s.value for s in scanned), *constants]
+        return op.node("Scan", operands, attributes, domain=DOMAIN, outputs=len(like), like=like).outputs
 
 
 def _accumulate(graph: ir.Graph, gradients: Sequence[Value]) -> tuple[list[Value], list[Value]]:
@@ -202,9 +200,9 @@ def _accumulate(graph: ir.Graph, gradients: Sequence[Value]) -> tuple[list[Value
     return before, [op.Add(b, g) for b, g in zip(before, gradients, strict=True)]
 
 
-def _save_each(ctx: Context, body: ir.Graph, value: Value) -> Value:
+def _save_each(ctx: Context, value: Value) -> Value:
     """Let the forward loop give back, stacked, what an input of its body was in each iteration."""
-    node = ctx.node
+    node, body = ctx.node, ctx.node.attributes["body"].as_graph()
     body.outputs.append(Builder(body).Identity(value))
     node.resize_outputs(len(node.outputs) + 1)
     node.outputs[-1].name = f"{node.outputs[0].name}_each_{value.name}"

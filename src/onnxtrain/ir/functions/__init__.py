@@ -18,7 +18,9 @@ import onnx_ir as ir
 
 from onnxtrain.ir import shapes
 from onnxtrain.ir.bodies import CLOSED, open_bodies
+from onnxtrain.ir.expansions import expand_nodes
 from onnxtrain.ir.graphs import DOMAIN
+from onnxtrain.ir.recurrent import RECURRENT
 
 VERSION = 1
 OPAQUE = {"ATen", "ATenGrad", "PythonOp", "PythonOpGrad"}  # only the torch backend can run them: no body exists
@@ -37,6 +39,7 @@ class Definition:
     like: tuple[int, ...] | None
 
 
+_GRADIENTS = {f"{op_type}Grad" for op_type in RECURRENT}  # they carry their bodies
 DEFINITIONS: dict[str, Definition] = {}
 
 
@@ -62,7 +65,7 @@ def load() -> None:
 def defines(op_type: str) -> bool:
     """Whether the operator is one of ours."""
     load()
-    return op_type in DEFINITIONS or op_type in OPAQUE or op_type in CLOSED
+    return op_type in DEFINITIONS or op_type in OPAQUE or op_type in CLOSED or op_type in _GRADIENTS
 
 
 @functools.cache
@@ -86,7 +89,7 @@ def attach(model: ir.Model) -> ir.Model:
 
     Nodes of ours get all the outputs and attributes that their body has: runtimes do not accept fewer.
     """
-    model = model.clone()
+    model = expand_nodes(model.clone(), _has_kernel)
     open_bodies(model.graph)
     for node in model.graph.all_nodes():
         if node.domain == DOMAIN and node.op_type not in OPAQUE:
@@ -108,6 +111,11 @@ def _collect(op_type: str, wanted: dict[str, None]) -> None:
     for inner in sorted({n.op_type for n in body_of(op_type).all_nodes() if n.domain == DOMAIN}):
         _collect(inner, wanted)
     wanted[op_type] = None
+
+
+def _has_kernel(node: ir.Node) -> bool:
+    """Whether onnxruntime runs a node that could be written out: recurrent ones whose batch does not come first."""
+    return node.op_type in RECURRENT and not shapes.attribute(node, "layout", 0)
 
 
 def _complete(node: ir.Node) -> None:

@@ -128,6 +128,6 @@ def _stacked(node: ir.Node, slices: Sequence[ir.Value], axes: Sequence[int], len
         if dims is not None:
             axis %= len(dims) + 1
             dims = _visible(own, (*dims[:axis], ir.SymbolicDim(None), *dims[axis:]), known)
-            dims = (*dims[:axis], length, *dims[axis + 1 :])  # type: ignore[index]
+            dims = None if dims is None else (*dims[:axis], length, *dims[axis + 1 :])
         made.append(Facts(value.dtype or ir.DataType.UNDEFINED, dims))
     return made

@@ -1,0 +1,90 @@
+"""RNN, LSTM and GRU by ATen's kernels, in the settings that these know; a plan's others are written out before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from onnxtrain.execute.torch.registry import lowering
+from onnxtrain.ir.graphs import DOMAIN
+from onnxtrain.ir.recurrent import Setting, setting
+
+Tensor = torch.Tensor
+_GATES = {"RNN": (0,), "GRU": (1, 0, 2), "LSTM": (0, 2, 3, 1)}  # torch's order in terms of ONNX's
+_LENGTHS, _PEEPHOLES = 4, 7
+
+
+def is_fused(node: ir.Node) -> bool:
+    """Whether ATen's kernels can do what a recurrent node, or its gradient, asks for."""
+    kind = node.op_type.removesuffix("Grad")
+    if kind not in _GATES:
+        return False
+    chosen = setting(kind, {name: a.value for name, a in node.attributes.items()})
+    missing = all(i >= len(node.inputs) or node.inputs[i] is None for i in (_LENGTHS, _PEEPHOLES))
+    return missing and chosen.plain and (kind != "GRU" or bool(chosen.linear_before_reset))
+
+
+def _register(kind: str) -> None:
+    @lowering(kind)
+    def forward(*inputs: Tensor | None, outputs: int = 1, **attributes: Any) -> Any:
+        """Outputs of all elements, and the last states."""
+        made = _run(setting(kind, attributes), [*inputs, *[None] * (8 - len(inputs))], training=False)
+        return made[0] if outputs == 1 else made[:outputs]
+
+    @lowering(f"{kind}Grad", domain=DOMAIN)
+    def backward(*operands: Tensor | None, wanted: Sequence[int], outputs: int = 1, **attributes: Any) -> Any:
+        """The operator run again under autograd, and its vector-Jacobian product."""
+        inputs, dys = operands[:8], operands[8:]
+        with torch.enable_grad():
+            leaves = [
+                x if x is None else x.detach().requires_grad_(bool(w)) for x, w in zip(inputs, wanted, strict=True)
+            ]
+            made = _run(setting(kind, attributes), leaves, training=True)
+            asked = [x for x, w in zip(leaves, wanted, strict=True) if w and x is not None]
+            pairs = [(y, dy) for y, dy in zip(made, dys, strict=False) if dy is not None]
+            found = torch.autograd.grad([y for y, _ in pairs], asked, [dy for _, dy in pairs])
+        return found[0] if outputs == 1 else found
+
+
+for _kind in _GATES:
+    _register(_kind)
+
+
+def _run(chosen: Setting, inputs: Sequence[Tensor | None], training: bool) -> tuple[Tensor, ...]:
+    x, w, r, b, _, h, c, _ = inputs
+    assert x is not None and w is not None and r is not None
+    if chosen.layout:
+        x, h, c = (None if v is None else v.transpose(0, 1) for v in (x, h, c))
+        assert x is not None
+    alone = chosen.directions == (True,)
+    x = x.flip(0) if alone else x
+    count, hidden = len(chosen.directions), r.shape[-1]
+    weights = [v for i in range(count) for v in _parameters(chosen.kind, i, w, r, b)]
+    h = x.new_zeros(count, x.shape[1], hidden) if h is None else h
+    rest = (weights, b is not None, 1, 0.0, training, count == 2, False)
+    if chosen.kind == "LSTM":
+        c = x.new_zeros(count, x.shape[1], hidden) if c is None else c
+        y, *states = torch.lstm(x, (h, c), *rest)
+    elif chosen.kind == "GRU":
+        y, *states = torch.gru(x, h, *rest)
+    else:
+        y, *states = (torch.rnn_relu if chosen.names == ("Relu",) else torch.rnn_tanh)(x, h, *rest)
+    y = y.view(*y.shape[:2], count, hidden)
+    y = y.flip(0) if alone else y
+    if chosen.layout:
+        return y.transpose(0, 1), *(s.transpose(0, 1) for s in states)
+    return y.transpose(1, 2), *states
+
+
+def _parameters(kind: str, index: int, w: Tensor, r: Tensor, b: Tensor | None) -> list[Tensor]:
+    """One direction's weights in torch's order of gates."""
+    order, made = _GATES[kind], [w[index], r[index]]
+    if b is not None:
+        made += b[index].chunk(2)
+    if len(order) == 1:
+        return made
+    chunks = [m.chunk(len(order)) for m in made]
+    return [torch.cat([c[g] for g in order]) for c in chunks]

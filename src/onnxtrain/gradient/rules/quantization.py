@@ -1,0 +1,51 @@
+"""Gradients of quantization: rounding is passed straight through inside of the range."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxtrain.gradient.registry import DOMAIN, Context, gradient
+from onnxtrain.ir import shapes
+
+Value = ir.Value
+
+
+@gradient("FakeQuant", domain=DOMAIN)
+def fake_quant(
+    ctx: Context, dy: Value, x: Value, scale: Value, zero_point: Value, *, quant_min: int = -128, quant_max: int = 127
+) -> Any:
+    """dx = dy where x is inside of the range, 0 elsewhere."""
+    if any(ctx.wanted[1:]):
+        raise ctx.unsupported("the gradient of the scale and zero point of FakeQuant")
+    return ctx.op.FakeQuantGrad(dy, x, scale, zero_point, quant_min=quant_min, quant_max=quant_max), None, None
+
+
+@gradient("DequantizeLinear")
+def dequantize(
+    ctx: Context,
+    dy: Value,
+    x: Value,
+    scale: Value,
+    zero_point: Value | None = None,
+    *,
+    axis: int = 1,
+    block_size: int = 0,
+    **_: Any,
+) -> Any:
+    """dscale = Σ dy (x - zero_point), over all axes but that of the scale; the integers get none."""
+    op, rank = ctx.op, shapes.rank(x)
+    if block_size:
+        raise ctx.unsupported("the gradient of DequantizeLinear with block_size")
+    level = op.cast(x, shapes.dtype_of(dy))
+    per_axis = shapes.rank(scale) == 1 and rank > 0
+    if zero_point is not None:
+        zero = op.cast(zero_point, shapes.dtype_of(dy))
+        if per_axis:
+            zero = op.Reshape(zero, op.ints(*(-1 if i == axis % rank else 1 for i in range(rank))))
+        level = level - zero
+    product = dy * level
+    if not per_axis:
+        return None, product, None
+    return None, op.ReduceSum(product, op.ints(*(i for i in range(rank) if i != axis % rank)), keepdims=0), None

@@ -1,0 +1,151 @@
+"""ONNX's Attention and RotaryEmbedding (opset 23) written out; shapes as in Operators.md."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxtrain.errors import ShapeError
+from onnxtrain.ir import shapes
+from onnxtrain.ir.builder import Builder
+from onnxtrain.ir.graphs import describe, source_of
+
+Value = ir.Value
+
+
+def attention(op: Builder, node: ir.Node) -> list[Value]:
+    """Y, the keys and values with those of the past before them, and the scores or weights.
+
+    Raises:
+        ShapeError: the scores are asked for at a point other than 0 (the product) or 3 (the weights).
+    """
+    given = [shapes.operand(node, i) for i in range(6)]
+    q, k, v = (_heads(op, node, given[i], name) for i, name in enumerate(("q", "kv", "kv")))
+    past = 0 if given[4] is None else op.size(given[4], 2)
+    keys = k if given[4] is None else op.Concat(given[4], k, axis=2)
+    values = v if given[5] is None else op.Concat(given[5], v, axis=2)
+    scores = product = op.MatMul(_scaled(op, node, q), op.transpose(_shared(op, keys, q)))
+    if cap := shapes.attribute(node, "softcap", 0.0):
+        scores = op.Tanh(scores / cap) * cap
+    weights = _weights(op, node, scores, given[3], past)
+    y = op.MatMul(weights, _shared(op, values, q))
+    if shapes.rank(node.inputs[0]) == 3:  # type: ignore[arg-type]
+        y = op.Reshape(op.Transpose(y, perm=[0, 2, 1, 3]), op.ints(0, 0, -1))
+    made = [y, keys, values][: len(node.outputs)]
+    if len(node.outputs) > 3:
+        made.append(_asked(node, {0: product, 3: weights}))
+    return made
+
+
+def _asked(node: ir.Node, known: dict[int, Value]) -> Value:
+    mode = shapes.attribute(node, "qk_matmul_output_mode", 0)
+    if mode not in known:
+        raise ShapeError(
+            f"Attention with qk_matmul_output_mode {mode} is not available",
+            node=describe(node),
+            source=source_of(node),
+            cure="ask for the product (0) or the weights (3)",
+        )
+    return known[mode]
+
+
+def _heads(op: Builder, node: ir.Node, x: Value | None, kind: str) -> Value:
+    """(batch, heads, length, width) of (batch, length, heads * width)."""
+    assert x is not None
+    if shapes.rank(x) == 4:
+        return x
+    count = shapes.attribute(node, f"{kind}_num_heads")
+    return op.Transpose(op.Reshape(x, op.ints(0, 0, count, -1)), perm=[0, 2, 1, 3])
+
+
+def _scaled(op: Builder, node: ir.Node, q: Value) -> Value:
+    scale, width = shapes.attribute(node, "scale"), shapes.known_dims(q)[-1]
+    if scale is not None:
+        return q * scale
+    if isinstance(width, int):
+        return q * width**-0.5
+    return q / op.Sqrt(op.CastLike(op.Squeeze(op.size(q, 3), op.ints(0)), q))
+
+
+def _shared(op: Builder, x: Value, q: Value) -> Value:
+    """Each head of keys or values repeated for the heads of queries that share it."""
+    if shapes.known_dims(x)[1] == shapes.known_dims(q)[1]:
+        return x
+    sizes = [op.size(x, i) for i in range(4)]
+    group = op.Div(op.size(q, 1), sizes[1])
+    wide = op.Expand(op.Unsqueeze(x, op.ints(2)), op.Concat(sizes[0], sizes[1], group, *sizes[2:], axis=0))
+    return op.Reshape(wide, op.Concat(sizes[0], op.size(q, 1), *sizes[2:], axis=0), allowzero=1)
+
+
+def _weights(op: Builder, node: ir.Node, scores: Value, mask: Value | None, past: Value | int) -> Value:
+    """Softmax of the masked scores; a row that sees nothing gets zeros."""
+    dtype, free = shapes.dtype_of(scores), mask is None
+    minus_infinity, zero = op.like(float("-inf"), scores), op.like(0.0, scores)
+    if mask is not None:
+        bias = op.Where(mask, zero, minus_infinity) if mask.dtype == ir.DataType.BOOL else mask
+        scores = scores + bias
+    if shapes.attribute(node, "is_causal", 0):
+        scores, free = scores + op.Where(_seen(op, scores, past), zero, minus_infinity), False
+    precise = op.cast(scores, ir.DataType(shapes.attribute(node, "softmax_precision", 0) or dtype))
+    if free:
+        return op.cast(op.Softmax(precise, axis=-1), dtype)
+    top = op.Detach(op.ReduceMax(precise, op.ints(-1), keepdims=1))
+    exponentials = op.Exp(precise - op.Where(op.IsInf(top), op.like(0.0, top), top))
+    total = op.ReduceSum(exponentials, op.ints(-1), keepdims=1)
+    nothing = op.Equal(total, op.like(0.0, total))
+    return op.cast(exponentials / op.Where(nothing, op.like(1.0, total), total), dtype)
+
+
+def _seen(op: Builder, scores: Value, past: Value | int) -> Value:
+    """Whether a column is not after its row, which stands after all of the past."""
+    zero, one = op.constant(0), op.constant(1)
+    rows, columns = (op.Range(zero, op.Squeeze(op.size(scores, a), op.ints(0)), one) for a in (-2, -1))
+    rows = rows if isinstance(past, int) else rows + past
+    return op.LessOrEqual(op.Unsqueeze(columns, op.ints(0)), op.Unsqueeze(rows, op.ints(1)))
+
+
+def rotary_embedding(op: Builder, node: ir.Node) -> list[Value]:
+    """Pairs of elements of each head turned by the angle of their position.
+
+    Raises:
+        ShapeError: the width of the caches is not known.
+    """
+    x, cos, sin = node.inputs[:3]
+    assert x is not None and cos is not None and sin is not None
+    positions = shapes.operand(node, 3)
+    if positions is not None:
+        cos, sin = op.Gather(cos, positions, axis=0), op.Gather(sin, positions, axis=0)
+    half, width = _half(node, x, cos), shapes.attribute(node, "rotary_embedding_dim", 0)
+    cos, sin = op.Unsqueeze(cos, op.ints(1)), op.Unsqueeze(sin, op.ints(1))
+    turned = heads = _heads(op, node, x, "") if shapes.rank(x) == 4 else _rotary_heads(op, node, x)
+    rest = None
+    if width:
+        turned = op.Slice(heads, op.ints(0), op.ints(2 * half), op.ints(3))
+        rest = op.Slice(heads, op.ints(2 * half), op.ints(2**62), op.ints(3))
+    if shapes.attribute(node, "interleaved", 0):
+        pairs = op.Split(op.Reshape(turned, op.ints(0, 0, 0, half, 2)), op.ints(1, 1), axis=-1, outputs=2)
+        a, b = (op.Squeeze(p, op.ints(-1)) for p in pairs)
+        parts = [op.Unsqueeze(p, op.ints(-1)) for p in (cos * a - sin * b, sin * a + cos * b)]
+        y = op.Reshape(op.Concat(*parts, axis=-1), op.ints(0, 0, 0, 2 * half))
+    else:
+        a, b = op.Split(turned, op.ints(half, half), axis=-1, outputs=2)
+        y = op.Concat(cos * a - sin * b, sin * a + cos * b, axis=-1)
+    y = y if rest is None else op.Concat(y, rest, axis=-1)
+    if shapes.rank(x) == 3:
+        y = op.Reshape(op.Transpose(y, perm=[0, 2, 1, 3]), op.ints(0, 0, -1))
+    return [y]
+
+
+def _rotary_heads(op: Builder, node: ir.Node, x: Value) -> Value:
+    count = shapes.attribute(node, "num_heads")
+    return op.Transpose(op.Reshape(x, op.ints(0, 0, count, -1)), perm=[0, 2, 1, 3])
+
+
+def _half(node: ir.Node, x: Value, cos: Value) -> int:
+    width = shapes.attribute(node, "rotary_embedding_dim", 0)
+    for size in (width // 2 if width else None, shapes.known_dims(cos)[-1]):
+        if isinstance(size, int):
+            return size
+    last = shapes.known_dims(x)[-1]
+    if shapes.rank(x) == 4 and isinstance(last, int):
+        return last // 2
+    raise ShapeError("the width of RotaryEmbedding's caches is not known", node=describe(node), source=source_of(node))

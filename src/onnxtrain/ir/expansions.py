@@ -1,0 +1,53 @@
+"""Operators that can be written out in simpler ones: where no gradient rule, or no kernel of a backend, knows them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import onnx_ir as ir
+
+from onnxtrain.ir.attention import attention, rotary_embedding
+from onnxtrain.ir.bodies import BODY, bodies_of, inline, is_closed, replace
+from onnxtrain.ir.builder import Builder
+from onnxtrain.ir.graphs import DOMAIN, is_backward
+from onnxtrain.ir.recurrent import RECURRENT, expand_node
+
+EXPANSIONS: dict[str, Callable[[Builder, ir.Node], list[ir.Value]]] = {
+    **dict.fromkeys(RECURRENT, expand_node),
+    "Attention": attention,
+    "RotaryEmbedding": rotary_embedding,
+}
+
+
+def expand_nodes(model: ir.Model, kept: Callable[[ir.Node], bool]) -> ir.Model:
+    """A copy of the model with all nodes written out that can be, those that carry a body too, but for the kept.
+
+    The model itself comes back where there is nothing to do.
+    """
+    if not any(can_expand(n) and not kept(n) for g in _graphs(model.graph) for n in g):
+        return model
+    model = model.clone()
+    for graph in list(_graphs(model.graph)):
+        for node in [n for n in graph if can_expand(n) and not kept(n)]:
+            if BODY in node.attributes:
+                inline(graph, node)
+                continue
+            op = Builder(graph, before=node, backward=is_backward(node))
+            op.metadata = dict(node.metadata_props)
+            with op.arithmetic():
+                replace(graph, node, EXPANSIONS[node.op_type](op, node))
+    return model
+
+
+def can_expand(node: ir.Node) -> bool:
+    """Whether a node can be written out in simpler ones."""
+    carried = node.domain == DOMAIN and BODY in node.attributes and not is_closed(node)
+    return carried or (node.domain == "" and node.op_type in EXPANSIONS)
+
+
+def _graphs(graph: ir.Graph) -> Iterator[ir.Graph]:
+    """The graph and all closed bodies in it."""
+    yield graph
+    for node in graph:
+        for body in bodies_of(node) if is_closed(node) else ():
+            yield from _graphs(body)
