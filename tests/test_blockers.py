@@ -115,3 +115,5 @@ def test_the_command_exits_with_one_where_something_blocks(tmp_path: Path, capsy
     assert told["trainable"] is False and len(told["blockers"]) == 6
     assert cli.main(["check", str(saved(tmp_path, *TRAINABLE)), "--train", "unu*"]) == 1
     assert "no output depends" in capsys.readouterr().out
+    assert cli.main(["check", str(tmp_path / "nothing.onnx")]) == 2
+    assert "nothing.onnx" in capsys.readouterr().err

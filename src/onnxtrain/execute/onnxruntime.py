@@ -129,6 +129,8 @@ def _kernels() -> dict[tuple[str, str], list[tuple[int, int]]]:
 
 def has_kernel(domain: str, op_type: str, opset: int) -> bool:
     """Whether onnxruntime has a CPU kernel of an operator in a version of its domain, for some types at least."""
+    if (domain, op_type) == ("", "Constant"):
+        return True  # an initializer once it is loaded
     since = opset
     if not domain and onnx.defs.has(op_type, opset):
         since = onnx.defs.get_schema(op_type, opset).since_version
@@ -140,7 +142,7 @@ def _runs(node: ir.Node) -> bool:
     if node.domain == DOMAIN:
         return node.op_type not in OPAQUE
     version = node.graph.opset_imports.get(node.domain) if node.graph is not None else None
-    if version is None or node.op_type == "Constant" or has_kernel(node.domain, node.op_type, version):
+    if version is None or has_kernel(node.domain, node.op_type, version):
         return True  # a domain without version is for onnxruntime to judge
     if not onnx.defs.has(node.op_type, version, node.domain):
         return False
