@@ -14,7 +14,7 @@ OFFLINE = HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST  = $(OFFLINE) $(BIN)/python -m pytest
 
-.PHONY: help demo test check bench golden operators docs clean
+.PHONY: help demo test check bench golden operators coverage docs clean
 
 help:
 	@echo "make demo    fine-tune a real transformer, eager and ORTModule side by side"
@@ -23,6 +23,7 @@ help:
 	@echo "make bench   benchmarks; ARGS=\"gpt2_lm --layers 2\" chooses them"
 	@echo "make golden  write the golden graphs again"
 	@echo "make operators  write docs/operators.md again"
+	@echo "make coverage   train a step of each Transformers architecture; ARGS=\"--only LlamaForCausalLM\" chooses"
 	@echo "make docs    build the documentation"
 
 $(READY): pyproject.toml
@@ -53,6 +54,9 @@ golden: $(READY)
 
 operators: $(READY)
 	$(BIN)/python -m onnxtrain.cli ops --markdown > docs/operators.md
+
+coverage: $(READY)
+	$(OFFLINE) $(BIN)/python tests/coverage/architectures.py --jobs $(JOBS) $(ARGS)
 
 docs: $(READY)
 	$(PIP) -e ".[docs]"

@@ -11,6 +11,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxtrain import Options, check_model, cli
+from onnxtrain.execute.torch import lowerings  # noqa: F401  (fills LOWERINGS)
+from onnxtrain.execute.torch.registry import LOWERINGS
+from onnxtrain.gradient import rules  # noqa: F401  (fills RULES)
+from onnxtrain.gradient.registry import RULES
 
 WEIGHTS = {"w": (4, 4), "v": (4,), "unused": (2,)}
 
@@ -38,14 +42,21 @@ def node(op_type: str, inputs: str, output: str, **attributes: object) -> onnx.N
 
 
 TRAINABLE = (node("MatMul", "x w", "a"), node("Softmax", "a", "b"), node("Mul", "b v", "y"))
-# Det and LpNormalization have neither rule nor lowering
 BLOCKED = (
     node("MatMul", "x w", "a"),
-    node("Det", "w", "d"),
+    node("Erf", "w", "d"),
     node("Mul", "a d", "e"),
-    node("LpNormalization", "e", "f"),
-    node("LpNormalization", "f", "y"),
+    node("Softsign", "e", "f"),
+    node("Softsign", "f", "y"),
 )
+
+
+@pytest.fixture(autouse=True)
+def _without_two_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Erf and Softsign as operators that have neither a rule nor a lowering."""
+    for op_type in ("Erf", "Softsign"):
+        monkeypatch.delitem(RULES, ("", op_type))
+        monkeypatch.delitem(LOWERINGS, ("", op_type))
 
 
 @pytest.mark.parametrize("backend", ["torch", "onnxruntime"])
@@ -59,24 +70,24 @@ def test_all_operators_without_rule_are_listed_at_once(tmp_path: Path) -> None:
     found = check_model(saved(tmp_path, *BLOCKED), options=Options(backend="onnxruntime"))
     assert not found
     assert [b.node for b in found.blockers] == [
-        "Det(node_d)",
-        "LpNormalization(node_f)",
-        "LpNormalization(node_y)",
-    ], "each node by name, the second LpNormalization hides neither the first nor Det"
+        "Erf(node_d)",
+        "Softsign(node_f)",
+        "Softsign(node_y)",
+    ], "each node by name, the second Softsign hides neither the first nor Erf"
     assert {b.kind for b in found.blockers} == {"GradientError"}
 
 
 def test_what_the_backend_lacks_is_listed_too(tmp_path: Path) -> None:
     found = check_model(saved(tmp_path, *BLOCKED), options=Options(backend="torch"))
     lacking = [b.node for b in found.blockers if b.kind == "BackendError"]
-    assert lacking == ["Det(node_d)", "LpNormalization(node_f)", "LpNormalization(node_y)"]
+    assert lacking == ["Erf(node_d)", "Softsign(node_f)", "Softsign(node_y)"]
     text = str(found)
-    assert text.count("no lowering for LpNormalization") == 1, "nodes of one kind are told together"
-    assert "at LpNormalization(node_y)" in text and "cure:" in text
+    assert text.count("cannot run the operator Softsign") == 1, "nodes of one kind are told together"
+    assert "at Softsign(node_y)" in text and "cure:" in text
 
 
 def test_an_operator_that_no_trained_weight_reaches_is_no_blocker(tmp_path: Path) -> None:
-    nodes = (node("LpNormalization", "x", "n"), node("MatMul", "n w", "y"))
+    nodes = (node("Softsign", "x", "n"), node("MatMul", "n w", "y"))
     assert check_model(saved(tmp_path, *nodes), options=Options(backend="onnxruntime"))
     nodes = (*BLOCKED[:-1], node("Mul", "f v", "y"))
     assert not check_model(saved(tmp_path, *nodes), options=Options(backend="onnxruntime"))
@@ -104,3 +115,5 @@ def test_the_command_exits_with_one_where_something_blocks(tmp_path: Path, capsy
     assert told["trainable"] is False and len(told["blockers"]) == 6
     assert cli.main(["check", str(saved(tmp_path, *TRAINABLE)), "--train", "unu*"]) == 1
     assert "no output depends" in capsys.readouterr().out
+    assert cli.main(["check", str(tmp_path / "nothing.onnx")]) == 2
+    assert "nothing.onnx" in capsys.readouterr().err

@@ -41,11 +41,23 @@ def test_facts_of_known_operators(table) -> None:
     assert ("", "Scatter") not in table, "it was removed from ONNX"
 
 
-def test_refused_cases_are_read_from_the_rules(table) -> None:
-    assert any("column-major" in case for case in table["", "MaxPool"].unsupported)
-    assert table["", "Pad"].unsupported == ("Pad in mode …",)
-    assert "gradients of outputs but the first" in table["", "LayerNormalization"].unsupported
-    assert table["", "Add"].unsupported == ()
+def helped(ctx, mode: str) -> None:
+    ctx.first_output_only()
+    if mode != "constant":
+        raise ctx.unsupported(f"the gradient of Pad in mode {mode!r}")
+
+
+def rule(ctx, dy, x, *, mode: str = "constant", order: int = 0):
+    if order:
+        raise ctx.unsupported("the gradient of Pad from the right")
+    helped(ctx, mode)
+    return dy
+
+
+def test_refused_cases_are_read_from_a_rule_and_what_it_calls() -> None:
+    right, first, mode = "Pad from the right", "gradients of outputs but the first", "Pad in mode …"
+    assert operators.refusals(rule) == (right, first, mode)
+    assert operators.refusals(lambda ctx, dy, x: dy) == ()
 
 
 def test_the_command_prints_chosen_operators(capsys) -> None:

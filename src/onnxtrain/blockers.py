@@ -9,7 +9,7 @@ from typing import Any
 
 from onnxtrain.compiler import Report as Compilation
 from onnxtrain.compiler import compile_graph
-from onnxtrain.errors import GradientError, OnnxTrainError
+from onnxtrain.errors import GradientError, GraphError, OnnxTrainError
 from onnxtrain.execute import backend
 from onnxtrain.gradient import gradient_errors, tracked_outputs
 from onnxtrain.ir.graphs import ForwardGraph
@@ -127,9 +127,12 @@ def check_model(path: Path | str, *, options: Options | None = None, parameters:
 
     Raises:
         BackendError: the package of the backend is not installed.
+        GraphError: there is no such file.
     """
     options = options or Options()
     subject = Path(path).name
+    if not Path(path).is_file():
+        raise GraphError(f"there is no file {path}", cure="give an .onnx file")
     try:
         graph = read_forward(Path(path), parameters)
         optimize(graph, check=False)

@@ -93,7 +93,7 @@ def _refusals(options: Options) -> Callable[[ForwardGraph], list[ir.Node]] | Non
     chosen = backend(options.backend)
     if not chosen.runs_aten:
         return None
-    return lambda graph: [n for n in graph.model.graph if chosen.unsupported([n])] + undifferentiable(graph)
+    return lambda graph: [n for n in graph.model.graph if not chosen.runs(n)] + undifferentiable(graph)
 
 
 def compile_graph(

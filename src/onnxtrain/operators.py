@@ -141,7 +141,8 @@ def _refusals(function: Callable[..., Any], seen: set[str]) -> Iterator[str]:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError):  # written in a shell, or a builtin
         return
-    for call in (n for n in ast.walk(tree) if isinstance(n, ast.Call)):
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call)]
+    for call in sorted(calls, key=lambda n: (n.lineno, n.col_offset)):
         if isinstance(call.func, ast.Attribute) and call.func.attr == "unsupported" and call.args:
             yield _literal(call.args[0]).removeprefix("the gradient of ")
         elif isinstance(call.func, ast.Attribute) and call.func.attr == "first_output_only":

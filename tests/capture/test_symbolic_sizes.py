@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import copy
+import sys
 
 import pytest
 import torch
@@ -94,3 +95,34 @@ def test_sizes_that_outgrow_sympy_become_constants_and_the_batch_does_not() -> N
 
 def test_a_constant_axis_of_size_one_keeps_its_size() -> None:
     assert dims_of(Windows(3), torch.randn(1, 3, 1, 9)) == ["x_dim0", "x_dim1", 1, 9]
+
+
+def test_sizes_under_a_condition_that_sympy_cannot_solve_become_constants_and_the_batch_does_not(monkeypatch) -> None:
+    export = sys.modules["onnxtrain.capture.export"]
+    whole = export._export
+
+    def solver_gives_up(module, example, constant):
+        if not constant:  # as for the strided patches of Segformer, which divide the height by 4, 8, 16 and 32
+            raise NotImplementedError("The inequality, Eq(8*(((x/8)//4)) - 8, 0), cannot be solved")
+        return whole(module, example, constant)
+
+    monkeypatch.setattr(export, "_export", solver_gives_up)
+    assert dims_of(Windows(1), torch.randn(2, 3, 7, 9)) == ["x_dim0", 3, 7, 9]
+    check(Windows(1), [torch.randn(b, 3, 7, w) for b, w in ((2, 9), (1, 9), (3, 8))], graphs=2)
+
+
+class Parts(torch.nn.Module):
+    """Takes off the first token, whose number is known, from the others, whose number is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, others = self.linear(x).split([1, x.shape[1] - 1], 1)
+        return (first * others).sin().mean()
+
+
+def test_parts_of_sizes_that_are_symbols() -> None:
+    assert dims_of(Parts(), torch.randn(2, 5, 4)) == ["x_dim0", "x_dim1", 4]
+    check(Parts(), [torch.randn(b, n, 4) for b, n in ((2, 5), (3, 7), (1, 2))], graphs=1)

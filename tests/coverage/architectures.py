@@ -2,6 +2,7 @@
 
     python tests/coverage/architectures.py --jobs 2                      # all; writes architectures.md
     python tests/coverage/architectures.py --only LlamaForCausalLM ...   # some; prints only
+    python tests/coverage/architectures.py --results walk.jsonl          # all that walk.jsonl does not have yet
 
 Each architecture is one training step of the torch backend beside the same step in eager PyTorch, in a process of its
 own.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
+import json
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -172,6 +174,8 @@ def page(outcomes: Sequence[Outcome]) -> str:
     total = Counter(ARCHITECTURES[o.model].family for o in outcomes)
     good = Counter(ARCHITECTURES[o.model].family for o in outcomes if o.status == "pass")
     lines += [f"| {family} | {good[family]} | {count} |" for family, count in total.items()]
+    if unseen := [name for name in ARCHITECTURES if name not in {o.model for o in outcomes}]:
+        lines += ["", f"Of the catalogue {len(unseen)} were not walked this time: {', '.join(unseen)}."]
     failures = [o for o in outcomes if o.status != "pass"]
     if failures:
         lines += ["", "## Failures", "", "| model | kind | reason |", "|---|---|---|"]
@@ -200,7 +204,8 @@ def _cell(text: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the walk; the exit status is 1 where fewer pass than ``--at-least`` per cent."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", nargs="+", metavar="MODEL", help="run these and write no page")
+    parser.add_argument("--only", nargs="+", metavar="MODEL", help="run these; without --results no page is written")
+    parser.add_argument("--results", type=Path, help="JSON lines: outcomes are read from here, and new ones added")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--limit", type=float, default=240, help="seconds for each architecture")
     parser.add_argument("--at-least", type=float, default=90, help="per cent that must pass")
@@ -208,15 +213,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := [n for n in given.only or () if n not in ARCHITECTURES]:
         parser.error(f"{unknown[0]} is not in the catalogue")
     transformers.logging.set_verbosity_error()
-    outcomes = []
-    for outcome in walk(given.only or list(ARCHITECTURES), given.jobs, given.limit):
-        outcomes.append(outcome)
+    known = _read(given.results)
+    names = given.only or [name for name in ARCHITECTURES if name not in known]
+    for outcome in walk(names, given.jobs, given.limit):
+        known[outcome.model] = outcome
         print(f"{outcome.status:16} {outcome.model:45} {outcome.seconds:5.0f} s  {outcome.reason}", flush=True)
+        if given.results is not None:
+            with given.results.open("a") as lines:
+                lines.write(json.dumps(dataclasses.asdict(outcome)) + "\n")
+    outcomes = [known[name] for name in ARCHITECTURES if name in known]
     passed = sum(o.status == "pass" for o in outcomes)
     print(f"{passed} of {len(outcomes)} pass")
-    if not given.only:
+    if given.results is not None or not given.only:
         PAGE.write_text(page(outcomes))
     return 0 if 100 * passed >= given.at_least * len(outcomes) else 1
+
+
+def _read(results: Path | None) -> dict[str, Outcome]:
+    """The outcomes of earlier walks, the latest of each architecture."""
+    lines = results.read_text().splitlines() if results is not None and results.exists() else []
+    return {o.model: o for o in (Outcome(**json.loads(line)) for line in lines) if o.model in ARCHITECTURES}
 
 
 if __name__ == "__main__":

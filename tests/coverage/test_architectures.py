@@ -102,6 +102,23 @@ def test_processes_that_hang_or_die_are_outcomes(monkeypatch: pytest.MonkeyPatch
     assert found == {"Hangs": "time", "Dies": "crash"}
 
 
+def test_a_walk_goes_on_where_the_results_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = {kind.__name__: Given(kind) for kind in (Linear, Dies)}
+    for name, row in rows.items():
+        row.family = "text"
+        assert row.model == name
+    monkeypatch.setattr(architectures, "ARCHITECTURES", rows)
+    monkeypatch.setattr(architectures, "PAGE", tmp_path / "page.md")
+    results = ["--results", str(tmp_path / "walk.jsonl")]
+    assert architectures.main([*results, "--only", "Dies"]) == 1
+    assert "not walked this time: Linear" in (tmp_path / "page.md").read_text()
+    assert architectures.main([*results, "--at-least", "50"]) == 0
+    assert capsys.readouterr().out.count("Dies") == 1, "it is not walked again"
+    assert "**1 of 2 pass (50 %).**" in (tmp_path / "page.md").read_text()
+
+
 def test_the_page_counts_and_lists() -> None:
     names = list(ARCHITECTURES)[:2]
     text = page([Outcome(names[0], "pass", "1e-7"), Outcome(names[1], "CaptureError", "a | b")])

@@ -105,7 +105,8 @@ def export(
 
     A dimension of size 1 would be taken for a constant, so it is captured as if it were larger; where the module
     needs it to be 1 (a mask broadcast over heads), it stays 1. Dimensions that make overgrown sizes (the image's
-    height and width in Swin) become constants, and only those: a new height then makes a new graph, a new batch not.
+    height and width in Swin), or conditions that sympy cannot solve (in Segformer), become constants, and only those:
+    a new height then makes a new graph, a new batch not.
 
     Raises:
         CaptureError: the module's control flow depends on data, or it cannot be traced; names the source line.
@@ -133,8 +134,16 @@ def _export_any(
         except (OnnxTrainError, OvergrownSizesError):
             raise
         except Exception as error:  # torch.export raises many types
+            _refuse_unsolvable(error, tensors, constant)
             errors.append(error)
     raise _explain(errors[-1]) from errors[-1]
+
+
+def _refuse_unsolvable(error: Exception, tensors: Sequence[torch.Tensor], constant: frozenset[Axis]) -> None:
+    """Raise OvergrownSizesError where sympy cannot solve a condition on sizes: all of them but batches are to blame."""
+    axes = frozenset((i, axis) for i, t in enumerate(tensors) for axis in range(1, t.dim())) - constant
+    if isinstance(error, NotImplementedError) and "cannot be solved" in str(error) and axes:
+        raise OvergrownSizesError(axes) from error
 
 
 def _refuse_changed_inputs(module: FlatModule, names: Sequence[str]) -> None:

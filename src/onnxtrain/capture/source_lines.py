@@ -9,7 +9,7 @@ import torch
 
 _OURS = str(Path(__file__).parents[1])
 _TORCH = str(Path(torch.__file__).parent)
-_BETWEEN = ("<", "/contextlib.py", "/functools.py")
+_BETWEEN = ("<", "/contextlib.py", "/functools.py", "/sympy/")
 
 Place = tuple[str, int]  # file and line
 

@@ -9,7 +9,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxtrain.errors import BackendError
-from onnxtrain.ir.graphs import Plan
+from onnxtrain.ir.graphs import DOMAIN, Plan, describe, source_of
 from onnxtrain.options import Options
 
 
@@ -58,6 +58,14 @@ class Backend(abc.ABC):
     name: str
     runs_aten: bool = False  # whether it runs operators of torch by name
 
+    def runs(self, node: ir.Node) -> bool:
+        """Whether the backend has the operator of a node."""
+        return True
+
+    def unsupported(self, nodes: Sequence[ir.Node]) -> list[BackendError]:
+        """One error for each node whose operator the backend does not have."""
+        return [_refusal(self.name, node) for node in nodes if not self.runs(node)]
+
     @abc.abstractmethod
     def compile(self, plan: Plan, device: str = "cpu", options: Options | None = None) -> Executable:
         """An executable for the plan on a device named as in torch: ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
@@ -68,9 +76,13 @@ class Backend(abc.ABC):
             BackendError: the plan has an operator that the backend cannot run; the node is named.
         """
 
-    def unsupported(self, nodes: Sequence[ir.Node]) -> list[BackendError]:
-        """For each node that has no form on this backend the error that ``compile`` would raise.
 
-        A backend that cannot tell before it compiles says nothing.
-        """
-        return []
+def _refusal(backend: str, node: ir.Node) -> BackendError:
+    name = f"the operator {node.op_type}"
+    for attribute, kind in (("operator", "ATen operator"), ("func_name", "torch.autograd.Function")):
+        if node.domain == DOMAIN and attribute in node.attributes:
+            name = f"the {kind} {node.attributes[attribute].value}"
+    others = "use backend='torch'" if backend != "torch" else f"give it a lowering: @lowering({node.op_type!r})"
+    return BackendError(
+        f"the {backend} backend cannot run {name}", node=describe(node), source=source_of(node), cure=others
+    )

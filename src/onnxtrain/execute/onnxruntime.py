@@ -15,7 +15,7 @@ import onnxruntime as ort
 from onnxtrain.errors import BackendError
 from onnxtrain.execute.base import Backend, Executable
 from onnxtrain.ir.functions import DOMAIN, OPAQUE, attach
-from onnxtrain.ir.graphs import Plan, describe, source_of
+from onnxtrain.ir.graphs import Plan
 from onnxtrain.options import Options
 
 _DISABLED = {"EliminateDropout"}  # it also removes Dropout that is in training mode, where nobody reads the mask
@@ -111,8 +111,13 @@ class OnnxRuntimeBackend(Backend):
             _warn_of_nondeterministic(nodes)
         return OnnxRuntimeExecutable(plan, device, options)
 
-    def unsupported(self, nodes: Sequence[ir.Node]) -> list[BackendError]:
-        return [_refusal(node) for node in nodes if not _runs(node)]
+    def runs(self, node: ir.Node) -> bool:
+        if node.domain == DOMAIN:
+            return node.op_type not in OPAQUE
+        version = node.graph.opset_imports.get(node.domain) if node.graph is not None else None
+        if version is None or has_kernel(node.domain, node.op_type, version):
+            return True  # a domain without version is for onnxruntime to judge
+        return _is_function(node, version)
 
 
 @functools.cache
@@ -129,36 +134,20 @@ def _kernels() -> dict[tuple[str, str], list[tuple[int, int]]]:
 
 def has_kernel(domain: str, op_type: str, opset: int) -> bool:
     """Whether onnxruntime has a CPU kernel of an operator in a version of its domain, for some types at least."""
+    if (domain, op_type) == ("", "Constant"):
+        return True  # an initializer once it is loaded
     since = opset
     if not domain and onnx.defs.has(op_type, opset):
         since = onnx.defs.get_schema(op_type, opset).since_version
     return any(first <= since <= last for first, last in _kernels().get((domain, op_type), ()))
 
 
-def _runs(node: ir.Node) -> bool:
-    """Whether there is a kernel, for some types at least, or a body to run instead."""
-    if node.domain == DOMAIN:
-        return node.op_type not in OPAQUE
-    version = node.graph.opset_imports.get(node.domain) if node.graph is not None else None
-    if version is None or node.op_type == "Constant" or has_kernel(node.domain, node.op_type, version):
-        return True  # a domain without version is for onnxruntime to judge
+def _is_function(node: ir.Node, version: int) -> bool:
+    """Whether ONNX itself defines the operator by others, which onnxruntime runs instead."""
     if not onnx.defs.has(node.op_type, version, node.domain):
         return False
     schema = onnx.defs.get_schema(node.op_type, version, node.domain)
     return schema.has_function or schema.has_context_dependent_function
-
-
-def _refusal(node: ir.Node) -> BackendError:
-    name = f"the operator {node.op_type}"
-    for attribute, kind in (("operator", "ATen operator"), ("func_name", "torch.autograd.Function")):
-        if node.domain == DOMAIN and attribute in node.attributes:
-            name = f"the {kind} {node.attributes[attribute].value}"
-    return BackendError(
-        f"onnxruntime cannot run {name}",
-        node=describe(node),
-        source=source_of(node),
-        cure="use backend='torch'",
-    )
 
 
 def _cuda(index: int, options: Options) -> tuple[str, dict[str, str]]:

@@ -46,8 +46,8 @@ def split(x, size, dim=0):
 
 @translation(aten.split_with_sizes.default)
 def split_with_sizes(x, sizes, dim=0):
-    """One Split node; as a sequence where the sizes are not known."""
-    if not isinstance(sizes, list | tuple) or not all(isinstance(s, int) for s in sizes):
+    """One Split node; as a sequence where the number of parts is not known."""
+    if not isinstance(sizes, list | tuple):
         from onnxscript.function_libs.torch_lib.ops.core import aten_split_with_sizes
 
         return aten_split_with_sizes(x, sizes, dim)
@@ -65,12 +65,17 @@ def unbind(x, dim=0):
     return tuple(standard().Gather(x, standard().Constant(value_int=i), axis=dim) for i in range(total))
 
 
-def _split(x: Any, sizes: list[int], dim: int) -> tuple[Any, ...]:
+def _split(x: Any, sizes: list[Any], dim: int) -> tuple[Any, ...]:
     op = standard()
     if len(sizes) == 1:
         return (op.Identity(x),)
-    made = record_node("Split", [x, op.Constant(value_ints=sizes)], {"axis": dim}, outputs=len(sizes), domain="")
-    return tuple(made)
+    if all(isinstance(size, int) for size in sizes):
+        lengths = op.Constant(value_ints=sizes)
+    else:
+        one = op.Constant(value_ints=[1])
+        parts = [op.Constant(value_ints=[s]) if isinstance(s, int) else op.Reshape(s, one) for s in sizes]
+        lengths = op.Concat(*parts, axis=0)
+    return tuple(record_node("Split", [x, lengths], {"axis": dim}, outputs=len(sizes), domain=""))
 
 
 @translation(aten.detach.default)

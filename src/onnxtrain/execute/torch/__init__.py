@@ -8,10 +8,10 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from onnxtrain.errors import BackendError
 from onnxtrain.execute.base import Backend, Executable
 from onnxtrain.execute.torch.codegen import Program, compile_plan
 from onnxtrain.execute.torch.registry import lowering_of
+from onnxtrain.ir.expansions import can_expand
 from onnxtrain.ir.graphs import Plan
 from onnxtrain.options import Options
 
@@ -45,18 +45,12 @@ class TorchBackend(Backend):
     name = "torch"
     runs_aten = True
 
+    def runs(self, node: ir.Node) -> bool:
+        return node.op_type == "Constant" or can_expand(node) or lowering_of(node) is not None
+
     def compile(self, plan: Plan, device: str = "cpu", options: Options | None = None) -> TorchExecutable:
         forward, backward = compile_plan(plan, device)
         return TorchExecutable(plan, forward, backward)
-
-    def unsupported(self, nodes: Sequence[ir.Node]) -> list[BackendError]:
-        errors = []
-        for node in nodes:
-            try:
-                _ = None if node.op_type == "Constant" else lowering_of(node)
-            except BackendError as error:
-                errors.append(error)
-        return errors
 
 
 __all__ = ["TorchBackend", "TorchExecutable"]

@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from onnxtrain.errors import BackendError
 from onnxtrain.execute.torch.expressions import Names, data_text, dim_text, is_known, symbols_of
 from onnxtrain.execute.torch.lowerings.recurrent import is_fused
 from onnxtrain.execute.torch.memory import reusable
@@ -20,7 +21,7 @@ from onnxtrain.execute.torch.registry import Lowering, lowering_of
 from onnxtrain.ir import shapes
 from onnxtrain.ir.bodies import BODY, bodies_of, is_closed
 from onnxtrain.ir.expansions import expand_nodes
-from onnxtrain.ir.graphs import Plan, source_of
+from onnxtrain.ir.graphs import Plan, describe, source_of
 from onnxtrain.ir.python_calls import PythonCall, call_of
 from onnxtrain.ir.traits import Trait, traits_of
 
@@ -80,7 +81,7 @@ class _Writer:
         self.calls: list[PythonCall] = []
         self.scope["calls"] = self.calls
         self.results = self._results(needed)
-        self.lowerings = {n: lowering_of(n) for n in graph if n.op_type != "Constant"}
+        self.lowerings = {n: _lowering_of(n) for n in graph if n.op_type != "Constant"}
         self.live = self._live()
         self.nodes = [n for n in graph if n in self.lowerings and self._runs(n, self.live)]
         self.symbols = self._symbols()
@@ -259,6 +260,18 @@ class _Writer:
     def _program(self, name: str, parameters: str) -> Program:
         text = "\n    ".join(self.lines)
         return Program(name, f"def {name}({parameters}):\n    {text}\n", self.scope)
+
+
+def _lowering_of(node: ir.Node) -> Lowering:
+    found = lowering_of(node)
+    if found is None:
+        raise BackendError(
+            f"the torch backend has no lowering for {node.op_type}",
+            node=describe(node),
+            source=source_of(node),
+            cure=f"register one with @onnxtrain.execute.torch.registry.lowering({node.op_type!r})",
+        )
+    return found
 
 
 def _is_constant(value: ir.Value) -> bool:

@@ -9,9 +9,6 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxtrain.errors import BackendError
-from onnxtrain.ir.graphs import describe, source_of
-
 
 @dataclasses.dataclass(frozen=True)
 class Lowering:
@@ -65,23 +62,11 @@ def lowering(
     return register
 
 
-def lowering_of(node: ir.Node) -> Lowering:
-    """The lowering of a node's operator.
-
-    Raises:
-        BackendError: it has none.
-    """
+def lowering_of(node: ir.Node) -> Lowering | None:
+    """How a node's operator runs, or None."""
     from onnxtrain.execute.torch import lowerings  # noqa: F401  (fills LOWERINGS)
 
-    found = LOWERINGS.get((node.domain, node.op_type))
-    if found is None:
-        raise BackendError(
-            f"the torch backend has no lowering for {node.op_type}",
-            node=describe(node),
-            source=source_of(node),
-            cure=f"register one with @onnxtrain.execute.torch.registry.lowering({node.op_type!r})",
-        )
-    return found
+    return LOWERINGS.get((node.domain, node.op_type))
 
 
 def _keywords(function: Callable[..., Any]) -> frozenset[str]:
