@@ -15,6 +15,7 @@ from onnxtrain.capture.export import PREFIX
 from onnxtrain.capture.python_op import recorded
 from onnxtrain.capture.source_lines import user_place
 from onnxtrain.capture.torch_onnx import Translator
+from onnxtrain.errors import ShapeError
 from onnxtrain.ir import shapes
 from onnxtrain.ir.bodies import close_bodies
 from onnxtrain.ir.graphs import SOURCE, ForwardGraph, Signature
@@ -46,11 +47,14 @@ def to_graph(
     translator = Translator(program, opset)
     while True:
         graph = _graph(translator.translate(), input_names, buffers)
-        refused = list(refusals(graph)) if refusals is not None else []
+        contradictions = _infer(graph.model.graph)
+        refused = list(contradictions) or (list(refusals(graph)) if refusals is not None else [])
         if not sum(translator.keep(node) for node in refused):
             break
+    if contradictions:
+        raise next(iter(contradictions.values()))
     for node in graph.model.graph:
-        node.meta.clear()
+        node.meta.pop("node", None)  # the traced node, which the translator needs
     return graph
 
 
@@ -69,7 +73,6 @@ def _graph(onnx_program: Any, input_names: Sequence[str], buffers: Sequence[str]
     close_bodies(model.graph)
     for node, call in calls.items():
         node.meta[CALL] = call
-    shapes.infer_graph(model.graph)
     names = [str(v.name) for v in model.graph.outputs]
     count = len(names) - len(updated)
     updates = dict(zip(updated, names[count:], strict=True))
@@ -78,6 +81,17 @@ def _graph(onnx_program: Any, input_names: Sequence[str], buffers: Sequence[str]
     parameters = tuple(str(v.name) for v in model.graph.inputs[len(input_names) :] if v.name not in kept)
     signature = Signature(tuple(input_names), parameters, kept, tuple(names[:count]), updates)
     return ForwardGraph(ir.Model(model.graph, ir_version=10), signature)
+
+
+def _infer(graph: ir.Graph) -> dict[ir.Node, ShapeError]:
+    """Infer all types and shapes; the nodes whose inputs contradict each other: torch.onnx is wrong about them."""
+    contradictions = {}
+    for node in graph:
+        try:
+            shapes.infer(node)
+        except ShapeError as error:
+            contradictions[node] = error
+    return contradictions
 
 
 def _name_inputs(graph: ir.Graph, names: Sequence[str]) -> None:

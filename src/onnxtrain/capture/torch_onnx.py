@@ -70,7 +70,7 @@ class Translator:
         """Let the operator that a node of the translation comes from stay whole; says whether that is anything new."""
         call = node.meta.get("node")
         origin = None if call is None or node.op_type == aten.ATEN else self._origin(call)
-        if origin is None:
+        if origin is None or origin in self.whole:
             return False
         self.whole.add(origin)
         return True
@@ -82,11 +82,11 @@ class Translator:
         before = len(self.whole)
         recorders: dict[torch.fx.Node, Any] = {}
         for node in _calls(decomposed):
-            kept = node.target in self.whole or stays_whole(node) or _is_complex(node)
+            kept = _known(node.target) in self.whole or stays_whole(node) or _is_complex(node)
             if not kept and _dispatching.dispatch(node, registry)[0] is not None:
                 continue
             origin = self._origin(node)
-            if origin is not None and origin is not node.target:
+            if origin is not None and origin is not _known(node.target):
                 self.whole.add(origin)
             elif aten.can_be_node(node):
                 recorders[node] = aten.recorder_of(node)
@@ -103,12 +103,10 @@ class Translator:
         call = self._calls.get(sources[-1].name) if sources else None
         found: list[Any] = [call.target] if call is not None and aten.can_be_node(call) else []
         found += [node.meta.get("original_aten"), node.target]
-        for target in found:
-            if isinstance(target, Overload) and target.namespace not in ("prim", "prims") and _is_functional(target):
-                if target not in self.whole:
-                    return target
-                if target is node.target:
-                    return target
+        own = _known(node.target)
+        for target in map(_known, found):
+            if target is not None and not target._schema.is_mutable and (target is own or target not in self.whole):
+                return target
         return None
 
     def _keep_failed(self, error: Exception, decomposed: torch.export.ExportedProgram) -> None:
@@ -129,8 +127,12 @@ class Translator:
         self.whole.add(origin)
 
 
-def _is_functional(target: Overload) -> bool:
-    return not target._schema.is_mutable
+def _known(target: Any) -> Overload | None:
+    """An operator as ``torch.ops`` has it (graphs hold copies of operators), None for a primitive."""
+    if not isinstance(target, Overload) or target.namespace in ("prim", "prims"):
+        return None
+    packet = getattr(getattr(torch.ops, target.namespace), target._schema.name.split("::")[-1])
+    return getattr(packet, target._overloadname)
 
 
 def _calls(program: torch.export.ExportedProgram) -> Iterator[torch.fx.Node]:
