@@ -174,6 +174,22 @@ def test_results_that_are_no_tensors() -> None:
     assert output[1:3] == (7, "seven") and output[4] is None
 
 
+def test_a_size_that_depends_on_content() -> None:
+    class Positive(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            mask = x > 0
+            ctx.save_for_backward(mask)
+            return x[mask]
+
+        @staticmethod
+        def backward(ctx: Any, dy: Tensor) -> Tensor:  # type: ignore[override]
+            (mask,) = ctx.saved_tensors
+            return torch.zeros(mask.shape).masked_scatter(mask, dy * 3)
+
+    check(lambda x, w: Positive.apply(x * w).sum() + x)
+
+
 def test_a_result_that_changes_is_an_error() -> None:
     class Counting(Function):
         calls = 0

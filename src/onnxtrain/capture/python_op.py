@@ -20,6 +20,7 @@ from onnx_ir import tensor_adapters
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -62,7 +63,20 @@ def python_op(tensors: list[torch.Tensor], sizes: list[int], call: str) -> list[
 
 @python_op.register_fake
 def _(tensors: list[torch.Tensor], sizes: list[int], call: str) -> list[torch.Tensor]:
-    return [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in recorded(call).made]
+    unknown: dict[str, Any] = {}
+    return [_like(t, unknown) for t in recorded(call).made]
+
+
+def _like(tensor: torch.Tensor, unknown: dict[str, Any]) -> torch.Tensor:
+    """A new tensor of the same type; sizes that depend on content (``x[x > 0]``) are new each time it is traced."""
+    sizes = [str(n) if free_unbacked_symbols(n) else n for n in tensor.shape]
+    if not any(isinstance(n, str) for n in sizes):
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    for size in sizes:
+        if isinstance(size, str) and size not in unknown:
+            unknown[size] = torch.library.get_ctx().new_dynamic_size()
+    shape = [unknown[n] if isinstance(n, str) else n for n in sizes]
+    return torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
 
 
 def _no_gradient(ctx: Any, *dys: Any) -> Any:
@@ -171,7 +185,11 @@ def _without_content(tensors: Sequence[torch.Tensor], root: torch.nn.Module) -> 
     """Within it nothing is traced, and tensors (the module's weights too) have no content; gives the tensors."""
     mode = detect_fake_mode([_bare(t) for t in tensors])
     assert mode is not None, "torch.export traces with tensors that have no content"
-    with _disable_current_modes(), torch._C.DisableTorchFunction(), mode, torch.enable_grad(), _bare_weights(root):
+    passing = contextlib.nullcontext() if mode.shape_env is None else mode.shape_env.ignore_fresh_unbacked_symbols()
+    modes = _disable_current_modes(), torch._C.DisableTorchFunction(), mode, passing, torch.enable_grad()
+    with contextlib.ExitStack() as stack:
+        for context in (*modes, _bare_weights(root)):
+            stack.enter_context(context)
         yield [t if isinstance(t, FakeTensor) else mode.from_tensor(t) for t in map(_bare, tensors)]
 
 
