@@ -829,7 +829,12 @@ def test_real_reuse_that_is_not_declared_is_copied_with_a_warning() -> None:
 
 @pytest.mark.parametrize(
     ("maps", "message"),
-    [(([-1, -1], [-1, -1]), "2 and 2 entries"), (([-1], [-1]), "1 and 1"), (([0], [-1, -1]), "argument 0 is not")],
+    [
+        (([-1, -1], [-1, -1]), "2 and 2 entries"),
+        (([-1], [-1]), "1 and 1"),
+        (([0], [-1, -1]), "argument 0 is not"),
+        (([-1], [-1, 1]), "no output 1"),
+    ],
 )
 def test_reuse_maps_that_do_not_fit(maps: tuple[list[int], list[int]], message: str) -> None:
     with pytest.raises(CaptureError, match=message):
