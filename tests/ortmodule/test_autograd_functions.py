@@ -174,6 +174,22 @@ def test_results_that_are_no_tensors() -> None:
     assert output[1:3] == (7, "seven") and output[4] is None
 
 
+def test_a_size_that_depends_on_content() -> None:
+    class Positive(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            mask = x > 0
+            ctx.save_for_backward(mask)
+            return x[mask]
+
+        @staticmethod
+        def backward(ctx: Any, dy: Tensor) -> Tensor:  # type: ignore[override]
+            (mask,) = ctx.saved_tensors
+            return torch.zeros(mask.shape).masked_scatter(mask, dy * 3)
+
+    check(lambda x, w: Positive.apply(x * w).sum() + x)
+
+
 def test_a_result_that_changes_is_an_error() -> None:
     class Counting(Function):
         calls = 0
@@ -813,7 +829,12 @@ def test_real_reuse_that_is_not_declared_is_copied_with_a_warning() -> None:
 
 @pytest.mark.parametrize(
     ("maps", "message"),
-    [(([-1, -1], [-1, -1]), "2 and 2 entries"), (([-1], [-1]), "1 and 1"), (([0], [-1, -1]), "argument 0 is not")],
+    [
+        (([-1, -1], [-1, -1]), "2 and 2 entries"),
+        (([-1], [-1]), "1 and 1"),
+        (([0], [-1, -1]), "argument 0 is not"),
+        (([-1], [-1, 1]), "no output 1"),
+    ],
 )
 def test_reuse_maps_that_do_not_fit(maps: tuple[list[int], list[int]], message: str) -> None:
     with pytest.raises(CaptureError, match=message):

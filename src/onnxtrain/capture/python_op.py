@@ -2,7 +2,7 @@
 
 The class's own ``forward`` runs once on tensors without content, which shows how many tensors it returns, of which
 shapes, which of them are differentiable, and which of its arguments it writes into. A class that needs contents says
-its shapes itself, see ``register_custom_function_schema_supplementary``.
+its shapes itself, see ``capture/supplementary.py``.
 """
 
 from __future__ import annotations
@@ -14,20 +14,19 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import onnx
 import torch
-from onnx_ir import tensor_adapters
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from onnxtrain.capture.supplementary import declared_results, declared_reuse, declares_shapes
 from onnxtrain.errors import CaptureError, OnnxTrainError
-from onnxtrain.ir.python_calls import PYTHON_OP, Place, PythonCall
+from onnxtrain.ir.python_calls import Place, PythonCall
 
 _VARYING = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
-_SUPPLEMENTED: weakref.WeakSet[type] = weakref.WeakSet()
 _SERIAL = itertools.count()
 
 
@@ -62,7 +61,20 @@ def python_op(tensors: list[torch.Tensor], sizes: list[int], call: str) -> list[
 
 @python_op.register_fake
 def _(tensors: list[torch.Tensor], sizes: list[int], call: str) -> list[torch.Tensor]:
-    return [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in recorded(call).made]
+    unknown: dict[str, Any] = {}
+    return [_like(t, unknown) for t in recorded(call).made]
+
+
+def _like(tensor: torch.Tensor, unknown: dict[str, Any]) -> torch.Tensor:
+    """A new tensor of the same type; sizes that depend on content (``x[x > 0]``) are new each time it is traced."""
+    sizes = [str(n) if free_unbacked_symbols(n) else n for n in tensor.shape]
+    if not any(isinstance(n, str) for n in sizes):
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    for size in sizes:
+        if isinstance(size, str) and size not in unknown:
+            unknown[size] = torch.library.get_ctx().new_dynamic_size()
+    shape = [unknown[n] if isinstance(n, str) else n for n in sizes]
+    return torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
 
 
 def _no_gradient(ctx: Any, *dys: Any) -> Any:
@@ -71,29 +83,6 @@ def _no_gradient(ctx: Any, *dys: Any) -> Any:
 
 python_op.register_autograd(_no_gradient)
 torch.fx.node.has_side_effect(torch.ops.onnxtrain.python_op.default)  # runs even where nobody reads its results
-
-
-def register_custom_function_schema_supplementary(cls: type) -> type:
-    """State that a ``torch.autograd.Function`` says itself what its outputs look like; usable as a decorator.
-
-    The class has one or both of these static methods:
-
-    * ``infer_shape(node, input_shapes, input_dtypes) -> (output_shapes, output_dtypes)``: ``forward`` does not run
-      while a module is captured. ``node`` is a ``NodeProto``; shapes are lists of sizes (a number, or a symbol that
-      computes like one), element types are ``TensorProto.DataType`` numbers; there is one entry for each tensor.
-    * ``alias_input(node_text) -> (forward_map, backward_map)``, given the serialized ``NodeProto``: for each output
-      of ``forward`` the position among the arguments of ``apply`` whose memory it reuses; for each argument the
-      position of the output whose gradient's memory its own gradient reuses; -1 for none.
-
-    Raises:
-        TypeError: it is no subclass of ``torch.autograd.Function``, or has neither method.
-    """
-    if not (isinstance(cls, type) and issubclass(cls, torch.autograd.Function)):
-        raise TypeError(f"{cls!r} is not a subclass of torch.autograd.Function")
-    if not (hasattr(cls, "infer_shape") or hasattr(cls, "alias_input")):
-        raise TypeError(f"{cls.__qualname__} has neither infer_shape nor alias_input")
-    _SUPPLEMENTED.add(cls)
-    return cls
 
 
 def record(cls: Any, apply: Callable[..., Any], args: tuple[Any, ...], kept: list[Any], root: torch.nn.Module) -> Any:
@@ -171,7 +160,11 @@ def _without_content(tensors: Sequence[torch.Tensor], root: torch.nn.Module) -> 
     """Within it nothing is traced, and tensors (the module's weights too) have no content; gives the tensors."""
     mode = detect_fake_mode([_bare(t) for t in tensors])
     assert mode is not None, "torch.export traces with tensors that have no content"
-    with _disable_current_modes(), torch._C.DisableTorchFunction(), mode, torch.enable_grad(), _bare_weights(root):
+    passing = contextlib.nullcontext() if mode.shape_env is None else mode.shape_env.ignore_fresh_unbacked_symbols()
+    modes = _disable_current_modes(), torch._C.DisableTorchFunction(), mode, passing, torch.enable_grad()
+    with contextlib.ExitStack() as stack:
+        for context in (*modes, _bare_weights(root)):
+            stack.enter_context(context)
         yield [t if isinstance(t, FakeTensor) else mode.from_tensor(t) for t in map(_bare, tensors)]
 
 
@@ -206,16 +199,11 @@ def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
     return leaf.clone()
 
 
-def _supplement(cls: type, name: str) -> Callable[..., Any] | None:
-    return getattr(cls, name, None) if cls in _SUPPLEMENTED else None
-
-
 def _returned(operands: _Operands, apply: Callable[..., Any], given: Sequence[torch.Tensor]) -> Any:
     """What the call returns for tensors without content, or what its ``infer_shape`` says it does."""
     call = operands.call
-    infer = _supplement(call.function, "infer_shape")
-    if infer is not None:
-        return _declared(infer, call, given)
+    if declares_shapes(call.function):
+        return declared_results(call, given)
     try:
         return apply(*call.arguments([operands.numbers.get(i, t) for i, t in enumerate(given)], operands.sizes))
     except OnnxTrainError:
@@ -226,25 +214,6 @@ def _returned(operands: _Operands, apply: Callable[..., Any], given: Sequence[to
             f"the forward pass of {call.name} cannot run on tensors without content: {type(error).__name__}: {reason}",
             cure="state the shapes of its outputs: register_custom_function_schema_supplementary with infer_shape",
         ) from error
-
-
-def _declared(infer: Callable[..., Any], call: PythonCall, given: Sequence[torch.Tensor]) -> Any:
-    codes = [int(tensor_adapters.from_torch_dtype(t.dtype)) for t in given]
-    shapes, types = infer(_proto(call, len(given), 0), [list(t.shape) for t in given], codes)
-    device = next((t.device for t in given), torch.device("cpu"))
-    dtypes = [tensor_adapters.to_torch_dtype(code) for code in types]
-    gradient = any(t.requires_grad for t in given)
-    made = [
-        torch.empty(tuple(shape), dtype=dtype, device=device, requires_grad=gradient and dtype.is_floating_point)
-        for shape, dtype in zip(shapes, dtypes, strict=True)
-    ]
-    return made[0] if len(made) == 1 else tuple(made)
-
-
-def _proto(call: PythonCall, inputs: int, outputs: int) -> onnx.NodeProto:
-    """The node as the class's own static methods see it: tensors alone are inputs, the context is the first output."""
-    names = ["context", *(f"output_{i}" for i in range(outputs))]
-    return onnx.helper.make_node(PYTHON_OP, [f"input_{i}" for i in range(inputs)], names, func_name=call.name)
 
 
 class _Results:
@@ -275,7 +244,7 @@ class _Results:
             for x in self._leaves
         )
         call = dataclasses.replace(operands.call, results=results, changed=changed, shown=shown)
-        maps = _reuse_maps(call, len(given), len(made))
+        maps = declared_reuse(call, len(given), len(made))
         call = dataclasses.replace(call, forward_reuse=maps[0], backward_reuse=maps[1])
         self.recorded = Recorded(call, tuple(t.detach() for t in [*made, *(given[i] for i in shown)]))
 
@@ -299,26 +268,3 @@ class _Results:
 
 def _is_size(leaf: Any) -> bool:
     return isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool)
-
-
-def _reuse_maps(call: PythonCall, inputs: int, outputs: int) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
-    """What ``alias_input`` declares, between tensors: for each output an input, for each input an output's gradient."""
-    alias = _supplement(call.function, "alias_input")
-    if alias is None:
-        return None, None
-    arguments = call.structure.unflatten(list(call.leaves))
-    forward, backward = (list(m) for m in alias(_proto(call, inputs, outputs).SerializeToString()))
-    if len(forward) != outputs or len(backward) != len(arguments):
-        raise CaptureError(
-            f"alias_input of {call.name} returned {len(forward)} and {len(backward)} entries",
-            cure=f"return one for each of the {outputs} outputs and one for each of the {len(arguments)} arguments",
-        )
-    position = {p: a.index for p, a in enumerate(arguments) if isinstance(a, Place)}
-    for argument in forward:
-        if argument != -1 and argument not in position:
-            raise CaptureError(f"alias_input of {call.name}: argument {argument} is not a tensor", cure="return -1")
-    by_input = {position[p]: output for p, output in enumerate(backward) if p in position}
-    return (
-        tuple(-1 if p == -1 else position[p] for p in forward),
-        tuple(by_input.get(i, -1) for i in range(inputs)),
-    )
