@@ -9,8 +9,8 @@ import onnx_ir as ir
 import torch
 
 from onnxtrain.capture import recurrent_layers  # noqa: F401  (defines the operators)
-from onnxtrain.capture.aten import record_node, translation_of
-from onnxtrain.capture.translations import number, standard, translation
+from onnxtrain.capture.aten import record_node
+from onnxtrain.capture.translations import number, standard, translation, whole
 
 aten = torch.ops.aten
 _ORDER = {"RNN": (0,), "GRU": (1, 0, 2), "LSTM": (0, 3, 1, 2)}  # ONNX's order of gates in terms of torch's
@@ -28,7 +28,12 @@ _translate(own.lstm.default, "LSTM", {})
 _translate(own.gru.default, "GRU", {"linear_before_reset": 1})  # torch resets after the product
 _translate(own.rnn_tanh.default, "RNN", {})
 _translate(own.rnn_relu.default, "RNN", {"activations": ["Relu"]})
-translation(aten.lstm.input)(translation_of(aten.lstm.input))  # with projections, which ONNX does not have
+
+
+@whole(aten.lstm.input)
+def has_projections(node: torch.fx.Node) -> bool:
+    """ONNX's LSTM has no projections; every other call is an operator of ours above."""
+    return True
 
 
 def _layers(
