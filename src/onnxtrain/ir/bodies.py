@@ -84,7 +84,7 @@ def _inside(body: ir.Graph, value: ir.Value) -> ir.Value:
     if _is_constant(value):
         made.const_value = tensor = ir.convenience.get_const_tensor(value)
         if tensor is not None:
-            made.type, made.shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape)  # type: ignore[arg-type]
+            made.type, made.shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape.numpy())
         body.register_initializer(made)
     else:
         body.inputs.append(made)
