@@ -64,7 +64,6 @@ def _normalization() -> list[Case]:
         Case("LpNormalization", (distinct(3, 4, 2),), lambda a: a / a.abs().sum(1, True), {"axis": 1, "p": 1}, label="p1"),
         Case("LRN", (x(2, 6, 3, 4),), odd_lrn, {"size": 3, "alpha": 0.5, "bias": 2.0}),
         Case("LRN", (x(2, 6, 3, 2),), even_lrn, {"size": 4, "alpha": 0.5, "beta": 0.6, "bias": 1.5}, label="even"),
-        Case("Hardmax", (distinct(3, 4),), lambda a: F.one_hot(a.argmax(-1), 4).to(a.dtype), differentiable=False),
         Case("Hardmax", (distinct(3, 4, 2),), lambda a: F.one_hot(a.argmax(1), 4).to(a.dtype).movedim(-1, 1),
              {"axis": 1}, label="axis1", differentiable=False),
     ]  # fmt: skip

@@ -124,9 +124,3 @@ def lrn_grad(dy: Tensor, x: Tensor, *, size: int, alpha: float = 1e-4, beta: flo
     base = bias + alpha / size * _neighbours(x * x, before, size)
     scaled = dy * base**-beta
     return scaled - 2 * alpha * beta / size * x * _neighbours(scaled * x / base, size - 1 - before, size)
-
-
-@lowering("Hardmax")
-def hardmax(x: Tensor, *, axis: int = -1) -> Tensor:
-    """1 at the first maximum along an axis, 0 elsewhere."""
-    return torch.zeros_like(x).scatter_(axis, x.argmax(axis, keepdim=True), 1.0)
