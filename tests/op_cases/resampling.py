@@ -179,4 +179,47 @@ def _sampling() -> list[Case]:
     return rows
 
 
-CASES = [*_resize(), *_sampling()]
+def _aligned(height: int, width: int, ratio: int, scale: float, half: bool) -> Callable[..., Tensor]:
+    """RoiAlign by loops over regions, bins and samples."""
+
+    def sample(image: Tensor, y: float, x: float) -> Tensor:
+        if not (-1 <= y <= image.shape[1] and -1 <= x <= image.shape[2]):
+            return image[:, 0, 0] * 0.0
+        y, x = (min(max(v, 0.0), n - 1) for v, n in zip((y, x), image.shape[1:], strict=True))
+        corners = [(i, j) for i in (int(y), int(y) + 1) for j in (int(x), int(x) + 1)]
+        inside = [(i, j) for i, j in corners if i < image.shape[1] and j < image.shape[2]]
+        return torch.stack([image[:, i, j] * (1 - abs(y - i)) * (1 - abs(x - j)) for i, j in inside]).sum(0)
+
+    def run(a: Tensor) -> Tensor:
+        made = []
+        for (x0, y0, x1, y1), image in zip((REGIONS * scale - 0.5 * half).tolist(), OWNERS.tolist(), strict=True):
+            tall, wide = ((v if half else max(v, 1.0)) for v in (y1 - y0, x1 - x0))
+            tall, wide = tall / height, wide / width
+            n, m = (ratio or math.ceil(v) for v in (tall, wide))
+            for i in range(height):
+                for j in range(width):
+                    parts = [
+                        sample(a[image], y0 + (i + (p + 0.5) / n) * tall, x0 + (j + (q + 0.5) / m) * wide)
+                        for p in range(n) for q in range(m)
+                    ]  # fmt: skip
+                    made.append(torch.stack(parts).mean(0))
+        return torch.stack(made).reshape(len(OWNERS), height, width, -1).movedim(-1, 1)
+
+    return run
+
+
+REGIONS = np.array([[0.5, 1.0, 9.0, 6.5], [-5.0, -3.0, 4.0, 30.0], [2.0, 2.5, 3.0, 3.0]])
+OWNERS = np.array([1, 0, 1])
+
+
+def _regions() -> list[Case]:
+    given = (x(2, 3, 6, 7), REGIONS, OWNERS)
+    return [
+        Case("RoiAlign", given, _aligned(2, 3, 0, 0.5, True), {"output_height": 2, "output_width": 3, "spatial_scale": 0.5}),
+        Case("RoiAlign", given, _aligned(3, 2, 2, 1.0, False),
+             {"output_height": 3, "output_width": 2, "sampling_ratio": 2,
+              "coordinate_transformation_mode": "output_half_pixel"}, label="sampled"),
+    ]  # fmt: skip
+
+
+CASES = [*_resize(), *_sampling(), *_regions()]

@@ -137,18 +137,27 @@ def negative_log_likelihood(
 def _per_label(
     ctx: Context, dy: Value, scores: Value, labels: Value, weights: Value | None, reduction: str, ignore: Any
 ) -> Value:
-    """The gradient of each label's own loss: weighted, divided as the reduction says, 0 for ignored labels."""
-    op = ctx.op
-    share = op.Expand(op.like(1.0, scores), op.shape(labels))
-    if ignore is not None:
-        kept = op.Not(op.Equal(labels, op.constant(ignore, shapes.dtype_of(labels))))
-        share = op.cast(kept, shapes.dtype_of(scores))
+    """The gradient of each label's own loss: weighted, divided as the reduction says, 0 for ignored labels.
+
+    With no label left the mean divides by 0; the gradient is 0 all the same, as in torch.
+    """
+    op, zero = ctx.op, ctx.op.constant(0, shapes.dtype_of(labels))
+    kept = None if ignore is None else op.Not(op.Equal(labels, op.constant(ignore, shapes.dtype_of(labels))))
+    share = None
     if weights is not None:
-        zero = op.constant(0, shapes.dtype_of(labels))
-        safe = labels if ignore is None else op.Where(kept, labels, zero)
-        share = share * op.Gather(weights, safe)
+        share = op.Gather(weights, labels if kept is None else op.Where(kept, labels, zero))
     if reduction == "mean":
-        dy = dy / op.ReduceSum(share, keepdims=0)
-    if ignore is None:
-        return share * dy
-    return op.Where(kept, share * dy, op.like(0.0, scores))  # with no label left the mean has divided by 0
+        counted = op.cast(kept, shapes.dtype_of(scores)) if kept is not None else None
+        dy = dy / _total(op, scores, labels, share, counted)
+    made = dy if share is None else share * dy
+    if kept is None:
+        return op.Expand(made, op.shape(labels))
+    return op.Where(kept, made, op.like(0.0, scores))
+
+
+def _total(op: Builder, scores: Value, labels: Value, share: Value | None, counted: Value | None) -> Value:
+    """What a mean over labels divides by: the sum of their weights, ignored labels left out."""
+    if share is None and counted is None:
+        return op.cast(op.Size(labels), shapes.dtype_of(scores))
+    both = share if counted is None else counted if share is None else share * counted
+    return op.ReduceSum(both, keepdims=0)

@@ -161,3 +161,22 @@ def affine_grid(ctx: Context, dy: Value, theta: Value, size: Value, *, align_cor
     ones = op.Expand(op.like(1.0, theta), op.Concat(op.Shape(places, start=0, end=1), op.ints(1), axis=0))
     rows = op.Reshape(dy, op.ints(0, -1, rank))
     return op.MatMul(op.transpose(rows), op.Concat(places, ones, axis=1)), None
+
+
+@gradient("RoiAlign")
+def roi_align(
+    ctx: Context,
+    dy: Value,
+    x: Value,
+    rois: Value,
+    images: Value,
+    *,
+    mode: str = "avg",
+    coordinate_transformation_mode: str = "half_pixel",
+    **attributes: Any,
+) -> Any:
+    """One node; the regions themselves get none, as in torchvision."""
+    if mode != "avg":
+        raise ctx.unsupported(f"the gradient of RoiAlign in mode {mode!r}")
+    half = int(coordinate_transformation_mode == "half_pixel")
+    return ctx.op.RoiAlignGrad(dy, rois, images, ctx.op.shape(x), half_pixel=half, **attributes), None, None

@@ -344,3 +344,69 @@ def CubicGridSampleGrad(dy, x, grid, padding: int = 0, align_corners: int = 0):
     dx, dz, dyy, dxx = own.TapsGrad(flat, x, zi, zw, zs, yi, yw, ys, xi, xw, xs)
     made = op.Concat(op.Unsqueeze(dxx * hr, last), op.Unsqueeze(dyy * yr, last), op.Unsqueeze(dz, last), axis=2)
     return dx, op.Reshape(made, op.Shape(grid))
+
+
+@function()
+def RoiMatrix(starts, ends, size, count: int, sampling_ratio: int = 0, half_pixel: int = 1):
+    """The matrices (rois, count, size) by which RoiAlign averages one axis of that size in ``count`` bins.
+
+    Each bin is the mean of ``sampling_ratio`` linear samples, or, with 0, of as many as the bin has elements, rounded
+    up. A sample more than one element outside is 0. (The same formulas as in Detectron2's ROIAlign.)
+    """
+    zero, one = op.CastLike(op.Constant(value_float=0.0), starts), op.CastLike(op.Constant(value_float=1.0), starts)
+    half, bins = op.CastLike(op.Constant(value_float=0.5), starts), op.CastLike(op.Constant(value_int=count), starts)
+    shifted = op.Equal(op.Constant(value_int=half_pixel), op.Constant(value_int=1))
+    ratio = op.CastLike(op.Constant(value_int=sampling_ratio), starts)
+    span = op.Where(shifted, ends - starts, op.Max(ends - starts, one))
+    wide = op.Unsqueeze(span / bins, op.Constant(value_ints=[1, 2]))
+    samples = op.Where(op.Greater(ratio, zero), ratio, op.Ceil(wide))
+    share = op.Max(samples, one)
+    steps = op.Range(zero, op.ReduceMax(share, keepdims=0), one)
+    bin_axis = op.Unsqueeze(op.Range(zero, bins, one), op.Constant(value_ints=[1]))
+    at = op.Unsqueeze(starts, op.Constant(value_ints=[1, 2])) + (bin_axis + (steps + half) / share) * wide
+    inside = op.And(op.GreaterOrEqual(at, op.Neg(one)), op.LessOrEqual(at, size))
+    counted = op.And(inside, op.Less(steps, samples))
+    clipped = op.Unsqueeze(op.Max(op.Min(at, size - one), zero), op.Constant(value_ints=[3]))
+    weights = op.Max(one - op.Abs(op.Range(zero, size, one) - clipped), zero) / op.Unsqueeze(
+        share, op.Constant(value_ints=[3])
+    )
+    kept = op.Where(op.Unsqueeze(counted, op.Constant(value_ints=[3])), weights, zero)
+    return op.ReduceSum(kept, op.Constant(value_ints=[2]), keepdims=0)
+
+
+@function()
+def RoiAlignGrad(
+    dy,
+    rois,
+    images,
+    shape,
+    output_height: int = 1,
+    output_width: int = 1,
+    sampling_ratio: int = 0,
+    spatial_scale: float = 1.0,
+    half_pixel: int = 1,
+):
+    """Gradient of RoiAlign in avg mode: dy back through both axes' matrices, summed into each roi's image.
+
+    ``images`` says which; shape is the operand's.
+    """
+    half = op.CastLike(op.Constant(value_float=0.5), rois) * op.CastLike(op.Constant(value_int=half_pixel), rois)
+    corners = rois * op.CastLike(op.Constant(value_float=spatial_scale), rois) - half
+    x0, y0, x1, y1 = op.Split(corners, axis=1, num_outputs=4)
+    last = op.Constant(value_ints=[1])
+    batch, _, height, width = op.Split(shape, num_outputs=4)
+    rows = own.RoiMatrix(
+        op.Squeeze(y0, last), op.Squeeze(y1, last), op.CastLike(op.Squeeze(height), rois), count=output_height,
+        sampling_ratio=sampling_ratio, half_pixel=half_pixel,
+    )  # fmt: skip
+    columns = own.RoiMatrix(
+        op.Squeeze(x0, last), op.Squeeze(x1, last), op.CastLike(op.Squeeze(width), rois), count=output_width,
+        sampling_ratio=sampling_ratio, half_pixel=half_pixel,
+    )  # fmt: skip
+    down = op.Unsqueeze(op.Transpose(op.CastLike(rows, dy), perm=[0, 2, 1]), last)
+    planes = op.MatMul(down, op.MatMul(dy, op.Unsqueeze(op.CastLike(columns, dy), last)))
+    flat = op.Reshape(planes, op.Concat(op.Shape(planes, start=0, end=1), op.Constant(value_ints=[-1]), axis=0))
+    zero, one = op.Constant(value_int=0), op.Constant(value_int=1)
+    every = op.Unsqueeze(op.Range(zero, op.Squeeze(batch), one), last)
+    chosen = op.CastLike(op.Equal(every, op.Cast(images, to=7)), dy)
+    return op.Reshape(op.MatMul(chosen, flat), shape)

@@ -90,3 +90,11 @@ def resize_grad(node: ir.Node) -> Sequence[Facts]:
     assert dy is not None
     found = dims_from(sizes, node.outputs[0])
     return [Facts(dtype_of(dy), None if found is None else (known_dims(dy)[0], *found))]
+
+
+@shape_rule("RoiAlignGrad", domain=DOMAIN)
+def roi_align_grad(node: ir.Node) -> Sequence[Facts]:
+    """The shape is the fourth operand's content."""
+    dy, shape = node.inputs[0], node.inputs[3]
+    assert dy is not None
+    return [Facts(dtype_of(dy), dims_from(shape, node.outputs[0]))]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from onnxtrain.errors import BackendError
 from onnxtrain.execute.torch.registry import lowering
 from onnxtrain.ir.functions.codes import COORDINATES, GRID_MODES, NEAREST, PADDINGS, RESIZE_MODES
 from onnxtrain.ir.graphs import DOMAIN
@@ -254,3 +255,74 @@ _grid_lowering("CubicGridSampleGrad", "cubic")
 def affine_grid(theta: Tensor, size: Any, *, align_corners: int = 0) -> Tensor:
     """ATen's kernel."""
     return torch.affine_grid_generator(theta, list(size), bool(align_corners))
+
+
+def _roi_matrix(starts: Tensor, ends: Tensor, size: int, count: int, ratio: int, half: bool) -> Tensor:
+    """The matrices (rois, count, size) by which RoiAlign averages one axis."""
+    span = ends - starts if half else (ends - starts).clamp(min=1.0)
+    wide = (span / count).view(-1, 1, 1)
+    samples = torch.full_like(wide, ratio) if ratio > 0 else wide.ceil()
+    share = samples.clamp(min=1.0)
+    most = int(share.max()) if share.numel() else 1
+    steps = torch.arange(most, dtype=starts.dtype, device=starts.device)
+    bins = torch.arange(count, dtype=starts.dtype, device=starts.device).view(-1, 1)
+    at = starts.view(-1, 1, 1) + (bins + (steps + 0.5) / share) * wide
+    counted = (at >= -1.0) & (at <= size) & (steps < samples)
+    places = torch.arange(size, dtype=starts.dtype, device=starts.device)
+    weights = (1.0 - (places - at.clamp(0, size - 1).unsqueeze(3)).abs()).clamp(min=0.0) / share.unsqueeze(3)
+    return torch.where(counted.unsqueeze(3), weights, 0.0).sum(2)
+
+
+def _roi_matrices(
+    rois: Tensor, shape: Sequence[int], counts: tuple[int, int], ratio: int, scale: float, half: bool
+) -> tuple[Tensor, Tensor]:
+    """The matrices of rows and of columns, each with an axis for the channels."""
+    x0, y0, x1, y1 = (rois * scale - (0.5 if half else 0.0)).unbind(1)
+    rows = _roi_matrix(y0, y1, shape[2], counts[0], ratio, half)
+    return rows.unsqueeze(1), _roi_matrix(x0, x1, shape[3], counts[1], ratio, half).unsqueeze(1)
+
+
+@lowering("RoiAlign")
+def roi_align(
+    x: Tensor,
+    rois: Tensor,
+    images: Tensor,
+    *,
+    mode: str = "avg",
+    coordinate_transformation_mode: str = "half_pixel",
+    output_height: int = 1,
+    output_width: int = 1,
+    sampling_ratio: int = 0,
+    spatial_scale: float = 1.0,
+) -> Tensor:
+    """Each roi's image between the matrices of rows and columns.
+
+    Raises:
+        BackendError: the mode is not ``avg``.
+    """
+    if mode != "avg":
+        raise BackendError(f"the torch backend has no RoiAlign in mode {mode!r}", cure="use mode 'avg'")
+    half = coordinate_transformation_mode == "half_pixel"
+    counts = (output_height, output_width)
+    rows, columns = _roi_matrices(rois, x.shape, counts, sampling_ratio, spatial_scale, half)
+    return torch.matmul(torch.matmul(rows, x[images.long()]), columns.transpose(-1, -2))
+
+
+@lowering("RoiAlignGrad", domain=DOMAIN, host=(3,))
+def roi_align_grad(
+    dy: Tensor,
+    rois: Tensor,
+    images: Tensor,
+    shape: Any,
+    *,
+    output_height: int = 1,
+    output_width: int = 1,
+    sampling_ratio: int = 0,
+    spatial_scale: float = 1.0,
+    half_pixel: int = 1,
+) -> Tensor:
+    """The same matrices, transposed; summed into each roi's image."""
+    counts = (output_height, output_width)
+    rows, columns = _roi_matrices(rois, shape, counts, sampling_ratio, spatial_scale, bool(half_pixel))
+    planes = torch.matmul(torch.matmul(rows.transpose(-1, -2), dy), columns)
+    return torch.zeros(shape, dtype=dy.dtype, device=dy.device).index_add_(0, images.long(), planes)
