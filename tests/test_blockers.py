@@ -86,6 +86,13 @@ def test_what_the_backend_lacks_is_listed_too(tmp_path: Path) -> None:
     assert "at Softsign(node_y)" in text and "cure:" in text
 
 
+def test_an_operator_of_the_backward_pass_that_the_backend_lacks(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.delitem(LOWERINGS, ("", "Cos"))
+    nodes = (node("MatMul", "x w", "a"), node("Sin", "a", "y"))
+    found = check_model(saved(tmp_path, *nodes), options=Options(backend="torch"))
+    assert [(b.kind, b.node.split("(")[0]) for b in found.blockers] == [("BackendError", "Cos")], str(found)
+
+
 def test_an_operator_that_no_trained_weight_reaches_is_no_blocker(tmp_path: Path) -> None:
     nodes = (node("Softsign", "x", "n"), node("MatMul", "n w", "y"))
     assert check_model(saved(tmp_path, *nodes), options=Options(backend="onnxruntime"))

@@ -11,10 +11,10 @@ from onnxtrain.compiler import Report as Compilation
 from onnxtrain.compiler import compile_graph
 from onnxtrain.errors import GradientError, GraphError, OnnxTrainError
 from onnxtrain.execute import backend
-from onnxtrain.gradient import gradient_errors, tracked_outputs
+from onnxtrain.gradient import build_gradient, gradient_errors, tracked_outputs
 from onnxtrain.ir.graphs import ForwardGraph
 from onnxtrain.ir.reading import read_forward
-from onnxtrain.optimize import optimize
+from onnxtrain.optimize import optimize, optimize_training
 from onnxtrain.options import Options
 
 
@@ -107,7 +107,11 @@ def graph_errors(
     if not tracked_outputs(graph):
         return [GradientError("no output depends on what is trained", cure="train parameters that the outputs read")]
     model, errors = gradient_errors(graph, outputs)
-    errors += chosen.unsupported(list(model.graph))
+    if errors:  # of the backward pass there are at least the nodes of the rules that exist
+        return errors + chosen.unsupported(list(model.graph))
+    training = build_gradient(graph, outputs)
+    optimize_training(training, check=False)
+    errors += chosen.unsupported(list(training.model.graph))
     if not errors:
         try:
             named = graph.signature.outputs if outputs is None else outputs

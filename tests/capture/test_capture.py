@@ -195,3 +195,21 @@ def test_heads_that_are_viewed_together_after_attention() -> None:
     for run in (wrapped, eager):
         run(x).backward()
     torch.testing.assert_close(wrapped.project.weight.grad, eager.project.weight.grad)
+
+
+def test_a_float_minus_a_mask_of_integers() -> None:
+    class Masked(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.linspace(-3, 3, 7))
+
+        def forward(self, mask: torch.Tensor) -> torch.Tensor:
+            return ((1.0 - mask) * self.weight).square().sum()
+
+    eager = Masked()
+    wrapped, mask = ORTModule(copy.deepcopy(eager)), torch.randint(0, 3, (4, 7))
+    losses = [run(mask) for run in (wrapped, eager)]
+    for loss in losses:
+        loss.backward()
+    torch.testing.assert_close(*losses)
+    torch.testing.assert_close(wrapped.weight.grad, eager.weight.grad)

@@ -99,6 +99,8 @@ def _compare(name: str, expected: float, found: float, models: tuple[torch.nn.Mo
     if not abs(found - expected) <= 1e-4 * abs(expected) + 1e-6:
         return Outcome(name, "differs", f"the loss is {found:.6g}, in eager {expected:.6g}")
     largest = max((float(p.grad.abs().max()) for p in eager.values() if p.grad is not None), default=0.0)
+    if not largest > 0:
+        return Outcome(name, "eager", f"no gradient to compare: the largest is {largest}")
     worst, worst_name = 0.0, ""
     for path, parameter in eager.items():
         a, b = (torch.zeros_like(parameter) if p.grad is None else p.grad for p in (ours[path], parameter))

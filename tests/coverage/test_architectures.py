@@ -52,6 +52,11 @@ class Wrong(Linear):
         return x * self.weight * Wrong.calls
 
 
+class Flat(Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight * 0
+
+
 class Broken(Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("no such size")
@@ -88,6 +93,7 @@ def test_a_model_that_trains_passes(name: str) -> None:
         (Branch, "CaptureError", "depends on the content of a tensor (test_architectures.py:"),
         (Wrong, "differs", "the loss is"),
         (Broken, "eager", "no such size"),
+        (Flat, "eager", "no gradient to compare"),
     ],
 )
 def test_each_kind_of_failure_is_told(module: type[torch.nn.Module], status: str, reason: str) -> None:

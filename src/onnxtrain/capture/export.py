@@ -235,6 +235,7 @@ def _export(
     _stop_gradients(program.graph_module)
     _settle_layouts(program.graph_module)
     _settle_bounds(program.graph_module)
+    _settle_differences(program.graph_module)
     program.graph_module.recompile()
     return program
 
@@ -281,6 +282,19 @@ def _settle_bounds(graph_module: torch.fx.GraphModule) -> None:
         if node.args[0].meta["val"].is_floating_point():
             node.args = (node.args[0], *(float(a) if isinstance(a, int) else a for a in node.args[1:]))
             node.kwargs = {k: float(a) if isinstance(a, int) else a for k, a in node.kwargs.items()}
+
+
+def _settle_differences(graph_module: torch.fx.GraphModule) -> None:
+    """A float minus integers as their negative plus the float: the exporter has no overload that promotes them."""
+    aten = torch.ops.aten
+    for node in list(graph_module.graph.nodes):
+        if node.target is not aten.rsub.Scalar or node.args[0].meta["val"].is_floating_point():
+            continue
+        if len(node.args) == 2 and not node.kwargs and isinstance(node.args[1], float):
+            with graph_module.graph.inserting_before(node):
+                negative = graph_module.graph.call_function(aten.neg.default, (node.args[0],))
+            negative.meta.update(node.args[0].meta)
+            node.target, node.args = aten.add.Tensor, (negative, node.args[1])
 
 
 def _take_place(node: torch.fx.Node, substitute: torch.fx.Node) -> None:
