@@ -17,11 +17,15 @@ import onnx
 from onnxtrain.gradient import rules as _gradient_rules  # noqa: F401  (fills RULES)
 from onnxtrain.gradient.registry import RULES
 from onnxtrain.ir import functions
+from onnxtrain.ir.bodies import CLOSED
+from onnxtrain.ir.expansions import EXPANSIONS
 from onnxtrain.ir.graphs import DOMAIN
 from onnxtrain.ir.traits import TRAITS, Trait
+from onnxtrain.optimize.sequences import RESOLVED
 from onnxtrain.options import OPSETS
 
-RULE, STOP, INNER, NONE = "rule", "stop", "inner", "none"  # values of Operator.gradient
+RULE, WRITTEN, STOP, INNER, NONE = "rule", "written out", "stop", "inner", "none"  # values of Operator.gradient
+NEWEST = 23  # opset of the graphs that can be trained
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +36,8 @@ class Operator:
         name: the operator.
         domain: empty for ONNX's own, ``"onnxtrain"`` for ours.
         opsets: versions of the domain in which it was defined or changed, up to the newest that graphs use.
-        gradient: ``"rule"``; ``"stop"``, where no gradient flows through; ``"inner"``, for operators of ours that
+        gradient: ``"rule"``; ``"written out"``, where other operators take its place before it is differentiated;
+            ``"stop"``, where no gradient flows through; ``"inner"``, for operators of ours that
             only backward passes or bodies contain; ``"none"``, where nothing differentiates it.
         unsupported: the cases that its gradient rule refuses.
         torch: whether the torch backend has a lowering; None where torch is not installed.
@@ -54,7 +59,7 @@ class Operator:
     @property
     def is_missing(self) -> bool:
         """Whether a gradient or the torch backend is missing; an inner operator needs neither."""
-        return self.gradient == NONE or (self.torch is False and self.gradient != INNER)
+        return self.gradient == NONE or (self.torch is False and self.gradient not in (INNER, WRITTEN))
 
 
 def operators() -> list[Operator]:
@@ -93,6 +98,8 @@ def _gradient_of(domain: str, name: str) -> str:
         return RULE
     if Trait.STOP in TRAITS.get(f"{domain}::{name}" if domain else name, Trait.NONE):
         return STOP
+    if not domain and (name in EXPANSIONS or name in CLOSED or name in RESOLVED):
+        return WRITTEN
     return INNER if domain == DOMAIN else NONE
 
 
@@ -100,7 +107,7 @@ def _gradient_of(domain: str, name: str) -> str:
 def _standard_schemas() -> dict[str, list[onnx.defs.OpSchema]]:
     found: dict[str, list[onnx.defs.OpSchema]] = {}
     for schema in sorted(onnx.defs.get_all_schemas_with_history(), key=lambda s: (s.name, s.since_version)):
-        if not schema.domain and schema.since_version <= max(OPSETS):
+        if not schema.domain and schema.since_version <= NEWEST:
             found.setdefault(schema.name, []).append(schema)
     return {name: schemas for name, schemas in found.items() if not schemas[-1].deprecated}
 
@@ -191,9 +198,12 @@ _PAGE = """\
 Written by `make operators` from the tables of gradient rules, lowerings and bodies; `onnxtrain ops` prints the same,
 and `onnxtrain ops --missing` what is not there yet.
 
-* **opsets**: the versions of ONNX in which the operator was defined or changed. Graphs use opset {oldest} or {newest}.
-* **gradient**: `rule`; `stop` where no gradient flows through; `inner` for operators of ours that only backward passes
-  and bodies contain; – where there is none: such an operator between a trained parameter and an output is an error.
+* **opsets**: the versions of ONNX in which the operator was defined or changed; graphs up to opset {newest} can be
+  trained.
+* **gradient**: `rule`; `written out` where other operators take its place before it is differentiated (sequences: where
+  their content is known); `stop` where no gradient flows through; `inner` for operators of ours that only backward
+  passes and bodies contain; – where there is none: such an operator between a trained parameter and an output is an
+  error.
 * **torch**: a lowering of the torch backend. **onnxruntime**: a CPU kernel for opset {oldest}, for some types at least.
 * **body**: a function of other operators, which any ONNX runtime can run instead.
 """
@@ -201,10 +211,11 @@ and `onnxtrain ops --missing` what is not there yet.
 
 def to_markdown(table: Sequence[Operator]) -> str:
     """The page ``docs/operators.md``."""
-    count = {kind: sum(o.gradient == kind and not o.domain for o in table) for kind in (RULE, STOP)}
-    intro = _PAGE.format(oldest=min(OPSETS), newest=max(OPSETS))
+    count = {kind: sum(o.gradient == kind and not o.domain for o in table) for kind in (RULE, WRITTEN, STOP)}
+    intro = _PAGE.format(oldest=min(OPSETS), newest=NEWEST)
     total = sum(not o.domain for o in table)
-    told = f"Of {total} operators of ONNX {count[RULE]} have a rule and {count[STOP]} stop the gradient."
+    told = f"Of {total} operators of ONNX {count[RULE]} have a rule, {count[WRITTEN]} are written out in such, and "
+    told += f"{count[STOP]} stop the gradient."
     domains = dict.fromkeys(o.domain for o in table)
     parts = [intro, told]
     for domain in domains:

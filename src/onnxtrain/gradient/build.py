@@ -125,10 +125,11 @@ def differentiate_body(body: ir.Graph, wanted: Sequence[bool], seeded: Sequence[
 
 
 def undifferentiable(graph: ForwardGraph) -> list[ir.Node]:
-    """The nodes that have no gradient rule, or whose rule does not cover their case, were all inputs differentiated."""
+    """The nodes without a rule, or whose rule does not cover their case, were all but buffers differentiated."""
     model = ir.Model(graph.model.graph.clone(), ir_version=graph.model.ir_version)
     nodes = list(model.graph)
-    walk = _Walk(model.graph, list(model.graph.inputs))
+    buffers = set(graph.signature.buffers)
+    walk = _Walk(model.graph, [v for v in model.graph.inputs if v.name not in buffers])
     found = []
     with walk.op.arithmetic():
         for node, original in reversed(list(zip(nodes, list(graph.model.graph), strict=True))):

@@ -10,6 +10,8 @@ from onnxtrain.ir.builder import Builder
 
 Value = ir.Value
 _READERS = frozenset(("SequenceAt", "SequenceLength", "ConcatFromSequence", "OptionalGetElement", "OptionalHasElement"))
+_MAKERS = ("SequenceEmpty", "SequenceConstruct", "SequenceInsert", "SequenceErase", "SplitToSequence", "Optional")
+RESOLVED = _READERS.union(_MAKERS)  # operators that are gone where the content of a sequence is known
 
 
 class SequencesPass(ir.passes.InPlacePass):

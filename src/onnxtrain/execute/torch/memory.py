@@ -52,7 +52,7 @@ def reusable(
 
 
 _COMMUTATIVE = ("Add", "Mul")
-_MANY = (
+SHARE_ANY = (
     "ATen",
     "PythonOp",
     "PythonOpGrad",
@@ -83,7 +83,7 @@ def _sharers(node: ir.Node) -> list[list[ir.Value]]:
         first = int(is_call(node))  # of a PythonOp the first input is the sizes
         found = ((y, node.inputs[index + first] if index >= 0 else None) for y, index in pairs)
         return [[y, x] for y, x in found if x is not None]
-    every = node.op_type in _MANY
+    every = node.op_type in SHARE_ANY
     return [[*node.outputs, *(inputs if every else inputs[:1])]]
 
 

@@ -29,7 +29,7 @@ def aten(
     device: str = "cpu",
 ) -> Any:
     """Call the operator with its recorded arguments; one more output is the random state it started from."""
-    state = (_random_state(device),) if outputs > results else ()
+    state = (_random_state(device),) if seeded and outputs > results else ()
     made = _call(inputs, operator, overload, arguments, keywords)
     found = (*made, *state) if isinstance(made, tuple | list) else (made, *state)
     return found[0] if outputs == 1 else found
