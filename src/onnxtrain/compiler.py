@@ -14,6 +14,7 @@ from onnxtrain.execute import Executable, backend
 from onnxtrain.gradient import build_gradient, tracked_outputs, undifferentiable
 from onnxtrain.ir.graphs import ForwardGraph, Plan, Signature, TrainingGraph
 from onnxtrain.ir.passes import Record, save
+from onnxtrain.ir.verify import invalid
 from onnxtrain.optimize import hoist_casts, optimize, optimize_training
 from onnxtrain.options import Options
 from onnxtrain.plan import make_plan
@@ -91,7 +92,12 @@ def _refusals(options: Options) -> Callable[[ForwardGraph], list[ir.Node]] | Non
     chosen = backend(options.backend)
     if not chosen.runs_aten:
         return None
-    return lambda graph: [n for n in graph.model.graph if not chosen.runs(n)] + undifferentiable(graph)
+
+    def refused(graph: ForwardGraph) -> list[ir.Node]:
+        nodes = graph.model.graph
+        return [*invalid(nodes), *(n for n in nodes if not chosen.runs(n)), *undifferentiable(graph)]
+
+    return refused
 
 
 def compile_graph(

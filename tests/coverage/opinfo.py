@@ -7,9 +7,10 @@ gradient and the torch backend; its outputs and the gradients of all its inputs 
     python tests/coverage/opinfo.py                        every entry; prints what fails, by reason
     python tests/coverage/opinfo.py --only linalg.qr       one entry, with the failing sample's traceback
     python tests/coverage/opinfo.py --part 1/10            every tenth entry
-    python tests/coverage/opinfo.py --write                every entry, and writes the table of those that fail
+    python tests/coverage/opinfo.py --write                every entry; brings the table up to date
 
-Each entry runs in a process of its own with a time limit: a crash or a hang is a failure of that entry alone.
+Each entry runs in a process of its own with a time limit: a crash or a hang is a failure of that entry alone. Entries
+that fail are in ``opinfo_failures.json`` with the reason; the exit status is 1 where others fail or these pass.
 """
 
 from __future__ import annotations
@@ -67,9 +68,10 @@ def entries(part: str = "1/1") -> dict[str, Any]:
     """The entries that support autograd in float32, by name; of them every n-th for a part ``k/n``."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from torch.testing._internal.common_methods_invocations import op_db
+        from torch.testing._internal import common_methods_invocations as database
+    database.wrapper_set_seed = _unseeded
     found = {}
-    for op in op_db:
+    for op in database.op_db:
         if op.supports_autograd and torch.float32 in op.supported_backward_dtypes("cpu"):
             found[f"{op.name}.{op.variant_test_name}".rstrip(".")] = op
     place, count = (int(n) for n in part.split("/"))
@@ -77,21 +79,39 @@ def entries(part: str = "1/1") -> dict[str, Any]:
     return {name: found[name] for name in chosen}
 
 
+def _unseeded(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """The database seeds random operators inside of each call, which a graph does not keep; here the caller seeds."""
+    return op(*args, **kwargs)
+
+
 class Calls(torch.nn.Module):
-    """Calls of an operator, one for each sample: the samples' tensors are arguments, all else is constant."""
+    """Calls of an operator, one for each sample: tensors are arguments, all else is constant.
+
+    Floating tensors that need no gradient are buffers: running statistics are changed in place, which a module's
+    buffers may be and its inputs may not.
+    """
 
     def __init__(self, op: Any, samples: Sequence[Any]) -> None:
         super().__init__()
         self.op = op
         leaves, self.spec = pytree.tree_flatten([(s.input, s.args, s.kwargs) for s in samples])
         self.leaves = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        self.places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        self.places: list[int] = []
+        self.states: list[int] = []
+        for place, leaf in enumerate(leaves):
+            if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and not leaf.requires_grad:
+                self.states.append(place)
+                self.register_buffer(f"state_{place}", leaf.detach().clone())
+            elif isinstance(leaf, torch.Tensor):
+                self.places.append(place)
         self.tensors = [leaves[i] for i in self.places]
 
     def forward(self, *tensors: torch.Tensor) -> Any:
         leaves = list(self.leaves)
         for place, tensor in zip(self.places, tensors, strict=True):
             leaves[place] = tensor
+        for place in self.states:
+            leaves[place] = getattr(self, f"state_{place}")
         made = [self.op(first, *a, **k) for first, a, k in pytree.tree_unflatten(leaves, self.spec)]
         return [[y for y in pytree.tree_leaves(result) if isinstance(y, torch.Tensor)] for result in made]
 
@@ -114,13 +134,16 @@ def run(name: str, op: Any, most: int) -> Outcome:
 
 def _first_failure(op: Any, chosen: Sequence[tuple[int, Any]]) -> tuple[tuple[int, Any], Exception] | None:
     """A sample that fails in a graph of its own, and how; failing only together with others counts for the first."""
+    failure: Exception | None = None
     try:
         _check(op, [sample for _, sample in chosen])
     except Exception as error:
-        middle = len(chosen) // 2
-        halves = (chosen[:middle], chosen[middle:]) if middle else ()
-        return next((f for half in halves if (f := _first_failure(op, half)) is not None), (chosen[0], error))
-    return None
+        failure = error
+    if failure is None:
+        return None
+    middle = len(chosen) // 2
+    halves = (chosen[:middle], chosen[middle:]) if middle else ()
+    return next((f for half in halves if (f := _first_failure(op, half)) is not None), (chosen[0], failure))
 
 
 def _spread(samples: Sequence[Any], most: int) -> list[tuple[int, Any]]:
@@ -138,32 +161,39 @@ class Disagreement(Exception):
 def _check(op: Any, samples: Sequence[Any]) -> None:
     from onnxtrain import DebugOptions, LogLevel, ORTModule
 
-    call = Calls(op.op, samples)
-    eager = _step(call, call.tensors, torch.float32)
-    graph = ORTModule(call, DebugOptions(log_level=LogLevel.ERROR))
-    made = _step(graph, call.tensors, torch.float32)
+    def calls() -> Calls:
+        return Calls(op.op, samples)
+
+    try:
+        eager = _step(calls(), torch.float32)
+    except Exception as error:
+        raise Disagreement(f"eager fails on copies of the sample's tensors: {error}") from error
+    made = _step(calls(), torch.float32, lambda module: ORTModule(module, DebugOptions(log_level=LogLevel.ERROR)))
     if _agree(made, eager):
         return
     try:
-        exact = _step(call, call.tensors, torch.float64)
+        exact = _step(calls(), torch.float64)
     except Exception:
         exact = eager  # no such kernel in float64
     _compare(made, eager, exact)
 
 
-def _step(call: Any, tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> tuple[list[Any], list[Any]]:
-    """Outputs and gradients of one call in a precision, from the same random state each time."""
-    leaves = [_leaf(t, dtype) for t in tensors]
+def _step(calls: Calls, dtype: torch.dtype, wrap: Any = None) -> tuple[list[Any], list[Any], list[Any]]:
+    """Outputs, new buffers and gradients of one call in a precision, from the same random state each time."""
+    calls = calls.to(dtype)
+    leaves = [_leaf(t, dtype) for t in calls.tensors]
+    module = calls if wrap is None else wrap(calls)
     torch.manual_seed(1)
-    made = [y for y in pytree.tree_leaves(call(*leaves)) if isinstance(y, torch.Tensor)]
+    made = pytree.tree_leaves(module(*leaves))
     torch.manual_seed(2)
-    seeded = [(y, torch.randn(y.shape, dtype=_single(y.dtype)).to(y.dtype)) for y in made if y.requires_grad]
+    seeds = [torch.randn(y.shape, dtype=_single(y.dtype)).to(y.dtype) for y in made]
+    seeded = [(y, dy) for y, dy in zip(made, seeds, strict=True) if y.requires_grad]
     wanted = [x for x in leaves if x.requires_grad]
     found: Sequence[Any] = [None] * len(wanted)
     if seeded and wanted:
         found = torch.autograd.grad([y for y, _ in seeded], wanted, [dy for _, dy in seeded], allow_unused=True)
     gradients = [torch.zeros_like(x) if g is None else g for x, g in zip(wanted, found, strict=True)]
-    return [y.detach() for y in made], gradients
+    return [y.detach() for y in made], [b.detach() for b in calls.buffers()], gradients
 
 
 def _leaf(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -179,7 +209,7 @@ def _single(dtype: torch.dtype) -> torch.dtype:
     return torch.complex64 if dtype.is_complex else torch.float32
 
 
-def _agree(made: tuple[list[Any], list[Any]], eager: tuple[list[Any], list[Any]]) -> bool:
+def _agree(made: Sequence[list[Any]], eager: Sequence[list[Any]]) -> bool:
     pairs = [(a, b) for mine, its in zip(made, eager, strict=True) for a, b in zip(mine, its, strict=False)]
     same = all(len(mine) == len(its) for mine, its in zip(made, eager, strict=True))
     return same and all(_close(a, b) for a, b in pairs)
@@ -197,7 +227,7 @@ def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def _compare(made: Any, eager: Any, exact: Any) -> None:
     """Raise Disagreement where a result is farther from float64's than a few times what eager's is."""
-    for kind, mine, its, true in zip(("output", "gradient"), made, eager, exact, strict=True):
+    for kind, mine, its, true in zip(("output", "buffer", "gradient"), made, eager, exact, strict=True):
         if len(mine) != len(its):
             raise Disagreement(f"{len(mine)} {kind}s, eager has {len(its)}")
         for index, (a, b, c) in enumerate(zip(mine, its, true, strict=True)):
@@ -232,7 +262,6 @@ def _reason(error: BaseException) -> str:
 
 
 def _child(pipe: Any, name: str, op: Any, most: int) -> None:
-
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -291,17 +320,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for outcome in outcomes(chosen, options.jobs, options.samples, options.limit):
         found.append(outcome)
         if options.verbose or options.only or outcome.reason:
-            print(f"[{len(found)}/{len(chosen)}] {outcome.name}: {outcome.ran} "
-                  f"of {outcome.total} samples in {outcome.seconds:.1f} s  {outcome.reason}", flush=True)
+            counts = f"{outcome.ran} of {outcome.total} samples in {outcome.seconds:.1f} s"
+            print(f"[{len(found)}/{len(chosen)}] {outcome.name}: {counts}  {outcome.reason}", flush=True)
         if options.only and outcome.detail:
             print(outcome.detail)
-    if options.json:
-        options.json.write_text(json.dumps([dataclasses.asdict(o) for o in found], indent=1))
-    _summary(found)
-    return 0
+    _summary(found, options.samples)
+    known: dict[str, str] = json.loads(TABLE.read_text())
+    if options.write:
+        seen = {o.name for o in found}
+        table = {n: r for n, r in known.items() if n not in seen} | {o.name: o.reason for o in found if o.reason}
+        TABLE.write_text(json.dumps(dict(sorted(table.items())), indent=1) + "\n")
+        return 0
+    new = [o.name for o in found if o.reason and o.name not in known]
+    cured = [o.name for o in found if not o.reason and o.name in known]
+    if new:
+        print(f"fail, and are not in {TABLE.name}: {' '.join(new)}")
+    if cured:
+        print(f"pass, and are in {TABLE.name} (write it again with --write): {' '.join(cured)}")
+    return int(bool(new or cured))
 
 
-def _summary(found: Sequence[Outcome]) -> None:
+def _summary(found: Sequence[Outcome], most: int) -> None:
     groups = collections.defaultdict(list)
     for outcome in found:
         if outcome.reason:
@@ -309,8 +348,10 @@ def _summary(found: Sequence[Outcome]) -> None:
     for reason, names in sorted(groups.items(), key=lambda g: -len(g[1])):
         print(f"{len(names):4}  {reason}\n        {' '.join(names)}")
     good = sum(not o.reason for o in found)
+    print(f"{good} of {len(found)} entries pass on all samples that ran ({good / max(1, len(found)):.1%})")
     ran, total = sum(o.ran for o in found), sum(o.total for o in found)
-    print(f"{good} of {len(found)} entries pass on all samples ({good / max(1, len(found)):.1%}); {ran} of {total} samples ran")
+    bounded = sum(o.ran < o.total for o in found)
+    print(f"{ran} of {total} samples ran: at most {most} of an entry, which {bounded} entries have more than")
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -320,7 +361,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     parser.add_argument("--samples", type=int, default=SAMPLES, help="most samples of one entry")
     parser.add_argument("--limit", type=float, default=SECONDS, help="seconds for one entry")
-    parser.add_argument("--json", type=Path, help="write all outcomes to a file")
+    parser.add_argument("--write", action="store_true", help=f"bring {TABLE.name} up to date for the entries that ran")
     parser.add_argument("--verbose", action="store_true", help="a line for entries that pass, too")
     return parser.parse_args(arguments)
 

@@ -105,7 +105,8 @@ def translate(
     graph = made() if cache is None else cache.graph(traced.program, settings, made)
     result = traced.flat.result
     assert result.schema is not None, "the forward ran, or export raised"
-    return Captured(graph, traced.inputs, result.schema, result.sources, size_guards(traced.program))
+    guards = size_guards(traced.program, result.not_one)
+    return Captured(graph, traced.inputs, result.schema, result.sources, guards)
 
 
 def capture(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, opset: int = 20) -> Captured:

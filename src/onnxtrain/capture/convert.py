@@ -14,6 +14,7 @@ from onnxtrain.capture import aten
 from onnxtrain.capture.export import PREFIX
 from onnxtrain.capture.source_lines import user_place
 from onnxtrain.capture.torch_onnx import Translator
+from onnxtrain.errors import ShapeError
 from onnxtrain.ir import shapes
 from onnxtrain.ir.graphs import SOURCE, ForwardGraph, Signature
 
@@ -43,9 +44,12 @@ def to_graph(
     translator = Translator(program, opset)
     while True:
         graph = _graph(translator.translate(), input_names, buffers)
-        refused = list(refusals(graph)) if refusals is not None else []
+        contradictions = _infer(graph.model.graph)
+        refused = list(contradictions) or (list(refusals(graph)) if refusals is not None else [])
         if not sum(translator.keep(node) for node in refused):
             break
+    if contradictions:
+        raise next(iter(contradictions.values()))
     for node in graph.model.graph:
         node.meta.clear()
     return graph
@@ -62,7 +66,6 @@ def _graph(onnx_program: Any, input_names: Sequence[str], buffers: Sequence[str]
     _rename_symbols(model.graph, ep)
     for node in model.graph:
         _keep_source(node)
-    shapes.infer_graph(model.graph)
     names = [str(v.name) for v in model.graph.outputs]
     count = len(names) - len(updated)
     updates = dict(zip(updated, names[count:], strict=True))
@@ -71,6 +74,17 @@ def _graph(onnx_program: Any, input_names: Sequence[str], buffers: Sequence[str]
     parameters = tuple(str(v.name) for v in model.graph.inputs[len(input_names) :] if v.name not in kept)
     signature = Signature(tuple(input_names), parameters, kept, tuple(names[:count]), updates)
     return ForwardGraph(ir.Model(model.graph, ir_version=10), signature)
+
+
+def _infer(graph: ir.Graph) -> dict[ir.Node, ShapeError]:
+    """Infer all types and shapes; the nodes whose inputs contradict each other: torch.onnx is wrong about them."""
+    contradictions = {}
+    for node in graph:
+        try:
+            shapes.infer(node)
+        except ShapeError as error:
+            contradictions[node] = error
+    return contradictions
 
 
 def _name_inputs(graph: ir.Graph, names: Sequence[str]) -> None:

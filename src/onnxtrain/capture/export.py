@@ -8,15 +8,16 @@ import io
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
+import sympy
 import torch
 
 from onnxtrain.capture import autograd_functions
 from onnxtrain.capture.schema import Schema, flatten
-from onnxtrain.capture.source_lines import is_users, places_in
-from onnxtrain.capture.symbolic_sizes import Axis, OvergrownSizesError, symbolic_sizes
+from onnxtrain.capture.source_lines import is_users, places_in, user_place
+from onnxtrain.capture.symbolic_sizes import Axis, OvergrownSizesError, expression_of, symbolic_sizes
 from onnxtrain.errors import CaptureError, OnnxTrainError
 
 PREFIX = "module."  # what the wrapper below puts before the user's parameter names
@@ -48,10 +49,12 @@ class Result:
     Attributes:
         schema: the structure of the output.
         sources: for each tensor of the output, the position among the returned (distinct) tensors.
+        not_one: sizes taken to be other than 1 (``symbolic_sizes``).
         changed: for each tensor of the input, whether the forward pass changed it in place.
     """
 
     def __init__(self) -> None:
+        self.not_one: set[sympy.Expr] = set()
         self.changed: tuple[bool, ...] = ()
         self.schema: Schema | None = None
         self.sources: tuple[int, ...] = ()
@@ -79,8 +82,9 @@ class FlatModule(torch.nn.Module):
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The module's distinct output tensors, then the content of all its buffers after the call."""
         args, kwargs = self._inputs.restore(tensors)
+        self.result.not_one.clear()
         versions = [t._version for t in tensors]
-        with self._autocast.enter(), symbolic_sizes(tensors):
+        with self._autocast.enter(), symbolic_sizes(tensors, self.result.not_one):
             result = self.module.forward(*args, **kwargs)  # the module's own hooks run at every call, outside
         self.result.changed = tuple(t._version != v for t, v in zip(tensors, versions, strict=True))
         found, self.result.schema = flatten(result, "output")
@@ -110,6 +114,7 @@ def export(
             constant |= sizes.axes
         else:
             _refuse_changed_inputs(module, names)
+            _refuse_hidden_changes(program)
             return program
 
 
@@ -117,9 +122,14 @@ def _export_any(
     module: FlatModule, tensors: Sequence[torch.Tensor], constant: frozenset[Axis]
 ) -> torch.export.ExportedProgram:
     errors: list[Exception] = []
-    for example in _examples(tensors, constant):
+    for example, kept in _examples(tensors, constant):
         try:
-            return _export(module, example, constant)
+            program = _export(module, example, kept)
+            while ones := _mistaken(program, tensors, example, module.result.not_one):
+                kept |= ones
+                example = _enlarged(tensors, kept)
+                program = _export(module, example, kept)
+            return program
         except CaptureError as error:
             raise CaptureError(error.what, source=error.source or _user_line(error), cure=error.cure) from None
         except (OnnxTrainError, OvergrownSizesError):
@@ -139,16 +149,55 @@ def _refuse_changed_inputs(module: FlatModule, names: Sequence[str]) -> None:
             )
 
 
-def _examples(tensors: Sequence[torch.Tensor], constant: frozenset[Axis]) -> Iterator[list[torch.Tensor]]:
-    """The example inputs with size-1 dimensions enlarged: all of them, the first two axes, the batch axis, none."""
+def _refuse_hidden_changes(program: torch.export.ExportedProgram) -> None:
+    """Raise CaptureError for running statistics of instance_norm, which torch changes without saying so."""
+    for node in program.graph.nodes:
+        if node.target is torch.ops.aten.instance_norm.default and node.args[3] is not None and node.args[5]:
+            place = user_place(node.meta.get("stack_trace") or "")
+            raise CaptureError(
+                "instance_norm updates running statistics, which torch.export does not record",
+                source="" if place is None else f"{place[0]}:{place[1]}",
+                cure="build the layer with track_running_stats=False",
+            )
+
+
+def _examples(
+    tensors: Sequence[torch.Tensor], constant: frozenset[Axis]
+) -> Iterator[tuple[list[torch.Tensor], frozenset[Axis]]]:
+    """Examples with size-1 dimensions enlarged: all of them, those of the first two axes, of the batch axis, none.
+
+    With each come the axes that are constant in it.
+    """
     seen: set[tuple[torch.Size, ...]] = set()
     for axes in (8, 2, 1, 0):
-        chosen = ({a for a in range(axes) if (i, a) not in constant} for i in range(len(tensors)))
-        example = [_enlarge(t, some) for t, some in zip(tensors, chosen, strict=True)]
+        kept = constant | {(i, a) for i, t in enumerate(tensors) for a in range(axes, t.dim()) if t.shape[a] == 1}
+        example = _enlarged(tensors, kept)
         sizes = tuple(t.shape for t in example)
         if sizes not in seen:
             seen.add(sizes)
-            yield example
+            yield example, kept
+
+
+def _enlarged(tensors: Sequence[torch.Tensor], kept: frozenset[Axis]) -> list[torch.Tensor]:
+    return [_enlarge(t, {a for a in range(t.dim()) if (i, a) not in kept}) for i, t in enumerate(tensors)]
+
+
+def _mistaken(
+    program: torch.export.ExportedProgram,
+    tensors: Sequence[torch.Tensor],
+    example: Sequence[torch.Tensor],
+    not_one: Set[sympy.Expr],
+) -> frozenset[Axis]:
+    """The axes of size 1 that must stay 1.
+
+    Enlarged they became a constant, the same symbol as another size, or were kept where 1 would have been squeezed.
+    """
+    users = set(program.graph_signature.user_inputs)
+    traced = [n.meta["val"] for n in program.graph.nodes if n.op == "placeholder" and n.name in users]
+    sizes = [(i, a, expression_of(d)) for i, x in enumerate(traced) for a, d in enumerate(x.shape)]
+    larger = {d for i, a, d in sizes if tensors[i].shape[a] != 1 and not d.is_number} | not_one
+    ones = [(i, a, d) for i, a, d in sizes if tensors[i].shape[a] == 1 and example[i].shape[a] != 1]
+    return frozenset((i, a) for i, a, d in ones if d.is_number or d in larger)
 
 
 def _enlarge(tensor: torch.Tensor, axes: set[int]) -> torch.Tensor:

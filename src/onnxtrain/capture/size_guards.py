@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import sympy
 import torch
@@ -30,8 +30,13 @@ class SizeGuards:
         return all(condition.xreplace(values) != sympy.false for condition in self.conditions)
 
 
-def size_guards(program: torch.export.ExportedProgram) -> SizeGuards:
-    """The branches on sizes that the module's own code took while it was captured."""
+def size_guards(program: torch.export.ExportedProgram, not_one: Set[sympy.Expr] = frozenset()) -> SizeGuards:
+    """The branches on sizes that the module's own code took while it was captured.
+
+    Args:
+        program: the captured program.
+        not_one: sizes that were taken to be other than 1.
+    """
     users = set(program.graph_signature.user_inputs)
     inputs = [n.meta["val"] for n in program.graph.nodes if n.op == "placeholder" and n.name in users]
     symbols: dict[sympy.Symbol, Axis] = {}
@@ -44,6 +49,7 @@ def size_guards(program: torch.export.ExportedProgram) -> SizeGuards:
     if environment is None:
         return SizeGuards((), ())
     asked = [environment.simplify(g.expr) for g in environment.guards if _is_users(g.sloc.framework_loc)]
+    asked += [sympy.Ne(environment.simplify(size), 1) for size in sorted(not_one, key=str)]
     conditions = dict.fromkeys(c for c in asked if c.free_symbols and c.free_symbols <= set(symbols))
     needed = {s for condition in conditions for s in condition.free_symbols}
     return SizeGuards(tuple(conditions), tuple((s, axis) for s, axis in symbols.items() if s in needed))

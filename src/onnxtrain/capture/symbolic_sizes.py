@@ -14,6 +14,7 @@ import sympy
 import torch
 from torch.overrides import TorchFunctionMode
 
+_SQUEEZES = ("squeeze", "squeeze_", "squeeze_copy")
 Axis = tuple[int, int]  # position of an input tensor, and one of its axes
 LARGEST = 24  # operations in one size: models that can be dynamic stay below 15; above, each view takes seconds
 
@@ -31,16 +32,17 @@ class OvergrownSizesError(Exception):
 
 
 @contextlib.contextmanager
-def symbolic_sizes(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+def symbolic_sizes(tensors: Sequence[torch.Tensor], not_one: set[sympy.Expr]) -> Iterator[None]:
     """Run a block of tracing with sizes kept as symbols.
 
     Args:
         tensors: the inputs, as torch.export passes them to the forward pass.
+        not_one: receives the sizes that were taken to be other than 1 where 1 would change the result's shape.
 
     Raises:
         OvergrownSizesError: an intermediate result has a size of more than ``LARGEST`` operations.
     """
-    with _symbolic_len(), _Watch(tensors):
+    with _symbolic_len(), _Watch(tensors, not_one):
         yield
 
 
@@ -66,17 +68,20 @@ class _Watch(TorchFunctionMode):
     asks sympy to compare expressions of hundreds of operations.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], not_one: set[sympy.Expr]) -> None:
         super().__init__()
+        self._not_one = not_one
         self._axes: dict[sympy.Basic, list[Axis]] = {}
         for position, tensor in enumerate(tensors):
             for axis, size in enumerate(tensor.shape):
-                for symbol in _expression(size).free_symbols:
+                for symbol in expression_of(size).free_symbols:
                     self._axes.setdefault(symbol, []).append((position, axis))
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if getattr(func, "__name__", "") in _SQUEEZES:
+            self._not_one |= _kept_by_squeeze(*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
         if isinstance(result, torch.Tensor):
             for size in result.shape:
@@ -89,7 +94,7 @@ class _Watch(TorchFunctionMode):
         Raises:
             OvergrownSizesError: the size is too large an expression of the inputs' sizes.
         """
-        for factor in sympy.Mul.make_args(_expression(size)):
+        for factor in sympy.Mul.make_args(expression_of(size)):
             if factor.is_Atom or factor.count_ops() <= LARGEST:
                 continue
             axes = frozenset(place for symbol in factor.free_symbols for place in self._axes.get(symbol, ()))
@@ -97,5 +102,13 @@ class _Watch(TorchFunctionMode):
                 raise OvergrownSizesError(axes)
 
 
-def _expression(size: int | torch.SymInt) -> sympy.Expr:
+def _kept_by_squeeze(input: torch.Tensor, dim: int | Sequence[int] | None = None) -> set[sympy.Expr]:
+    """The symbolic sizes that a squeeze keeps because torch.export takes symbols to be 2 or more."""
+    axes = range(input.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
+    sizes = [expression_of(input.shape[axis]) for axis in axes if input.dim()]
+    return {size for size in sizes if not size.is_number}
+
+
+def expression_of(size: int | torch.SymInt) -> sympy.Expr:
+    """A size as sympy sees it."""
     return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)

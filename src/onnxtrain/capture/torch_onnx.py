@@ -40,6 +40,7 @@ class Translator:
     def __init__(self, program: torch.export.ExportedProgram, opset: int) -> None:
         self.program, self.opset = program, opset
         self.whole: set[Overload] = set()
+        self._made: dict[str | None, torch.fx.Node] = {}  # the calls of the decomposed program
         self._calls = {n.name: n for n in program.graph.nodes if n.op == "call_function"}
 
     def translate(self) -> Any:
@@ -62,18 +63,34 @@ class Translator:
             except Exception as error:
                 self._keep_failed(error, decomposed)
             else:
+                self._made = {n.name: n for n in _calls(decomposed)}
                 made.model = _core.onnxscript_apis.convert_version(made.model, self.opset)
                 _restore_complex(made)
                 return made
 
     def keep(self, node: ir.Node) -> bool:
         """Let the operator that a node of the translation comes from stay whole; says whether that is anything new."""
-        call = node.meta.get("node")
+        call = self._call_of(node)
         origin = None if call is None or node.op_type == aten.ATEN else self._origin(call)
-        if origin is None:
+        if origin is None or origin in self.whole:
             return False
         self.whole.add(origin)
         return True
+
+    def _call_of(self, node: ir.Node) -> torch.fx.Node | None:
+        """The call a node was made for; nodes of inlined functions lead to the value that has the call's name."""
+        todo, seen = [node], {node}
+        while todo:
+            current = todo.pop()
+            found = current.meta.get("node") or next(
+                (c for v in current.outputs if (c := self._made.get(v.name))), None
+            )
+            if found is not None:
+                return found
+            readers = {reader for value in current.outputs for reader, _ in value.uses()} - seen
+            seen |= readers
+            todo.extend(readers)
+        return None
 
     def _keep_unknown(self, decomposed: torch.export.ExportedProgram, registry: Any) -> bool:
         """Make recorders of the calls that stay whole; True where the program has to be decomposed again first."""
@@ -82,11 +99,11 @@ class Translator:
         before = len(self.whole)
         recorders: dict[torch.fx.Node, Any] = {}
         for node in _calls(decomposed):
-            kept = node.target in self.whole or stays_whole(node) or _is_complex(node)
+            kept = _known(node.target) in self.whole or stays_whole(node) or _is_complex(node)
             if not kept and _dispatching.dispatch(node, registry)[0] is not None:
                 continue
             origin = self._origin(node)
-            if origin is not None and origin is not node.target:
+            if origin is not None and origin is not _known(node.target):
                 self.whole.add(origin)
             elif aten.can_be_node(node):
                 recorders[node] = aten.recorder_of(node)
@@ -103,12 +120,10 @@ class Translator:
         call = self._calls.get(sources[-1].name) if sources else None
         found: list[Any] = [call.target] if call is not None and aten.can_be_node(call) else []
         found += [node.meta.get("original_aten"), node.target]
-        for target in found:
-            if isinstance(target, Overload) and target.namespace not in ("prim", "prims") and _is_functional(target):
-                if target not in self.whole:
-                    return target
-                if target is node.target:
-                    return target
+        own = _known(node.target)
+        for target in map(_known, found):
+            if target is not None and not target._schema.is_mutable and (target is own or target not in self.whole):
+                return target
         return None
 
     def _keep_failed(self, error: Exception, decomposed: torch.export.ExportedProgram) -> None:
@@ -129,8 +144,12 @@ class Translator:
         self.whole.add(origin)
 
 
-def _is_functional(target: Overload) -> bool:
-    return not target._schema.is_mutable
+def _known(target: Any) -> Overload | None:
+    """An operator as ``torch.ops`` has it (graphs hold copies of operators), None for a primitive."""
+    if not isinstance(target, Overload) or target.namespace in ("prim", "prims"):
+        return None
+    packet = getattr(getattr(torch.ops, target.namespace), target._schema.name.split("::")[-1])
+    return getattr(packet, target._overloadname)
 
 
 def _calls(program: torch.export.ExportedProgram) -> Iterator[torch.fx.Node]:
@@ -141,7 +160,9 @@ def _calls(program: torch.export.ExportedProgram) -> Iterator[torch.fx.Node]:
 
 def _is_complex(node: torch.fx.Node) -> bool:
     made = node.meta.get("val")
-    values = [n.meta.get("val") for n in node.all_input_nodes] + (list(made) if isinstance(made, list | tuple) else [made])
+    values = [n.meta.get("val") for n in node.all_input_nodes] + (
+        list(made) if isinstance(made, list | tuple) else [made]
+    )
     return any(isinstance(v, torch.Tensor) and v.dtype.is_complex for v in values)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnxtrain.errors import GradientError, OnnxTrainError
+from onnxtrain.errors import GradientError
 from onnxtrain.gradient.registry import Context, rule_of
 from onnxtrain.ir import shapes
 from onnxtrain.ir.builder import Builder
@@ -59,17 +59,22 @@ def tracked_outputs(graph: ForwardGraph) -> tuple[str, ...]:
 
 
 def undifferentiable(graph: ForwardGraph) -> list[ir.Node]:
-    """The nodes that have no gradient rule, or whose rule does not cover their case, were all inputs differentiated."""
+    """The nodes without a gradient rule, or whose rule does not cover their case, were everything trained."""
     model = ir.Model(graph.model.graph.clone(), ir_version=graph.model.ir_version)
     nodes = list(model.graph)
-    walk = _Walk(model.graph, [str(v.name) for v in model.graph.inputs])
+    walk = _Walk(model.graph, (*graph.signature.user_inputs, *graph.signature.parameters))
+    visible = set(graph.signature.outputs)
+    expected = {y for y in model.graph.outputs if y.name in visible and y in walk.active}
     found = []
     with walk.op.arithmetic():
         for node, original in reversed(list(zip(nodes, list(graph.model.graph), strict=True))):
-            walk.contributions = {y: y for y in node.outputs if y in walk.active}  # any value of the right type
+            walk.contributions = {y: y for y in node.outputs if y in expected}  # any value of the right type
+            if not walk.contributions or _stops(node):
+                continue
+            expected |= {x for x in node.inputs if x is not None and x in walk.active}
             try:
                 walk.differentiate(node)
-            except OnnxTrainError:
+            except Exception:  # whatever a rule trips over, it does not cover this case
                 found.append(original)
     return found
 

@@ -58,6 +58,11 @@ def verify(model: ir.Model, *, after: str = "") -> None:
             raise GraphError(f"the graph output {value.name} is produced by no node{_suffix(after)}")
 
 
+def invalid(graph: ir.Graph) -> list[ir.Node]:
+    """The nodes that are no valid calls of their operators, whatever their place: ``verify`` would name the first."""
+    return [n for n in graph if any(_operator_problems(n, graph)) or any(_type_problems(n))]
+
+
 def _suffix(after: str) -> str:
     return f" (after {after})" if after else ""
 
@@ -72,6 +77,10 @@ def _problems(node: ir.Node, defined: dict[str, ir.Value], graph: ir.Graph) -> I
         if value.name and value.type is None and value.uses():
             yield f"the output {value.name} has no type"
     yield from _operator_problems(node, graph)
+    yield from _type_problems(node)
+
+
+def _type_problems(node: ir.Node) -> Iterator[str]:
     if node.op_type in _SAME_TYPE:
         types = {v.dtype for v in node.inputs if v is not None and v.dtype is not None}
         if len(types) > 1:

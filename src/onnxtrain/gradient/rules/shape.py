@@ -69,7 +69,7 @@ def slice_(
     places = list(range(rank)) if axes is None else None if at is None else [int(a) % rank for a in at.reshape(-1)]
     if simple and isinstance(first, tuple) and places is not None and all(isinstance(f, int) and f >= 0 for f in first):
         return _pad_back(ctx, dy, x, [int(f) for f in first], places)  # type: ignore[arg-type]
-    positions = op.Reshape(op.Range(op.constant(0), op.Size(x), op.constant(1)), op.shape(x))
+    positions = op.Reshape(op.Range(op.constant(0), op.Size(x), op.constant(1)), op.shape(x), allowzero=1)
     taken = op.Slice(positions, starts, ends, axes, steps)
     flat = op.Expand(op.like(0.0, x), op.Reshape(op.Size(x), op.ints(1)))
     summed = op.ScatterElements(flat, op.Reshape(taken, op.ints(-1)), op.Reshape(dy, op.ints(-1)), axis=0)

@@ -142,7 +142,8 @@ def expand(node: ir.Node) -> Sequence[Facts]:
     wanted = dims_from(node.inputs[1], node.outputs[0])
     if wanted is None:
         return [Facts(dtype_of(x), None)]
-    dims = broadcast(known_dims(x), wanted, node=node)
+    known = isinstance(data_of(node.inputs[1]), tuple)
+    dims = broadcast(known_dims(x), wanted, node=node) if known else wanted  # unknown, it is at least as large as x
     data = data_of(x)
     if data is not None and len(dims) == 1 and isinstance(dims[0], int) and dims[0] <= 64:
         parts = data if isinstance(data, tuple) else (data,)

@@ -60,7 +60,9 @@ def aten_grad(
     if pairs and wanted:
         found = torch.autograd.grad([y for y, _ in pairs], wanted, [dy for _, dy in pairs], allow_unused=True)
     gradients = {id(x): dx for x, dx in zip(wanted, found, strict=True)}
-    filled = [_dense(gradients.get(id(leaf)), x) if n else None for leaf, x, n in zip(leaves, given, needed, strict=True)]
+    filled = [
+        _dense(gradients.get(id(leaf)), x) if n else None for leaf, x, n in zip(leaves, given, needed, strict=True)
+    ]
     return filled[0] if outputs == 1 else tuple(filled)
 
 
