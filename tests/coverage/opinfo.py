@@ -7,9 +7,10 @@ gradient and the torch backend; its outputs and the gradients of all its inputs 
     python tests/coverage/opinfo.py                        every entry; prints what fails, by reason
     python tests/coverage/opinfo.py --only linalg.qr       one entry, with the failing sample's traceback
     python tests/coverage/opinfo.py --part 1/10            every tenth entry
-    python tests/coverage/opinfo.py --write                every entry, and writes the table of those that fail
+    python tests/coverage/opinfo.py --write                every entry; brings the table up to date
 
-Each entry runs in a process of its own with a time limit: a crash or a hang is a failure of that entry alone.
+Each entry runs in a process of its own with a time limit: a crash or a hang is a failure of that entry alone. Entries
+that fail are in ``opinfo_failures.json`` with the reason; the exit status is 1 where others fail or these pass.
 """
 
 from __future__ import annotations
@@ -319,20 +320,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for outcome in outcomes(chosen, options.jobs, options.samples, options.limit):
         found.append(outcome)
         if options.verbose or options.only or outcome.reason:
-            print(
-                f"[{len(found)}/{len(chosen)}] {outcome.name}: {outcome.ran} "
-                f"of {outcome.total} samples in {outcome.seconds:.1f} s  {outcome.reason}",
-                flush=True,
-            )
+            counts = f"{outcome.ran} of {outcome.total} samples in {outcome.seconds:.1f} s"
+            print(f"[{len(found)}/{len(chosen)}] {outcome.name}: {counts}  {outcome.reason}", flush=True)
         if options.only and outcome.detail:
             print(outcome.detail)
-    if options.json:
-        options.json.write_text(json.dumps([dataclasses.asdict(o) for o in found], indent=1))
-    _summary(found)
-    return 0
+    _summary(found, options.samples)
+    known: dict[str, str] = json.loads(TABLE.read_text())
+    if options.write:
+        seen = {o.name for o in found}
+        table = {n: r for n, r in known.items() if n not in seen} | {o.name: o.reason for o in found if o.reason}
+        TABLE.write_text(json.dumps(dict(sorted(table.items())), indent=1) + "\n")
+        return 0
+    new = [o.name for o in found if o.reason and o.name not in known]
+    cured = [o.name for o in found if not o.reason and o.name in known]
+    if new:
+        print(f"fail, and are not in {TABLE.name}: {' '.join(new)}")
+    if cured:
+        print(f"pass, and are in {TABLE.name} (write it again with --write): {' '.join(cured)}")
+    return int(bool(new or cured))
 
 
-def _summary(found: Sequence[Outcome]) -> None:
+def _summary(found: Sequence[Outcome], most: int) -> None:
     groups = collections.defaultdict(list)
     for outcome in found:
         if outcome.reason:
@@ -340,9 +348,10 @@ def _summary(found: Sequence[Outcome]) -> None:
     for reason, names in sorted(groups.items(), key=lambda g: -len(g[1])):
         print(f"{len(names):4}  {reason}\n        {' '.join(names)}")
     good = sum(not o.reason for o in found)
+    print(f"{good} of {len(found)} entries pass on all samples that ran ({good / max(1, len(found)):.1%})")
     ran, total = sum(o.ran for o in found), sum(o.total for o in found)
-    rate = good / max(1, len(found))
-    print(f"{good} of {len(found)} entries pass on all samples ({rate:.1%}); {ran} of {total} samples ran")
+    bounded = sum(o.ran < o.total for o in found)
+    print(f"{ran} of {total} samples ran: at most {most} of an entry, which {bounded} entries have more than")
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -352,7 +361,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     parser.add_argument("--samples", type=int, default=SAMPLES, help="most samples of one entry")
     parser.add_argument("--limit", type=float, default=SECONDS, help="seconds for one entry")
-    parser.add_argument("--json", type=Path, help="write all outcomes to a file")
+    parser.add_argument("--write", action="store_true", help=f"bring {TABLE.name} up to date for the entries that ran")
     parser.add_argument("--verbose", action="store_true", help="a line for entries that pass, too")
     return parser.parse_args(arguments)
 

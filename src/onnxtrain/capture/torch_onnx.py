@@ -40,6 +40,7 @@ class Translator:
     def __init__(self, program: torch.export.ExportedProgram, opset: int) -> None:
         self.program, self.opset = program, opset
         self.whole: set[Overload] = set()
+        self._made: dict[str | None, torch.fx.Node] = {}  # the calls of the decomposed program
         self._calls = {n.name: n for n in program.graph.nodes if n.op == "call_function"}
 
     def translate(self) -> Any:
@@ -62,18 +63,34 @@ class Translator:
             except Exception as error:
                 self._keep_failed(error, decomposed)
             else:
+                self._made = {n.name: n for n in _calls(decomposed)}
                 made.model = _core.onnxscript_apis.convert_version(made.model, self.opset)
                 _restore_complex(made)
                 return made
 
     def keep(self, node: ir.Node) -> bool:
         """Let the operator that a node of the translation comes from stay whole; says whether that is anything new."""
-        call = node.meta.get("node")
+        call = self._call_of(node)
         origin = None if call is None or node.op_type == aten.ATEN else self._origin(call)
         if origin is None or origin in self.whole:
             return False
         self.whole.add(origin)
         return True
+
+    def _call_of(self, node: ir.Node) -> torch.fx.Node | None:
+        """The call a node was made for; nodes of inlined functions lead to the value that has the call's name."""
+        todo, seen = [node], {node}
+        while todo:
+            current = todo.pop()
+            found = current.meta.get("node") or next(
+                (c for v in current.outputs if (c := self._made.get(v.name))), None
+            )
+            if found is not None:
+                return found
+            readers = {reader for value in current.outputs for reader, _ in value.uses()} - seen
+            seen |= readers
+            todo.extend(readers)
+        return None
 
     def _keep_unknown(self, decomposed: torch.export.ExportedProgram, registry: Any) -> bool:
         """Make recorders of the calls that stay whole; True where the program has to be decomposed again first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import onnx_ir as ir
@@ -19,6 +20,7 @@ from onnxtrain.ir.traits import Trait, traits_of
 FLOATING = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE})
 FLOATING |= {ir.DataType.COMPLEX64, ir.DataType.COMPLEX128}
 
+_LOG = logging.getLogger(__name__)
 _ZERO = frozenset(("Floor", "Ceil", "Round", "Sign"))
 
 
@@ -125,19 +127,25 @@ def differentiate_body(body: ir.Graph, wanted: Sequence[bool], seeded: Sequence[
 
 
 def undifferentiable(graph: ForwardGraph) -> list[ir.Node]:
-    """The nodes without a rule, or whose rule does not cover their case, were all but buffers differentiated."""
+    """The nodes without a gradient rule, or whose rule does not cover their case, were everything trained."""
     model = ir.Model(graph.model.graph.clone(), ir_version=graph.model.ir_version)
     nodes = list(model.graph)
-    buffers = set(graph.signature.buffers)
-    walk = _Walk(model.graph, [v for v in model.graph.inputs if v.name not in buffers])
+    trained = {*graph.signature.user_inputs, *graph.signature.parameters}
+    walk = _Walk(model.graph, [v for v in model.graph.inputs if v.name in trained])
+    visible = set(graph.signature.outputs)
+    expected = {y for y in model.graph.outputs if y.name in visible and y in walk.active}
     found = []
     with walk.op.arithmetic():
         for node, original in reversed(list(zip(nodes, list(graph.model.graph), strict=True))):
-            walk.contributions = {y: y for y in node.outputs if y in walk.active}  # any value of the right type
+            walk.contributions = {y: y for y in node.outputs if y in expected}  # any value of the right type
+            if not walk.contributions or _stops(node):
+                continue
+            expected |= {x for x in node.inputs if x is not None and x in walk.active}
             try:
                 walk.differentiate(node)
             except Exception:  # whatever a rule trips over, it does not cover this case
                 if not can_expand(node):
+                    _LOG.info("the gradient of %s is left to torch", describe(node), exc_info=True)
                     found.append(original)
     return found
 

@@ -36,19 +36,16 @@ class ConstantsPass(ir.passes.InPlacePass):
 
 
 def _content(node: ir.Node) -> list[np.ndarray] | None:
-    """The results of a node that depends on constants alone, or None."""
+    """The results of a node that depends on constants alone, or None; a graph output needs its node."""
+    if any(o.is_graph_output() for o in node.outputs):
+        return None
     if node.op_type == "Constant" and node.domain == "":
         tensor = ir.convenience.get_const_tensor(node.outputs[0])
         return None if tensor is None else [tensor.numpy()]
     if node.op_type == "CastLike" and node.domain == "":
         array = shapes.constant_of(node.inputs[0])
         return None if array is None or node.outputs[0].dtype is None else [array.astype(node.outputs[0].dtype.numpy())]
-    if (
-        node.domain != ""
-        or not node.inputs
-        or Trait.RANDOM in traits_of(node)
-        or any(o.is_graph_output() for o in node.outputs)
-    ):
+    if node.domain != "" or not node.inputs or Trait.RANDOM in traits_of(node):
         return None
     arrays = [shapes.constant_of(v) if v is not None else None for v in node.inputs]
     if any(a is None and v is not None for a, v in zip(arrays, node.inputs, strict=True)):

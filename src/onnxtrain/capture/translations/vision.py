@@ -35,6 +35,13 @@ def is_windowed(node: torch.fx.Node) -> bool:
     return node.target not in _AVERAGES or any(not isinstance(s, int) or s != 1 for s in node.args[1])
 
 
+@whole(aten.avg_pool1d.default, aten.avg_pool2d.default, aten.avg_pool3d.default)
+def is_rounded_up(node: torch.fx.Node) -> bool:
+    """Windows beyond the padding (ceil_mode) are averaged otherwise in ONNX, which knows no divisor of one's own."""
+    named = dict(zip(("ceil_mode", "count_include_pad", "divisor_override"), node.args[4:], strict=False)) | node.kwargs
+    return bool(named.get("ceil_mode")) or named.get("divisor_override") is not None
+
+
 @translation(*_AVERAGES)
 def average(x, size):
     """The mean over all places, where one is asked for."""
