@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import architectures
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-import architectures
 from architectures import Outcome, page, parity, walk
 from catalogue import ARCHITECTURES, Architecture, small
 
