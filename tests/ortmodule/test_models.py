@@ -16,9 +16,7 @@ pytestmark = pytest.mark.slow
 STEPS = ((2, 7), (3, 9), (1, 5))
 TORCH = [(n, a) for n in ARCHITECTURES for a in ("sdpa", "eager") if a == "sdpa" or n not in ONE_ATTENTION]
 NOISE = 1e-5  # gradients this far below the largest are rounding noise in eager too
-ZERO = (
-    1e-8  # gradients this far below the largest are 0 (the bias of a key; eager's softmax is float32 even in float64)
-)
+ZERO = 1e-8  # this far below the largest a gradient is 0 (the bias of a key; eager's softmax is always float32)
 EPSILON = 1e-7  # of the largest: rounding errors of the terms that a gradient is the sum of, in eager too
 
 
@@ -27,7 +25,7 @@ def test_torch(name: str, attention: str) -> None:
     compare("torch", name, attention)
 
 
-@pytest.mark.parametrize("name", list(ARCHITECTURES))
+@pytest.mark.parametrize("name", [n for n in ARCHITECTURES if n != "bloom"])  # its GELU is an autograd.Function
 def test_onnxruntime(name: str) -> None:
     compare("onnxruntime", name, "sdpa")
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from onnxtrain.capture.aten import record_node
-from onnxtrain.capture.translations import standard, translation
+from onnxtrain.capture.translations import standard, translation, whole
 
 aten = torch.ops.aten
 
@@ -82,3 +82,9 @@ def _split(x: Any, sizes: list[Any], dim: int) -> tuple[Any, ...]:
 def detach(x):
     """Detach: the identity, and a stop for gradients."""
     return record_node("Detach", [x])
+
+
+@whole(aten.native_layer_norm.default)
+def has_statistics(node: torch.fx.Node) -> bool:
+    """Torch gives no gradient to the mean and the deviation, LayerNormalization does; layer_norm is another call."""
+    return True

@@ -42,6 +42,13 @@ def is_rounded_up(node: torch.fx.Node) -> bool:
     return bool(named.get("ceil_mode")) or named.get("divisor_override") is not None
 
 
+@whole(aten.pad.default)
+def pads_what_is_cut(node: torch.fx.Node) -> bool:
+    """Negative padding cuts: torch takes edges and mirrors of what there was before, ONNX of what is left."""
+    mode = node.args[2] if len(node.args) > 2 else node.kwargs.get("mode", "constant")
+    return mode != "constant" and any(isinstance(p, int) and p < 0 for p in node.args[1])
+
+
 @translation(*_AVERAGES)
 def average(x, size):
     """The mean over all places, where one is asked for."""
