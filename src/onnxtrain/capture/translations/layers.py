@@ -88,3 +88,15 @@ def detach(x):
 def has_statistics(node: torch.fx.Node) -> bool:
     """Torch gives no gradient to the mean and the deviation, LayerNormalization does; layer_norm is another call."""
     return True
+
+
+@whole(aten.atleast_1d.Sequence, aten.atleast_2d.Sequence, aten.atleast_3d.Sequence)
+def is_of_several(node: torch.fx.Node) -> bool:
+    """torch.onnx makes a SequenceMap of them, whose tensors have no type (hstack, vstack, dstack)."""
+    return True
+
+
+@whole(aten.embedding_bag.default, aten.embedding_bag.padding_idx)
+def has_bags(node: torch.fx.Node) -> bool:
+    """torch.onnx makes a loop of them over a sequence of the wrong type."""
+    return True

@@ -124,7 +124,7 @@ def reduce(node: ir.Node) -> Sequence[Facts]:
     axes = tuple(attribute(node, "axes") or ()) if content is None else tuple(content.reshape(-1).tolist())
     if not axes and attribute(node, "noop_with_empty_axes", 0):
         return [Facts(dtype_of(x), dims)]
-    gone = {a % len(dims) for a in axes} if axes else set(range(len(dims)))
+    gone = {a % max(1, len(dims)) for a in axes} if axes else set(range(len(dims)))  # torch reduces scalars, too
     return [Facts(dtype_of(x), _reduced(dims, gone, bool(keep)), _product_of(node, x, bool(keep)))]
 
 

@@ -92,7 +92,7 @@ def _reduction(name: str, compute: Any) -> None:
 
 
 def _prod(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
-    for axis in sorted((a % x.dim() for a in axes), reverse=True):
+    for axis in sorted((a % max(1, x.dim()) for a in axes), reverse=True):
         x = torch.prod(x, axis, keepdim=keep)
     return x
 
