@@ -79,7 +79,9 @@ class _Flip(ast.NodeTransformer):
 
 
 def flips(rule: Rule) -> Iterator[tuple[str, Rule]]:
-    """The rule with one sign in its source changed."""
+    """The rule with one sign in its source changed; none of a rule that was made by another function."""
+    if rule.__closure__:
+        return
     source = textwrap.dedent(inspect.getsource(rule))
     tree = ast.parse(source)
     definition = tree.body[0]
