@@ -261,3 +261,28 @@ def test_variables_that_do_something_are_in_the_documentation() -> None:
     for variable in ENVIRONMENT:
         if isinstance(variable, Variable) and variable.option:
             assert f"`{variable.name}`" in page, variable.name
+
+
+def test_the_debugger_works_in_a_module_that_is_captured() -> None:
+    script = """
+        import torch
+        from onnxtrain import ORTModule
+
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner = torch.nn.Linear(4, 2)
+
+            def forward(self, x):
+                breakpoint()
+                return self.inner(x)
+
+        print(ORTModule(Net())(torch.ones(3, 4)).shape)
+    """
+    commands = "p 'columns', x.shape[1]\np self.inner.weight.shape\nc\n"
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], input=commands, capture_output=True, text=True, timeout=300
+    )
+    assert "('columns', s" in done.stdout, done.stdout + done.stderr  # sizes are symbols while it is captured
+    assert "torch.Size([2, 4])" in done.stdout, done.stdout + done.stderr
+    assert "torch.Size([3, 2])" in done.stdout.splitlines()[-1], done.stdout + done.stderr
