@@ -47,7 +47,11 @@ class Architecture:
     def build(self) -> torch.nn.Module:
         """The model with random weights and no dropout, in training mode."""
         kind = getattr(transformers, self.model)
-        return kind(small(kind.config_class, self.settings)).train()
+        model = kind(small(kind.config_class, self.settings)).train()
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):  # some have theirs written into the code
+                module.p = 0.0
+        return model
 
 
 def small(config_class: Any, settings: dict[str, Any]) -> Any:
