@@ -61,3 +61,8 @@ class VerificationError(OnnxTrainError, AssertionError):
 
 class HookError(OnnxTrainError, RuntimeError):
     """A subscriber asks for something that its place in the step does not allow."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text that says something; its type where there is none."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -12,7 +12,7 @@ from onnxtrain.capture.autograd_functions import Functions
 from onnxtrain.capture.cache import GraphCache
 from onnxtrain.capture.convert import Refusals, to_graph
 from onnxtrain.capture.export import Autocast, FlatModule, export
-from onnxtrain.capture.schema import Numbers, Schema, flatten, input_names
+from onnxtrain.capture.schema import Numbers, Schema, arguments_of, flatten, input_names
 from onnxtrain.capture.size_guards import SizeGuards, size_guards
 from onnxtrain.capture.supplementary import register_custom_function_schema_supplementary
 from onnxtrain.ir.graphs import ForwardGraph
@@ -127,6 +127,7 @@ __all__ = [
     "Schema",
     "Traced",
     "capture",
+    "arguments_of",
     "flatten",
     "register_custom_function_schema_supplementary",
     "trace",

@@ -21,7 +21,7 @@ from onnxtrain.capture.recurrent_layers import WholeLayers
 from onnxtrain.capture.schema import Schema, flatten
 from onnxtrain.capture.source_lines import is_users, places_in, user_place
 from onnxtrain.capture.symbolic_sizes import Axis, OvergrownSizesError, expression_of, symbolic_sizes
-from onnxtrain.errors import CaptureError, OnnxTrainError
+from onnxtrain.errors import CaptureError, OnnxTrainError, first_line
 
 PREFIX = "module."  # what the wrapper below puts before the user's parameter names
 
@@ -342,8 +342,7 @@ def _explain(error: Exception) -> CaptureError:
     text = str(error)
     if "data-dependent" in text.lower() or "Could not guard" in text or "GuardOnDataDependent" in type(error).__name__:
         return data_dependent(_user_line(error))
-    first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
-    what = f"the forward pass cannot be captured: {first}"
+    what = f"the forward pass cannot be captured: {first_line(error)}"
     cure = "run the module once without onnxtrain; if that works, wrap the largest part that torch.export accepts"
     return CaptureError(what, source=_user_line(error), cure=cure)
 

@@ -144,6 +144,13 @@ def unsupported(leaf: Any, role: str, data: Any, index: int) -> UnsupportedDataE
     )
 
 
+def arguments_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments that a batch stands for: a mapping by name, a tuple or list by position, else one argument."""
+    if isinstance(batch, Mapping):
+        return (), dict(batch)
+    return (tuple(batch) if isinstance(batch, tuple | list) else (batch,)), {}
+
+
 def input_names(
     forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], numbers: Collection[int] = ()
 ) -> list[str]:

@@ -12,7 +12,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 
-from onnxtrain.errors import BackendError
+from onnxtrain.errors import BackendError, first_line
 from onnxtrain.execute.base import Backend, Executable
 from onnxtrain.ir.functions import DOMAIN, OPAQUE, attach
 from onnxtrain.ir.graphs import Plan
@@ -43,7 +43,7 @@ class _Part:
             self.session = ort.InferenceSession(proto, options, providers, disabled_optimizers=_DISABLED)
         except Exception as error:  # onnxruntime raises many types
             raise BackendError(
-                f"onnxruntime cannot load the plan: {str(error).strip().splitlines()[0]}",
+                f"onnxruntime cannot load the plan: {first_line(error)}",
                 cure="use backend='torch', or a type and operators that onnxruntime has kernels for",
             ) from error
         self._read = {i.name for i in self.session.get_inputs()}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from onnxtrain.errors import GraphError
+from onnxtrain.errors import GraphError, first_line
 from onnxtrain.ir import shapes
 from onnxtrain.ir.graphs import ForwardGraph, Signature
 from onnxtrain.options import OPSETS
@@ -31,7 +31,7 @@ def read_forward(path: Path, parameters: Sequence[str] = ()) -> ForwardGraph:
     try:
         model = ir.load(path)
     except Exception as error:  # protobuf raises many types
-        raise GraphError(f"{path} cannot be read: {_first_line(error)}", cure="give an .onnx file") from error
+        raise GraphError(f"{path} cannot be read: {first_line(error)}", cure="give an .onnx file") from error
     model = _current_opset(model, str(path))
     graph = model.graph
     chosen = _chosen(graph, parameters)
@@ -71,7 +71,7 @@ def _current_opset(model: ir.Model, path: str) -> ir.Model:
         version_converter.convert_version(model, min(OPSETS), fallback=True)
     except Exception as error:  # the converter of onnx raises many types
         raise GraphError(
-            f"{path} has opset {version} and cannot be brought to {min(OPSETS)}: {_first_line(error)}",
+            f"{path} has opset {version} and cannot be brought to {min(OPSETS)}: {first_line(error)}",
             cure=f"export it with opset {min(OPSETS)}",
         ) from error
     if model.graph.opset_imports.get("") != min(OPSETS):
@@ -80,7 +80,3 @@ def _current_opset(model: ir.Model, path: str) -> ir.Model:
             cure=f"export it with opset {min(OPSETS)}",
         )
     return model
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

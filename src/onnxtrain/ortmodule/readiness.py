@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from onnxtrain.blockers import Check, graph_errors, make_check
-from onnxtrain.capture import Captured, flatten, translate
+from onnxtrain.capture import Captured, arguments_of, flatten, translate
 from onnxtrain.capture.survey import calm, survey
 from onnxtrain.errors import CaptureError, ModuleError, OnnxTrainError
 from onnxtrain.ir.graphs import ForwardGraph
@@ -43,7 +43,7 @@ def check(module: torch.nn.Module, batch: Any, *, options: Options | None = None
     subject = type(module).__name__
     try:
         check_module(module)
-        args, kwargs = _arguments(batch)
+        args, kwargs = arguments_of(batch)
         tensors, _ = flatten((args, kwargs))
     except OnnxTrainError as error:
         return make_check(subject, options, [error])
@@ -57,12 +57,6 @@ def check(module: torch.nn.Module, batch: Any, *, options: Options | None = None
     if not list(device_errors(module, tensors)):
         errors += _capture_errors(module, args, kwargs, options, notes)
     return make_check(subject, options, errors, notes)
-
-
-def _arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(batch, Mapping):
-        return (), dict(batch)
-    return (tuple(batch) if isinstance(batch, tuple | list) else (batch,)), {}
 
 
 def _parameter_errors(module: torch.nn.Module) -> Iterator[ModuleError]:

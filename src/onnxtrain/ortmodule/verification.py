@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from onnxtrain.capture import Captured, flatten
+from onnxtrain.capture import Captured, arguments_of, flatten
 from onnxtrain.errors import ModuleError, VerificationError
 from onnxtrain.execute.torch.effects import silenced
 from onnxtrain.ortmodule import randomness
@@ -215,11 +215,7 @@ def verify(model: torch.nn.Module, batch: Any, *, backend: str = "auto") -> Repo
     options = model.options if isinstance(model, ORTModule) else Options(backend=backend)
     inner = model.module if isinstance(model, ORTModule) else model
     wrapped = ORTModule(_copy(inner), options=dataclasses.replace(options, verify=True))
-    args, kwargs = (
-        ((), dict(batch))
-        if isinstance(batch, Mapping)
-        else (tuple(batch) if isinstance(batch, tuple | list) else (batch,), {})
-    )
+    args, kwargs = arguments_of(batch)
     with randomness.replayed(randomness.state()), torch.enable_grad(), silenced():
         outputs, _ = flatten(wrapped(*args, **kwargs), "output")
         floating = [y for y in outputs if y.requires_grad]
