@@ -138,7 +138,7 @@ def check_model(path: Path | str, *, options: Options | None = None, parameters:
     if not Path(path).is_file():
         raise GraphError(f"there is no file {path}", cure="give an .onnx file")
     try:
-        graph = read_forward(Path(path), parameters)
+        graph = read_forward(path, parameters)
         optimize(graph, check=False)
         errors = graph_errors(graph, options)
     except OnnxTrainError as error:

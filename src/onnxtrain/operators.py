@@ -20,12 +20,12 @@ from onnxtrain.ir import functions
 from onnxtrain.ir.bodies import CLOSED
 from onnxtrain.ir.expansions import EXPANSIONS
 from onnxtrain.ir.graphs import DOMAIN
+from onnxtrain.ir.opsets import NEWEST
 from onnxtrain.ir.traits import TRAITS, Trait
 from onnxtrain.optimize.sequences import RESOLVED
 from onnxtrain.options import OPSETS
 
 RULE, WRITTEN, STOP, INNER, NONE = "rule", "written out", "stop", "inner", "none"  # values of Operator.gradient
-NEWEST = 23  # opset of the graphs that can be trained
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,40 +1,144 @@
-"""Graphs of older opsets in the form of opset 20: the one that gradient rules and our functions speak.
+"""Graphs of other opsets in the form of opset 20: the one that gradient rules and our functions speak.
 
 Only what changed in an operator's form between opsets 13 and 20 is rewritten; the source is ONNX's Changelog.md.
+Up to opset 12 ONNX's own converter comes first. Newer operators mostly learned new element types; what else they
+learned (an attribute, an input) may be there with its default and is an error otherwise.
 """
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
+import onnx
 import onnx_ir as ir
 
-from onnxtrain.errors import GraphError
+from onnxtrain.errors import GraphError, first_line
+from onnxtrain.ir.graphs import describe, source_of
 
-LOWEST, SPOKEN = 13, 20
+LOWEST, SPOKEN, NEWEST = 13, 20, 26
 _KINDS = ("Mean", "Max", "Min", "Prod", "L1", "L2", "LogSum", "LogSumExp", "SumSquare")
 _REDUCTIONS = frozenset(f"Reduce{kind}" for kind in _KINDS)
+_LARGEST_CONSTANT = 64  # elements: the content of axes and sizes decides how a node is converted
 _GRID_SAMPLE_MODES = {"bilinear": "linear", "bicubic": "cubic"}
 
 
+def version_of(graph: ir.Graph) -> int:
+    """The opset of a graph; a graph of no operator of ONNX is as good as one of opset 20."""
+    return graph.opset_imports.get("", SPOKEN)
+
+
 def raise_opset(graph: ir.Graph) -> None:
-    """Rewrite a graph of opset 13 to 19 as one of opset 20, in place; newer graphs stay as they are.
+    """Rewrite a graph of opset 13 to 19 as one of opset 20, in place; newer graphs keep their opset.
+
+    Nodes may have versions of their own: those that come from functions do.
 
     Raises:
-        GraphError: the graph is older than opset 13.
+        GraphError: the graph is older than opset 13 or newer than 26, or a node uses what its operator learned later.
     """
-    version = graph.opset_imports.get("", SPOKEN)
-    if version >= SPOKEN:
-        return
+    version = version_of(graph)
+    for node in list(graph.all_nodes()):
+        if node.domain == "":
+            _raise_node(node, graph, node.version or version)
+    graph.opset_imports[""] = max(version, SPOKEN)
+
+
+def _raise_node(node: ir.Node, graph: ir.Graph, version: int) -> None:
     if version < LOWEST:
         raise GraphError(
             f"the graph is of opset {version}; {LOWEST} is the oldest that can be trained",
             cure=f"convert it with onnx.version_converter.convert_version(model, {SPOKEN})",
         )
-    for node in graph.all_nodes():
-        if node.domain == "":
-            node.version = None
-            _rewrite(node, graph, version)
-    graph.opset_imports[""] = SPOKEN
+    if version > NEWEST:
+        raise GraphError(
+            f"the graph is of opset {version}; {NEWEST} is the newest that can be trained",
+            cure=f"export it with opset {SPOKEN}",
+        )
+    node.version = None
+    if version < SPOKEN:
+        _rewrite(node, graph, version)
+    elif version > SPOKEN:
+        _refuse_later(node, version)
+
+
+def _refuse_later(node: ir.Node, version: int) -> None:
+    """Take away what the operator learned after the form we speak where it states the default; else it is an error."""
+    later, inputs = _later(node.op_type, version)
+    for name, default in later.items():
+        if name not in node.attributes:
+            continue
+        found = node.attributes.pop(name)
+        if (found.value.encode() if isinstance(found.value, str) else found.value) != default:
+            raise _learned(node, version, f"{name}={found.value}")
+    if any(v is not None for v in node.inputs[inputs:]):
+        raise _learned(node, version, f"an input {inputs}")
+
+
+def _learned(node: ir.Node, version: int, what: str) -> GraphError:
+    return GraphError(
+        f"{node.op_type} of opset {version} with {what} is not available",
+        node=describe(node),
+        source=source_of(node),
+        cure=f"export it with opset {SPOKEN}, or write that line with other operators",
+    )
+
+
+@functools.cache
+def _later(op_type: str, version: int) -> tuple[dict[str, object], int]:
+    """The attributes, with their defaults, that an operator learned since our form of it; and how many inputs it had.
+
+    Our form is that of opset 20, or the first of a newer operator.
+    """
+    schemas = [s for s in onnx.defs.get_all_schemas_with_history() if s.name == op_type and not s.domain]
+    schemas = sorted((s for s in schemas if s.since_version <= version), key=lambda s: s.since_version)
+    if not schemas:
+        return {}, 0
+    ours = next((s for s in reversed(schemas) if s.since_version <= SPOKEN), schemas[0])
+    added = {n: a for n, a in schemas[-1].attributes.items() if n not in ours.attributes}
+    return {n: onnx.helper.get_attribute_value(a.default_value) for n, a in added.items()}, ours.max_input
+
+
+def convert(model: ir.Model) -> ir.Model:
+    """A model of an opset before 13 as one of opset 13, by ONNX's converter, which does not see the weights.
+
+    Raises:
+        GraphError: the converter does not know the way.
+    """
+    version, weights = version_of(model.graph), _take_weights(model.graph)
+    try:
+        proto = onnx.version_converter.convert_version(ir.to_proto(model), LOWEST)
+    except Exception as error:  # the converter raises many types
+        raise GraphError(
+            f"opset {version} cannot be brought to {LOWEST}: {first_line(error)}", cure="export it with a newer opset"
+        ) from error
+    converted = ir.from_proto(proto)
+    values = {str(v.name): v for v in converted.graph.inputs}
+    for name, (tensor, is_input) in weights.items():
+        values[name].const_value = tensor
+        converted.graph.register_initializer(values[name])
+        if not is_input:
+            converted.graph.inputs.remove(values[name])
+    for node in converted.graph.all_nodes() if version < 11 else ():
+        if node.op_type == "Resize":  # it and Upsample had no other way to place pixels, which the converter leaves out
+            node.attributes["coordinate_transformation_mode"] = ir.AttrString(
+                "coordinate_transformation_mode", "asymmetric"
+            )
+            node.attributes["nearest_mode"] = ir.AttrString("nearest_mode", "floor")
+    return converted
+
+
+def _take_weights(graph: ir.Graph) -> dict[str, tuple[ir.TensorProtocol, bool]]:
+    """Turn large initializers into inputs; gives back their content, and whether they were inputs as well."""
+    taken = {}
+    for name, value in list(graph.initializers.items()):
+        tensor = value.const_value
+        if tensor is not None and (tensor.size > _LARGEST_CONSTANT or isinstance(tensor, ir.ExternalTensor)):
+            graph.initializers.pop(name)
+            value.const_value = None
+            taken[name] = (tensor, value in graph.inputs)
+            if value not in graph.inputs:
+                graph.inputs.append(value)
+    return taken
 
 
 def _rewrite(node: ir.Node, graph: ir.Graph, version: int) -> None:

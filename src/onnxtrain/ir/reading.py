@@ -1,48 +1,57 @@
-"""An ``.onnx`` file as a ForwardGraph: weights become inputs, the opset one that graphs use, shapes inferred."""
+"""An ``.onnx`` model as a ForwardGraph: functions inlined, weights as inputs, bodies closed, shapes inferred.
+
+Nothing is folded or left out, and inputs, outputs and initializers keep their names. The order matters: the opset is
+raised in ONNX's own form, and what is trained becomes an input before bodies are closed, which copies constants.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
+import onnx
 import onnx_ir as ir
+from onnx_ir.passes.common import InlinePass
 
-from onnxtrain.errors import GraphError, first_line
-from onnxtrain.ir import shapes
-from onnxtrain.ir.graphs import ForwardGraph, Signature
-from onnxtrain.options import OPSETS
+from onnxtrain.errors import GraphError, OnnxTrainError, first_line
+from onnxtrain.ir import functions, shapes
+from onnxtrain.ir.bodies import bodies_of, close_bodies
+from onnxtrain.ir.graphs import DOMAIN, ForwardGraph, Signature, describe
+from onnxtrain.ir.opsets import LOWEST, convert, raise_opset, version_of
+from onnxtrain.ir.verify import operator_problems, verify
+
+Source: TypeAlias = Path | str | onnx.ModelProto | ir.Model
 
 _FLOATING = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+_SETTINGS = {"Resize": (1, 2), "BatchNormalization": (3, 4)}  # inputs that are floating and no weights
 
 
-def read_forward(path: Path, parameters: Sequence[str] = ()) -> ForwardGraph:
-    """The forward pass that a file holds, to be differentiated by its parameters.
+def read_forward(source: Source, parameters: Sequence[str] = ()) -> ForwardGraph:
+    """The forward pass that a model holds, to be differentiated by its parameters.
 
     Args:
-        path: the ``.onnx`` file.
-        parameters: names or patterns (``"encoder.*"``) of the initializers to train; where there is none, all
-            floating ones that have dimensions.
+        source: the ``.onnx`` file, or the model itself, which is not changed. Data beside a file is found from there.
+        parameters: names or patterns (``"encoder.*"``) of the constants to train: of initializers, those of bodies
+            too, and of ``Constant`` nodes, by the name of their output. Where there is none, all floating initializers
+            that have dimensions, but for the sizes of Resize and the statistics of BatchNormalization.
 
     Raises:
-        GraphError: the file cannot be read, its opset cannot be brought to one that graphs use, or it has no such
-            initializer.
+        GraphError: the model cannot be read, its opset cannot be brought to one that graphs use, or it has no such
+            constant; the message names the file.
     """
-    try:
-        model = ir.load(path)
-    except Exception as error:  # protobuf raises many types
-        raise GraphError(f"{path} cannot be read: {first_line(error)}", cure="give an .onnx file") from error
-    model = _current_opset(model, str(path))
-    graph = model.graph
-    chosen = _chosen(graph, parameters)
-    for name in chosen:
-        value = graph.initializers.pop(name)
-        value.const_value = None
-        if value not in graph.inputs:
-            graph.inputs.append(value)
-    shapes.infer_graph(graph)
-    taken = {*graph.initializers, *chosen}
-    inputs = tuple(str(v.name) for v in graph.inputs if v.name not in taken)
+    with _named(source):
+        model = _prepared(_loaded(source))
+        graph = model.graph
+        chosen = _to_inputs(graph, parameters)
+        close_bodies(graph)
+        verify(model, operators=False)
+        shapes.infer_graph(graph)
+    kept = {*graph.initializers, *chosen}
+    inputs = tuple(str(v.name) for v in graph.inputs if v.name not in kept)
     ordered = {str(v.name): v for v in graph.inputs}
     graph.inputs.clear()
     graph.inputs.extend(ordered[name] for name in (*inputs, *chosen))
@@ -50,33 +59,114 @@ def read_forward(path: Path, parameters: Sequence[str] = ()) -> ForwardGraph:
     return ForwardGraph(model, Signature(inputs, chosen, (), outputs, {}, chosen))
 
 
-def _chosen(graph: ir.Graph, patterns: Sequence[str]) -> tuple[str, ...]:
-    if not patterns:
-        return tuple(n for n, v in graph.initializers.items() if v.dtype in _FLOATING and v.shape and len(v.shape))
-    found = {p: [n for n in graph.initializers if fnmatch.fnmatchcase(n, p)] for p in patterns}
-    if missing := [p for p, names in found.items() if not names]:
-        raise GraphError(f"no initializer is called {missing[0]}", cure="name initializers of the model")
-    return tuple(dict.fromkeys(n for names in found.values() for n in names))
-
-
-def _current_opset(model: ir.Model, path: str) -> ir.Model:
-    version = model.graph.opset_imports.get("", min(OPSETS))
-    if version in OPSETS:
-        return model
-    if version > max(OPSETS):
-        raise GraphError(f"{path} has opset {version}", cure=f"export it with opset {max(OPSETS)}")
-    from onnxscript import version_converter
-
+@contextlib.contextmanager
+def _named(source: Source) -> Iterator[None]:
+    """Whatever goes wrong is one GraphError that names the file."""
+    name = str(source) if isinstance(source, str | os.PathLike) else "the model"
     try:
-        version_converter.convert_version(model, min(OPSETS), fallback=True)
-    except Exception as error:  # the converter of onnx raises many types
+        yield
+    except OnnxTrainError as error:
+        what = f"{name}: {error.what}"
+        raise GraphError(what, node=error.node, source=error.source, cure=error.cure) from error
+    except Exception as error:  # protobuf, numpy, onnx and onnx_ir raise many types for a file that is damaged
         raise GraphError(
-            f"{path} has opset {version} and cannot be brought to {min(OPSETS)}: {first_line(error)}",
-            cure=f"export it with opset {min(OPSETS)}",
+            f"{name} cannot be read: {first_line(error)}", cure="give an .onnx file that onnx.checker accepts"
         ) from error
-    if model.graph.opset_imports.get("") != min(OPSETS):
-        raise GraphError(
-            f"{path} has opset {version} and cannot be brought to {min(OPSETS)}",
-            cure=f"export it with opset {min(OPSETS)}",
-        )
+
+
+def _loaded(source: Source) -> ir.Model:
+    if isinstance(source, ir.Model):
+        return source.clone()
+    return ir.from_proto(source) if isinstance(source, onnx.ModelProto) else ir.load(source)
+
+
+def _prepared(model: ir.Model) -> ir.Model:
+    """The model without functions, in the form of the opset that rules speak; every node a valid call."""
+    _inline_functions(model)
+    if version_of(model.graph) < LOWEST:
+        model = convert(model)
+    raise_opset(model.graph)
+    for node in model.graph.all_nodes():
+        for problem in operator_problems(node, model.graph.opset_imports):
+            raise GraphError(problem, node=describe(node))
+    for tensor in _tensors(model.graph):
+        tensor.numpy()  # fails where there is less data than the shape says
     return model
+
+
+def _inline_functions(model: ir.Model) -> None:
+    """Calls of the model's own functions become their nodes; those of ours stay, as their bodies are known."""
+    for key in [k for k in model.functions if k[0] == DOMAIN and functions.defines(k[1])]:
+        del model.functions[key]
+    for function in model.functions.values():
+        version = function.opset_imports.get("")
+        for node in function.all_nodes() if version else ():
+            node.version = version if node.domain == "" else node.version
+        for domain in {*function.opset_imports} & {*model.graph.opset_imports}:
+            function.opset_imports[domain] = model.graph.opset_imports[domain]
+    InlinePass()(model)
+    model.functions.clear()
+
+
+def _tensors(graph: ir.Graph) -> Iterator[ir.TensorProtocol]:
+    for inner in _graphs(graph):
+        yield from (v.const_value for v in inner.initializers.values() if v.const_value is not None)
+        for node in inner:
+            yield from (a.as_tensor() for a in node.attributes.values() if a.type == ir.AttributeType.TENSOR)
+
+
+def _graphs(graph: ir.Graph) -> Iterator[ir.Graph]:
+    """The graph and all bodies in it."""
+    yield graph
+    for node in graph:
+        for body in bodies_of(node):
+            yield from _graphs(body)
+
+
+def _to_inputs(graph: ir.Graph, patterns: Sequence[str]) -> tuple[str, ...]:
+    """Turn the constants to train into inputs of the outermost graph; says their names."""
+    initializers = [(v, g) for g in _graphs(graph) for v in g.initializers.values()]
+    constants = [
+        (n.outputs[0], g) for g in _graphs(graph) for n in g if n.op_type == "Constant" and n.domain == "" and n.outputs
+    ]
+    if patterns:
+        chosen = _matching([*initializers, *constants], patterns)
+    else:
+        chosen = [(v, g) for v, g in initializers if _is_weight(v)]
+    return tuple(_to_input(graph, value, holder) for value, holder in chosen)
+
+
+def _is_weight(value: ir.Value) -> bool:
+    """Whether an initializer is one to train where nobody says which."""
+    settings = all(use.idx in _SETTINGS.get(use.node.op_type, ()) for use in value.uses())
+    return value.dtype in _FLOATING and bool(value.shape) and not (settings and value.uses())
+
+
+def _matching(known: list[tuple[ir.Value, ir.Graph]], patterns: Sequence[str]) -> list[tuple[ir.Value, ir.Graph]]:
+    found = {p: [pair for pair in known if fnmatch.fnmatchcase(str(pair[0].name), p)] for p in patterns}
+    if missing := [p for p, pairs in found.items() if not pairs]:
+        raise GraphError(f"no initializer is called {missing[0]}", cure="name initializers of the model")
+    return list(dict.fromkeys(pair for pairs in found.values() for pair in pairs))
+
+
+def _to_input(graph: ir.Graph, value: ir.Value, holder: ir.Graph) -> str:
+    """Turn one constant that a graph or body holds into an input of the outermost graph; says its name."""
+    node = value.producer()
+    if node is not None:
+        made = ir.Value(name=value.name, type=value.type, shape=value.shape)
+        tensor = ir.convenience.get_const_tensor(value)
+        assert tensor is not None
+        made.type, made.shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape.numpy())
+        value.replace_all_uses_with(made, replace_graph_outputs=True)
+        holder.remove(node, safe=True)
+        value = made
+    else:
+        holder.initializers.pop(str(value.name))
+        value.const_value = None
+    if value not in graph.inputs:
+        taken = {v.name for v in (*graph.inputs, *graph.initializers.values())}
+        base, count = value.name, 1
+        while value.name in taken:  # two bodies may call different weights the same
+            value.name, count = f"{base}_{count}", count + 1
+        graph.inputs.append(value)
+    return str(value.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 
 import onnx
@@ -33,29 +34,30 @@ _SAME_TYPE = frozenset(
 )
 
 
-def verify(model: ir.Model, *, after: str = "") -> None:
+def verify(model: ir.Model, *, after: str = "", operators: bool = True) -> None:
     """Check order, names, operators, arities and element types of a model.
 
     Args:
         model: the model to check.
         after: what ran last, for the message.
+        operators: check operators and types as well; else only that all values are defined, once and before their use.
 
     Raises:
         GraphError: something is wrong; the message names the node, its source line and ``after``.
     """
-    _verify(model.graph, model.graph.opset_imports, after)
+    _verify(model.graph, model.graph.opset_imports, after, operators)
 
 
-def _verify(graph: ir.Graph, opsets: Mapping[str, int], after: str) -> None:
+def _verify(graph: ir.Graph, opsets: Mapping[str, int], after: str, operators: bool) -> None:
     defined: dict[str, ir.Value] = {}
     for value in (*graph.inputs, *graph.initializers.values()):
         if defined.setdefault(str(value.name), value) is not value:
             raise GraphError(f"two inputs or initializers are called {value.name}{_suffix(after)}")
     for node in graph:
-        for problem in _problems(node, defined, opsets):
+        for problem in (*_name_problems(node, defined), *(_problems(node, opsets) if operators else ())):
             raise GraphError(problem + _suffix(after), node=describe(node), source=source_of(node))
         for body in bodies_of(node):
-            _verify(body, opsets, after)
+            _verify(body, opsets, after, operators)
         for value in node.outputs:
             if value.name:
                 defined[value.name] = value
@@ -66,23 +68,27 @@ def _verify(graph: ir.Graph, opsets: Mapping[str, int], after: str) -> None:
 
 def invalid(graph: ir.Graph) -> list[ir.Node]:
     """The nodes that are no valid calls of their operators, whatever their place: ``verify`` would name the first."""
-    return [n for n in graph if any(_operator_problems(n, graph.opset_imports)) or any(_type_problems(n))]
+    return [n for n in graph if any(_problems_of_call(n, graph.opset_imports)) or any(_type_problems(n))]
 
 
 def _suffix(after: str) -> str:
     return f" (after {after})" if after else ""
 
 
-def _problems(node: ir.Node, defined: dict[str, ir.Value], opsets: Mapping[str, int]) -> Iterator[str]:
+def _name_problems(node: ir.Node, defined: dict[str, ir.Value]) -> Iterator[str]:
     for value in node.inputs:
         if value is not None and defined.get(str(value.name)) is not value:
             yield f"the input {value.name} is not defined before its use"
     for value in node.outputs:
         if value.name and value.name in defined:
             yield f"two values are called {value.name}"
+
+
+def _problems(node: ir.Node, opsets: Mapping[str, int]) -> Iterator[str]:
+    for value in node.outputs:
         if value.name and value.type is None and value.uses():
             yield f"the output {value.name} has no type"
-    yield from _operator_problems(node, opsets)
+    yield from _problems_of_call(node, opsets)
     yield from _type_problems(node)
 
 
@@ -93,7 +99,7 @@ def _type_problems(node: ir.Node) -> Iterator[str]:
             yield f"the operands have different types: {', '.join(sorted(str(t) for t in types))}"
 
 
-def _operator_problems(node: ir.Node, opsets: Mapping[str, int]) -> Iterator[str]:
+def _problems_of_call(node: ir.Node, opsets: Mapping[str, int]) -> Iterator[str]:
     if node.domain == functions.DOMAIN:
         if not functions.defines(node.op_type):
             yield f"there is no operator {node.op_type} in the domain {node.domain}"
@@ -101,13 +107,31 @@ def _operator_problems(node: ir.Node, opsets: Mapping[str, int]) -> Iterator[str
     version = opsets.get(node.domain)
     if version is None:
         yield f"the domain {node.domain!r} has no opset version"
-        return
-    try:
-        schema = onnx.defs.get_schema(node.op_type, version, node.domain)
-    except onnx.defs.SchemaError:
+    elif not onnx.defs.has(node.op_type, version, node.domain):
         yield f"there is no operator {node.op_type} in opset {version} of the domain {node.domain!r}"
+    yield from operator_problems(node, opsets)
+
+
+def operator_problems(node: ir.Node, opsets: Mapping[str, int]) -> Iterator[str]:
+    """What is wrong with a call of an operator that ONNX knows: number of inputs, attributes and their types."""
+    version = opsets.get(node.domain)
+    if version is None or not onnx.defs.has(node.op_type, version, node.domain):
         return
-    if not schema.min_input <= len(node.inputs) <= schema.max_input:
-        yield f"it has {len(node.inputs)} inputs; {schema.min_input} to {schema.max_input} are allowed"
-    if unknown := set(node.attributes) - set(schema.attributes):
+    least, most, attributes, required = _form(node.op_type, version, node.domain)
+    if not least <= len(node.inputs) <= most:
+        yield f"it has {len(node.inputs)} inputs; {least} to {most} are allowed"
+    if unknown := set(node.attributes) - set(attributes):
         yield f"it has no attribute {sorted(unknown)[0]}"
+    if missing := required - set(node.attributes):
+        yield f"its attribute {sorted(missing)[0]} is missing"
+    for name, found in node.attributes.items():
+        if name in attributes and (found.is_ref() or found.type.name != attributes[name]):
+            yield f"its attribute {name} is no {attributes[name]}"
+
+
+@functools.cache
+def _form(op_type: str, version: int, domain: str) -> tuple[int, int, dict[str, str], frozenset[str]]:
+    """Fewest and most inputs of an operator, its attributes with their types, and those that must be there."""
+    schema = onnx.defs.get_schema(op_type, version, domain)
+    types = {name: a.type.name for name, a in schema.attributes.items()}
+    return schema.min_input, schema.max_input, types, frozenset(n for n, a in schema.attributes.items() if a.required)

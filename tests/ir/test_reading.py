@@ -1,0 +1,230 @@
+"""Any .onnx model becomes a forward graph that trains, under its own names, or one error that names the file."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import TensorProto, helper, numpy_helper, parser
+from onnx.reference import ReferenceEvaluator
+
+from onnxtrain import Options
+from onnxtrain.compiler import Report, compile_graph
+from onnxtrain.errors import GraphError
+from onnxtrain.ir.functions import attach
+from onnxtrain.ir.graphs import DOMAIN, ForwardGraph
+from onnxtrain.ir.reading import read_forward
+from onnxtrain.ir.verify import verify
+
+RNG = np.random.default_rng(0)
+W = RNG.normal(size=(4, 4))
+X = RNG.normal(size=(3, 4)).astype(np.float32)
+
+
+def model(body: str, opset: int = 20, ir_version: int = 10, inputs: str = "float[b, 4] x") -> onnx.ModelProto:
+    """A model of the weights ``w`` (4, 4) and ``v`` (4) and an output ``y``."""
+    text = f'<ir_version: {ir_version}, opset_import: ["" : {opset}, "own" : 1]> g ({inputs}) => (float[b, n] y)'
+    made = parser.parse_model(text + f" {{ {body} }}".replace("'", '"'))
+    for name, content in {"w": W, "v": W[0]}.items():
+        made.graph.initializer.append(numpy_helper.from_array(content.astype(np.float32), name))
+    return made
+
+
+def run(graph: ForwardGraph, x: np.ndarray, weights: dict[str, np.ndarray]) -> np.ndarray:
+    made = ir.to_proto(attach(graph.model))
+    (y,) = ReferenceEvaluator(made).run(None, {"x": x, **weights})
+    return np.asarray(y)
+
+
+def trains(graph: ForwardGraph) -> None:
+    """Every parameter receives a gradient on the torch backend."""
+    compiled = compile_graph(graph, graph.signature.parameters, graph.signature.outputs, Options(), Report())
+    assert compiled.training is not None and set(compiled.training.gradients) == set(graph.signature.parameters)
+
+
+FORMS = {
+    "plain": model("a = MatMul(x, w) y = Mul(a, v)"),
+    "opset 22": model("a = MatMul(x, w) b = Tanh(a) y = Mul(b, v)", 22),
+    "opset 23": model("a = MatMul(x, w) y = RMSNormalization(a, v)", 23, 11),
+    "opset 24": model("a = MatMul(x, w) b = Swish(a) y = Mul(b, v)", 24, 12),
+    "opset 25": model("a = MatMul(x, w) b = Reshape(a, s) y = Mul(b, v)", 25, 13),
+    "opset 13": model("a = MatMul(x, w) b = ReduceMax<axes = [1]>(a) c = Sub(a, b) y = Mul(c, v)", 13, 8),
+    "opset 9": model("a = MatMul(x, w) b = Softmax<axis = 1>(a) c = Unsqueeze<axes = [0]>(v) y = Mul(b, c)", 9, 4),
+    "weights that are inputs": model(
+        "a = MatMul(x, w) y = Mul(a, v)", 9, 3, "float[b, 4] x, float[4, 4] w, float[4] v, int64[2] s"
+    ),
+}  # fmt: skip
+for _proto in FORMS.values():
+    _proto.graph.initializer.append(numpy_helper.from_array(np.array([-1, 4]), "s"))
+
+
+@pytest.mark.parametrize("proto", FORMS.values(), ids=FORMS)
+def test_forms_of_a_model(proto: onnx.ModelProto) -> None:
+    before = proto.SerializeToString()
+    graph = read_forward(proto)
+    assert proto.SerializeToString() == before
+    assert graph.signature.user_inputs == ("x",) and graph.signature.outputs == ("y",)
+    assert graph.signature.parameters == ("w", "v")
+    assert "s" in graph.model.graph.initializers
+    weights = {i.name: numpy_helper.to_array(i) for i in proto.graph.initializer if i.name in "wv"}
+    (made,) = ReferenceEvaluator(proto).run(None, {"x": X})
+    expected = np.asarray(made)
+    np.testing.assert_allclose(run(graph, X, weights), expected, rtol=1e-6, atol=1e-6)
+    trains(graph)
+
+
+def test_paths_protos_and_models(tmp_path: Path) -> None:
+    proto = FORMS["plain"]
+    onnx.save(proto, tmp_path / "m.onnx")
+    held = ir.from_proto(proto)
+    texts = {
+        ir.to_proto(read_forward(source).model).SerializeToString(deterministic=True)
+        for source in (tmp_path / "m.onnx", str(tmp_path / "m.onnx"), proto, held)
+    }
+    assert len(texts) == 1
+    assert set(held.graph.initializers) == {"w", "v", "s"} and len(held.graph.inputs) == 1
+
+
+def test_data_beside_the_file(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    path = tmp_path / "there" / "m.onnx"
+    proto = model("a = MatMul(x, w) b = Add(a, w) y = Mul(b, v)")
+    onnx.save(proto, path, save_as_external_data=True, location="m.data", size_threshold=0)
+    graph = read_forward(path, ["v"])
+    tensor = graph.model.graph.initializers["w"].const_value
+    assert tensor is not None
+    np.testing.assert_array_equal(tensor.numpy(), W.astype(np.float32))
+    (path.parent / "m.data").write_bytes(b"short")
+    with pytest.raises(GraphError, match=r"m\.onnx"):
+        read_forward(path)
+
+
+def test_control_flow_trains_on_the_weights_it_reads() -> None:
+    body = "s = ReduceSum<keepdims = 0>(x) z = Sub(s, s) c = Greater(s, z) "
+    body += "a = If(c) <then_branch = t () => (float[b, 4] p)"
+    body += "{ p = MatMul(x, w) }, else_branch = e () => (float[b, 4] q) { q = Add(x, w) }> y = Mul(a, v)"
+    graph = read_forward(model(body))
+    assert [n.domain for n in graph.model.graph if n.op_type == "If"] == [DOMAIN]
+    trains(graph)
+
+
+def test_a_weight_inside_of_a_body_trains() -> None:
+    body = "s = ReduceSum<keepdims = 0>(x) c = Greater(s, s) a = If(c) <then_branch = t () => (float[b, 4] p) "
+    body += "{ p = MatMul(x, w) }, else_branch = e () => (float[b, 4] q) { q = Mul(x, u) }> y = Mul(a, v)"
+    proto = model(body)
+    (branch,) = (a.g for a in proto.graph.node[2].attribute if a.name == "else_branch")
+    branch.initializer.append(numpy_helper.from_array(np.ones(4, np.float32), "u"))
+    graph = read_forward(proto)
+    assert graph.signature.parameters == ("w", "v", "u")
+    trains(graph)
+
+
+def test_statistics_are_no_weights() -> None:
+    proto = model("a = MatMul(x, w) y = BatchNormalization(a, v, v, mean, var)")
+    for name in ("mean", "var"):
+        proto.graph.initializer.append(numpy_helper.from_array(np.ones(4, np.float32), name))
+    assert read_forward(proto).signature.parameters == ("w", "v")
+    assert read_forward(proto, ["mean"]).signature.parameters == ("mean",)
+
+
+def test_constants_train_where_they_are_named() -> None:
+    constant = helper.make_node("Constant", [], ["k"], value=numpy_helper.from_array(np.ones(4, np.float32)))
+    proto = model("a = MatMul(x, w) b = Mul(a, k) y = Mul(b, v)")
+    proto.graph.node.insert(0, constant)
+    assert read_forward(proto).signature.parameters == ("w", "v")
+    graph = read_forward(proto, ["k", "w"])
+    assert graph.signature.parameters == ("k", "w") and "v" in graph.model.graph.initializers
+    trains(graph)
+
+
+@pytest.mark.parametrize("dtype", [TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16])
+def test_element_types_stay(dtype: int) -> None:
+    proto = model("a = MatMul(x, w) y = Mul(a, v)")
+    for value in (proto.graph.input[0], proto.graph.output[0]):
+        value.type.tensor_type.elem_type = dtype
+    for index, content in enumerate((W, W[0])):
+        name, kind = proto.graph.initializer[index].name, helper.tensor_dtype_to_np_dtype(dtype)
+        proto.graph.initializer[index].CopyFrom(numpy_helper.from_array(content.astype(kind), name))
+    graph = read_forward(proto)
+    assert {int(v.dtype or 0) for v in (*graph.model.graph.inputs, *graph.model.graph.outputs)} == {dtype}
+    verify(graph.model)
+
+
+def test_functions_of_the_model_are_inlined() -> None:
+    inner = helper.make_function(
+        "own", "Inner", ["a"], ["b"], [helper.make_node("ReduceMax", ["a"], ["b"], axes=[1])],
+        [helper.make_opsetid("", 17)],
+    )  # fmt: skip
+    outer = parser.parse_function(
+        '<opset_import: ["" : 17, "own" : 1], domain: "own"> Outer <slope> (a, w) => (y) '
+        "{ m = MatMul(a, w) t = own.Inner(m) d = Sub(m, t) y = LeakyRelu<alpha: float = @slope>(d) }"
+    )
+    proto = model("a = own.Outer<slope = 0.5>(x, w) y = own.Outer<slope = 0.25>(a, w)")
+    proto.functions.extend([inner, outer])
+    graph = read_forward(proto, ["w"])
+    assert not graph.model.functions and {n.domain for n in graph.model.graph} == {""}
+    m = X @ W.astype(np.float32)
+    a = m - m.max(1, keepdims=True)
+    m = (a * 0.5) @ W.astype(np.float32)
+    expected = (m - m.max(1, keepdims=True)) * 0.25
+    np.testing.assert_allclose(run(graph, X, {"w": W.astype(np.float32)}), expected, rtol=1e-5, atol=1e-5)
+    trains(graph)
+
+
+def test_pixels_of_old_resizing_stay_in_their_place() -> None:
+    text = '<ir_version: 3, opset_import: ["" : 9]> g (float[1, 1, 3, 3] x, float[4] s) => (float[a, b, c, d] y) '
+    proto = parser.parse_model(text + '{ y = Upsample<mode = "linear">(x, s) }')
+    proto.graph.initializer.append(numpy_helper.from_array(np.array([1, 1, 2, 2], np.float32), "s"))
+    x = np.arange(9, dtype=np.float32).reshape(1, 1, 3, 3)
+    y = run(read_forward(proto), x, {})
+    np.testing.assert_allclose(y[0, 0, 0], [0, 0.5, 1, 1.5, 2, 2])
+
+
+LATER = {
+    "a later attribute": ("y = Cast<to = 1, round_mode = 'down'>(x)", 24, "Cast of opset 24 with round_mode=down"),
+    "a later opset": ("y = Relu(x)", 27, "opset 27"),
+    "an attribute that is not": ("y = Relu<axis = 1>(x)", 20, "no attribute axis"),
+    "an attribute that is missing": ("y = Concat(x, x)", 20, "axis is missing"),
+    "an attribute of another type": ("y = Concat<axis = 1.0>(x, x)", 20, "axis is no INT"),
+    "too few inputs": ("y = Mul(x)", 20, "1 inputs"),
+    "no such value": ("y = Mul(x, nothing)", 20, "nothing is not defined"),
+    "twice the same": ("a = Relu(x) a = Relu(x) y = Relu(a)", 20, "a"),
+    "shapes that contradict": ("a = Concat<axis = 0>(w, w) y = MatMul(w, a)", 20, "MatMul"),
+}
+
+
+@pytest.mark.parametrize(("body", "opset", "told"), LATER.values(), ids=LATER)
+def test_what_is_wrong_is_named(body: str, opset: int, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "wrong.onnx"
+    path.write_bytes(model(body, opset, 12).SerializeToString())
+    with pytest.raises(GraphError, match=told) as raised:
+        read_forward(path)
+    assert "wrong.onnx" in str(raised.value)
+
+
+def test_a_later_attribute_with_its_default_is_taken_away() -> None:
+    graph = read_forward(model("y = Cast<to = 1, round_mode = 'up'>(x)", 24, 12), ["w"])
+    assert list(graph.model.graph[0].attributes) == ["to"]
+
+
+def test_a_damaged_file_is_one_error(tmp_path: Path) -> None:
+    rng, path, failed = random.Random(0), tmp_path / "damaged.onnx", 0
+    contents = [FORMS[name].SerializeToString() for name in ("opset 9", "opset 13", "opset 23")]
+    for index in range(150):
+        content = bytearray(contents[index % 3])
+        if index % 2:
+            del content[rng.randrange(len(content)) :]
+        for _ in range(3):
+            if content:
+                content[rng.randrange(len(content))] = rng.randrange(256)
+        path.write_bytes(content)
+        try:
+            read_forward(path)
+        except GraphError as error:
+            failed += 1
+            assert "damaged.onnx" in str(error)
+    assert failed > 50
