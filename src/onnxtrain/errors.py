@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class OnnxTrainError(Exception):
     """Base of every error raised on purpose by onnxtrain.
@@ -59,8 +62,26 @@ class VerificationError(OnnxTrainError, AssertionError):
     """Loss, outputs, gradients or buffers differ from eager PyTorch by more than the tolerance."""
 
 
+class ArtifactError(OnnxTrainError, ValueError):
+    """Training artifacts cannot be made of a model, or a file of theirs cannot be used."""
+
+
+class CheckpointError(OnnxTrainError, ValueError):
+    """A checkpoint cannot be read, or is not one of this model."""
+
+
+class DataError(OnnxTrainError, ValueError):
+    """A batch cannot be trained on: wrong type or shape, no rows, labels out of range."""
+
+
 class HookError(OnnxTrainError, RuntimeError):
     """A subscriber asks for something that its place in the step does not allow."""
+
+
+def close_to(name: str, known: Iterable[str]) -> str:
+    """``; close names: a, b`` for an error about a name that is not known, or nothing."""
+    found = difflib.get_close_matches(name, list(known), n=3, cutoff=0.4)
+    return f"; close names: {', '.join(found)}" if found else ""
 
 
 def first_line(error: BaseException) -> str:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import os
+import tempfile
 import warnings
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -118,6 +121,20 @@ class OnnxRuntimeBackend(Backend):
         if version is None or has_kernel(node.domain, node.op_type, version):
             return True  # a domain without version is for onnxruntime to judge
         return _is_function(node, version)
+
+
+def to_ort_format(model: bytes, custom_op_library: str | os.PathLike[str] | None = None) -> bytes:
+    """A model in onnxruntime's own format (``.ort``), optimized for any CPU, which its smaller builds read."""
+    options = ort.SessionOptions()
+    options.log_severity_level = _FATAL_ONLY
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.add_session_config_entry("session.save_model_format", "ORT")
+    if custom_op_library is not None:
+        options.register_custom_ops_library(os.fspath(custom_op_library))
+    with tempfile.TemporaryDirectory() as folder:
+        options.optimized_model_filepath = str(Path(folder) / "model.ort")
+        ort.InferenceSession(model, options, ["CPUExecutionProvider"], disabled_optimizers=_DISABLED)
+        return Path(options.optimized_model_filepath).read_bytes()
 
 
 @functools.cache

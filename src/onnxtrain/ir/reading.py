@@ -7,6 +7,7 @@ raised in ONNX's own form, and what is trained becomes an input before bodies ar
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fnmatch
 import os
 from collections.abc import Iterator, Sequence
@@ -45,11 +46,40 @@ def read_forward(source: Source, parameters: Sequence[str] = ()) -> ForwardGraph
     """
     with _named(source):
         model = _prepared(_loaded(source))
-        graph = model.graph
-        chosen = _to_inputs(graph, parameters)
-        close_bodies(graph)
-        verify(model, operators=False)
-        shapes.infer_graph(graph)
+        return _forward(model, _to_inputs(model.graph, parameters))
+
+
+def read_weights(source: Source) -> tuple[ForwardGraph, dict[str, ir.TensorProtocol]]:
+    """The forward pass that a model holds with all its weights as inputs, and what they contain.
+
+    Weights are the floating initializers that have dimensions, but for the sizes of Resize; statistics of
+    BatchNormalization are among them. None of them is differentiated yet.
+
+    Args:
+        source: as for ``read_forward``.
+
+    Raises:
+        GraphError: as there.
+    """
+    with _named(source):
+        model = _prepared(_loaded(source))
+        held = [v for v in model.graph.initializers.values() if _is_weight(v) or _is_statistic(v)]
+        content = {str(v.name): v.const_value for v in held if v.const_value is not None}
+        graph = _forward(model, tuple(_to_input(model.graph, v, model.graph) for v in held))
+        return ForwardGraph(graph.model, dataclasses.replace(graph.signature, differentiable=())), content
+
+
+def _is_statistic(value: ir.Value) -> bool:
+    """Whether a value is a running statistic of BatchNormalization."""
+    return any(use.node.op_type == "BatchNormalization" and use.idx in (3, 4) for use in value.uses())
+
+
+def _forward(model: ir.Model, chosen: tuple[str, ...]) -> ForwardGraph:
+    """A model, whose inputs ``chosen`` are weights, with closed bodies and all types and shapes."""
+    graph = model.graph
+    close_bodies(graph)
+    verify(model, operators=False)
+    shapes.infer_graph(graph)
     kept = {*graph.initializers, *chosen}
     inputs = tuple(str(v.name) for v in graph.inputs if v.name not in kept)
     ordered = {str(v.name): v for v in graph.inputs}

@@ -1,0 +1,183 @@
+"""The checkpoint file: safetensors under the model's own names, all else as JSON in its header; never pickle.
+
+Trainable and frozen parameters have the names of the model's initializers; tensors of the optimizer begin with
+``optimizer/``. The header's entry ``onnxtrain`` is JSON with what a ``Checkpoint`` holds besides tensors, and a SHA-256
+of all of it: a file that was changed by a single bit is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors import numpy as safetensors
+
+from onnxtrain.errors import CheckpointError, first_line
+from onnxtrain.portable import write_atomically
+
+_KEY, _FORMAT, _OPTIMIZER = "onnxtrain", 1, "optimizer/"
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """Element type, as numpy names it, and shape of a tensor."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> Form:
+        """The form of an array."""
+        return cls(array.dtype.name, tuple(array.shape))
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+@dataclasses.dataclass
+class Checkpoint:
+    """What a checkpoint file holds.
+
+    Args:
+        trainable: name and form of every trained parameter, in the order of the model.
+        frozen: the same of parameters that are not trained, running statistics among them.
+        tensors: their content; empty in a nominal checkpoint, which says forms alone.
+        optimizer: tensors of the optimizer by input name; empty where they were not saved.
+        settings: learning rate and schedule of the optimizer, plain data.
+        random: seed and number of draws of the random generators.
+        properties: the user's own values: int, float, str and bool.
+    """
+
+    trainable: dict[str, Form]
+    frozen: dict[str, Form]
+    tensors: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    optimizer: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    random: dict[str, int] = dataclasses.field(default_factory=dict)
+    properties: dict[str, int | float | str | bool] = dataclasses.field(default_factory=dict)
+
+    @property
+    def forms(self) -> dict[str, Form]:
+        """Name and form of all parameters, trainable ones first."""
+        return self.trainable | self.frozen
+
+    @property
+    def is_nominal(self) -> bool:
+        """Whether there are forms alone, no content."""
+        return not self.tensors
+
+
+def write(checkpoint: Checkpoint, path: Path | str) -> None:
+    """Write a checkpoint; a kill at any moment leaves the old file or the new one.
+
+    Raises:
+        CheckpointError: a parameter has no content, or one of another form than was said.
+    """
+    if not checkpoint.is_nominal:
+        _validate(checkpoint, str(path))
+    tensors = {n: np.ascontiguousarray(a).reshape(a.shape) for n, a in checkpoint.tensors.items()}
+    tensors |= {_OPTIMIZER + n: np.ascontiguousarray(a).reshape(a.shape) for n, a in checkpoint.optimizer.items()}
+    header = {
+        "format": _FORMAT,
+        "trainable": _listed(checkpoint.trainable),
+        "frozen": _listed(checkpoint.frozen),
+        "settings": checkpoint.settings,
+        "random": checkpoint.random,
+        "properties": checkpoint.properties,
+    }
+    header["sha256"] = _digest(header, tensors)
+    write_atomically(Path(path), safetensors.save(tensors, {_KEY: json.dumps(header)}))
+
+
+def read(source: Path | str | bytes) -> Checkpoint:
+    """Read a checkpoint from a file or from its bytes.
+
+    Raises:
+        CheckpointError: there is no such file, it is damaged, or it is no checkpoint of onnxtrain.
+    """
+    name = "the checkpoint" if isinstance(source, bytes) else str(source)
+    try:
+        content = source if isinstance(source, bytes) else Path(source).read_bytes()
+    except OSError as error:
+        raise CheckpointError(
+            f"{name} cannot be read: {error.strerror}", cure="give the file of a checkpoint"
+        ) from error
+    header, tensors = _parse(content, name)
+    given = header.pop("sha256", None)
+    if given != _digest(header, tensors):
+        raise CheckpointError(f"{name} is damaged: its content is not what was written", cure="use an earlier one")
+    if header.get("format") != _FORMAT:
+        raise CheckpointError(
+            f"{name} has format {header.get('format')}, this version reads {_FORMAT}", cure="update onnxtrain"
+        )
+    made = Checkpoint(
+        _forms(header["trainable"]),
+        _forms(header["frozen"]),
+        {n: a for n, a in tensors.items() if not n.startswith(_OPTIMIZER)},
+        {n.removeprefix(_OPTIMIZER): a for n, a in tensors.items() if n.startswith(_OPTIMIZER)},
+        header["settings"],
+        header["random"],
+        header["properties"],
+    )
+    if not made.is_nominal:
+        _validate(made, name)
+    return made
+
+
+def _parse(content: bytes, name: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The header's JSON and all tensors."""
+    try:
+        length = int.from_bytes(content[:8], "little")
+        metadata = json.loads(content[8 : 8 + length]).get("__metadata__", {})
+        tensors = safetensors.load(content)
+        header = json.loads(metadata[_KEY]) if _KEY in metadata else None
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise CheckpointError(f"{name} is damaged: {first_line(error)}", cure="use an earlier checkpoint") from error
+    if not isinstance(header, dict):
+        raise CheckpointError(f"{name} is no checkpoint of onnxtrain", cure="give a file that save_checkpoint wrote")
+    return header, tensors
+
+
+def _digest(header: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> str:
+    digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
+    for name, array in sorted(tensors.items()):
+        digest.update(json.dumps([name, array.dtype.name, array.shape]).encode())
+        digest.update(array.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def _listed(forms: Mapping[str, Form]) -> list[list[Any]]:
+    return [[name, form.dtype, list(form.shape)] for name, form in forms.items()]
+
+
+def _forms(listed: list[list[Any]]) -> dict[str, Form]:
+    return {name: Form(dtype, tuple(shape)) for name, dtype, shape in listed}
+
+
+def _validate(checkpoint: Checkpoint, name: str) -> None:
+    """Every parameter has content of its form, and nothing else does.
+
+    Raises:
+        CheckpointError: else.
+    """
+    forms = checkpoint.forms
+    for parameter in dict.fromkeys([*forms, *checkpoint.tensors]):
+        if parameter not in forms or parameter not in checkpoint.tensors:
+            there = "has no content" if parameter in forms else "is none of the model's parameters"
+            raise CheckpointError(f"{name}: {parameter} {there}", cure="use a checkpoint of this model")
+        found = Form.of(checkpoint.tensors[parameter])
+        if found != forms[parameter]:
+            raise CheckpointError(
+                f"{name}: {parameter} is {found.dtype} {list(found.shape)}, "
+                f"not {forms[parameter].dtype} {list(forms[parameter].shape)}",
+                cure="use a checkpoint of this model",
+            )

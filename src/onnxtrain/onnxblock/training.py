@@ -1,0 +1,309 @@
+"""ForwardBlock and TrainingBlock: from blocks to models that are run."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxtrain.artifact_names import RESET, accumulation, updated
+from onnxtrain.errors import ArtifactError
+from onnxtrain.gradient import build_gradient, tracked_outputs
+from onnxtrain.ir import shapes
+from onnxtrain.ir.functions import attach
+from onnxtrain.ir.graphs import ForwardGraph, Signature, TrainingGraph
+from onnxtrain.onnxblock.base import Base
+from onnxtrain.onnxblock.blocks import Block
+from onnxtrain.optimize import optimize, optimize_training
+from onnxtrain.portable import to_proto
+
+_GOLDEN = 0x9E3779B1  # 2³² / the golden ratio: multiples of it are spread evenly
+
+
+class ForwardBlock(Block):
+    """A block whose outputs are the outputs of the whole model."""
+
+    def __init__(self) -> None:
+        self._base: Base | None = None
+        self._outputs: tuple[str, ...] = ()
+
+    def __call__(self, *names: Any, **named: Any) -> Any:
+        """Build the block; what it returns are the model's outputs."""
+        made = self.build(*names, **named)
+        self._base = self.base
+        self._outputs = made if isinstance(made, tuple) else (made,)
+        return made
+
+    def built(self) -> Base:
+        """The model that the block was built in.
+
+        Raises:
+            ArtifactError: it was not called.
+        """
+        if self._base is None:
+            raise ArtifactError(f"{type(self).__name__} is not built", cure="call it within `with onnxblock.base(...)`")
+        return self._base
+
+    def to_model_proto(self) -> Any:
+        """The model with its weights as initializers."""
+        base = self.built()
+        model = _with_outputs(base.model, self._outputs)
+        restore_weights(model, base.weights)
+        return to_proto(model)
+
+
+class TrainingBlock(ForwardBlock):
+    """A block whose first output is the loss; makes the models that train and evaluate it.
+
+    Names given to ``requires_grad`` may be patterns, such as ``"head.*"``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._asked: dict[str, bool] = {}
+        self._trainable: tuple[str, ...] | None = None
+        self.batch_statistics = False
+
+    def requires_grad(self, name: str, value: bool = True) -> None:
+        """Say that weights of that name are trained, or that they are not."""
+        self._asked[name] = value
+        self._trainable = None
+
+    def parameters(self) -> tuple[list[ir.TensorProtocol], list[ir.TensorProtocol]]:
+        """The weights that are trained and those that are not, as tensors with names.
+
+        Raises:
+            ArtifactError: the block is not built, a name is not known, or nothing would be trained.
+        """
+        trainable, base = self._chosen(), self.built()
+        frozen = [n for n in base.weights if n not in set(trainable)]
+        return [_named(base, n) for n in trainable], [_named(base, n) for n in frozen]
+
+    def to_model_proto(self) -> tuple[onnx.ModelProto, onnx.ModelProto]:
+        """The training model and the evaluation model.
+
+        The inputs of both are the user's, then all weights; the training model also takes ``lazy_reset_grad`` and, for
+        each trained weight ``p``, ``p_grad.accumulation.buffer``, and gives ``p_grad.accumulation.out``. Running
+        statistics ``s`` that batches change are given as ``s.out``.
+
+        Raises:
+            ArtifactError: as for ``parameters``; the loss is no scalar, or does not depend on a weight named.
+            GradientError: the loss cannot be differentiated.
+        """
+        base, trainable = self.built(), self._chosen()
+        return _training_model(base, self._outputs, trainable, self.batch_statistics), self._evaluation_model(base)
+
+    def _evaluation_model(self, base: Base) -> onnx.ModelProto:
+        model = _with_outputs(base.model, self._outputs)
+        for node in model.graph.all_nodes():
+            _evaluate(node)
+        inputs = [str(v.name) for v in model.graph.inputs if v.name not in base.weights]
+        facts = {"kind": "evaluation", "inputs": inputs, "outputs": list(self._outputs), "weights": list(base.weights)}
+        return to_proto(model, facts | {"predictions": list(base.predictions)})
+
+    def _chosen(self) -> tuple[str, ...]:
+        """The weights that are trained, in the order of the model."""
+        base = self.built()
+        if self._trainable is None:
+            self._trainable = _trainable(base, self._outputs[0], self._asked)
+        return self._trainable
+
+
+def _trainable(base: Base, loss: str, asked: dict[str, bool]) -> tuple[str, ...]:
+    """What was asked for, once it is known to exist and to be reached by the loss."""
+    for name in asked:
+        if not _is_pattern(name):
+            base.weight(name)
+        elif not fnmatch.filter(base.weights, name):
+            raise ArtifactError(f"no initializer is called like {name}", cure="name initializers of the model")
+    wanted = [n for n in base.weights if _decision(n, asked)]
+    if not wanted:
+        raise ArtifactError(
+            f"nothing would be trained; the model's initializers are {_some(list(base.weights))}",
+            cure="name what to train in requires_grad",
+        )
+    reached = _reached(base, loss, wanted)
+    if lost := [n for n in wanted if n not in reached]:
+        raise ArtifactError(
+            f"the loss does not depend on {_some(lost)}", cure="leave them out of requires_grad, or mend the loss"
+        )
+    return tuple(wanted)
+
+
+def _decision(name: str, asked: dict[str, bool]) -> bool:
+    """What was said of a name; the last word counts, and a whole name more than a pattern."""
+    if name in asked:
+        return asked[name]
+    found = [value for pattern, value in asked.items() if fnmatch.fnmatchcase(name, pattern)]
+    return bool(found) and found[-1]
+
+
+def _is_pattern(name: str) -> bool:
+    return any(c in name for c in "*?[")
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:8])
+    return f"{shown} and {len(names) - 8} more" if len(names) > 8 else shown or "(none)"
+
+
+def reached_weights(base: Base, loss: str) -> tuple[str, ...]:
+    """The weights that a loss depends on through operators with a gradient, running statistics left out."""
+    statistics = {v.name for n in base.model.graph if n.op_type == "BatchNormalization" for v in n.inputs[3:5] if v}
+    found = _reached(base, loss, list(base.weights))
+    return tuple(n for n in found if n not in statistics)
+
+
+def _reached(base: Base, loss: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Which of the weights have a gradient."""
+    model = _with_outputs(base.model, [loss])
+    inputs = tuple(str(v.name) for v in model.graph.inputs)
+    graph = ForwardGraph(model, Signature(inputs, (), (), (loss,), {}, tuple(names)))
+    if not tracked_outputs(graph):
+        return ()
+    found = build_gradient(graph, [loss]).gradients
+    return tuple(n for n in names if n in found)
+
+
+def _named(base: Base, name: str) -> ir.TensorProtocol:
+    tensor = base.weights[name]
+    tensor.name = name
+    return tensor
+
+
+def _with_outputs(model: ir.Model, names: Sequence[str]) -> ir.Model:
+    """A copy of the model whose outputs are these values, under these names."""
+    model = model.clone()
+    held = Base(model)
+    found = [held.value(n) for n in names]
+    model.graph.outputs.clear()
+    for value in found:
+        if value.is_graph_input() or value in model.graph.outputs or value.is_initializer():
+            value = held.op.Identity(value)
+        model.graph.outputs.append(value)
+    return model
+
+
+def restore_weights(model: ir.Model, weights: dict[str, ir.TensorProtocol]) -> None:
+    """Turn inputs that are weights back into initializers, in place."""
+    for value in [v for v in model.graph.inputs if v.name in weights]:
+        value.const_value = weights[str(value.name)]
+        model.graph.inputs.remove(value)
+        model.graph.register_initializer(value)
+
+
+def _evaluate(node: ir.Node) -> None:
+    """A node as it is in evaluation: Dropout passes on, BatchNormalization reads its running statistics."""
+    if node.domain:
+        return
+    if node.op_type == "Dropout" and len(node.inputs) > 2:
+        node.replace_input_with(2, None)
+        node.resize_inputs(2)
+    elif node.op_type == "BatchNormalization" and shapes.attribute(node, "training_mode", 0):
+        node.attributes["training_mode"] = ir.AttrInt64("training_mode", 0)
+        node.resize_outputs(1)
+
+
+def _training_model(
+    base: Base, outputs: Sequence[str], trainable: Sequence[str], batch_statistics: bool
+) -> onnx.ModelProto:
+    """Forward and backward in one model, gradients added to buffers."""
+    model = _with_outputs(base.model, outputs)
+    loss = model.graph.outputs[0]
+    if shapes.known_dims(loss) != () or not loss.dtype or not loss.dtype.is_floating_point():
+        raise ArtifactError(f"the loss {loss.name} has shape {loss.shape}, not that of a scalar", cure="reduce it")
+    updates = _statistics(model.graph, batch_statistics)
+    draws = _seed(model.graph)
+    inputs = [str(v.name) for v in model.graph.inputs if v.name not in base.weights]
+    names = tuple(str(v.name) for v in model.graph.outputs)
+    frozen = tuple(n for n in base.weights if n not in set(trainable))
+    signature = Signature(tuple(inputs), tuple(trainable), frozen, names, updates, tuple(trainable))
+    forward = ForwardGraph(model, signature)
+    optimize(forward)
+    training = build_gradient(forward, [str(loss.name)])
+    optimize_training(training)
+    made = attach(_closed(training))
+    _accumulate(made.graph, training.gradients)
+    facts = {
+        "kind": "training",
+        "inputs": inputs,
+        "outputs": list(outputs),
+        "trainable": list(trainable),
+        "frozen": list(frozen),
+        "updates": updates,
+        "draws": draws,
+    }
+    return to_proto(made, facts)
+
+
+def _statistics(graph: ir.Graph, batch_statistics: bool) -> dict[str, str]:
+    """Make the running statistics that batches change outputs of the graph; says input and output by name."""
+    op, updates = Base(ir.Model(graph, ir_version=10)), {}
+    for node in [n for n in graph if n.op_type == "BatchNormalization" and n.domain == ""]:
+        if batch_statistics:
+            node.attributes["training_mode"] = ir.AttrInt64("training_mode", 1)
+        if not shapes.attribute(node, "training_mode", 0):
+            continue
+        node.resize_outputs(3)
+        shapes.infer(node)
+        for old, new in zip(node.inputs[3:5], node.outputs[1:3], strict=True):
+            if old is not None and old.is_graph_input() and str(old.name) not in updates:
+                updates[str(old.name)] = updated(str(old.name))
+                op.output(new, updated(str(old.name)))
+    return updates
+
+
+def _seed(graph: ir.Graph) -> int:
+    """Give each Dropout that has none a seed of its own; the number of nodes that draw."""
+    nodes = [n for n in graph.all_nodes() if n.op_type == "Dropout" and n.domain == "" and len(n.inputs) > 2]
+    for index, node in enumerate(nodes, 1):
+        if "seed" not in node.attributes:
+            node.attributes["seed"] = ir.AttrInt64("seed", index * _GOLDEN % 2**31)
+    return len(nodes)
+
+
+def _closed(training: TrainingGraph) -> ir.Model:
+    """The training graph with 1 as the gradient of the loss, which is then no input."""
+    graph = training.model.graph
+    for name in training.output_gradients.values():
+        seed = next(v for v in graph.inputs if v.name == name)
+        graph.inputs.remove(seed)
+        seed.const_value = ir.tensor(np.ones([], shapes.dtype_of(seed).numpy()), name=name)
+        graph.register_initializer(seed)
+    return training.model
+
+
+def _accumulate(graph: ir.Graph, gradients: dict[str, str]) -> None:
+    """Add each gradient to its buffer, or begin anew: ``out = If(reset, gradient, buffer + gradient)``.
+
+    An ``If`` costs one copy, a ``Where`` would cost five passes over the gradient. The buffer is read by that node
+    alone, so a runtime may write the result over it.
+    """
+    reset = ir.Value(name=RESET, type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([]))
+    graph.inputs.append(reset)
+    made = {str(v.name): v for v in graph.outputs}
+    for parameter, name in gradients.items():
+        dx = made[name]
+        before, after = accumulation(parameter)
+        buffer = ir.Value(name=before, type=dx.type, shape=dx.shape)
+        graph.inputs.append(buffer)
+        branches = [
+            _branch(f"{after}.first", "Identity", [dx]),
+            _branch(f"{after}.more", "Add", [buffer, dx]),
+        ]
+        attributes = [ir.AttrGraph(n, b) for n, b in zip(("then_branch", "else_branch"), branches, strict=True)]
+        node = ir.Node("", "If", [reset], attributes=attributes, num_outputs=1, name=f"{after}.If")
+        graph.append(node)
+        node.outputs[0].name, node.outputs[0].type, node.outputs[0].shape = after, dx.type, dx.shape
+        graph.outputs[list(graph.outputs).index(dx)] = node.outputs[0]
+
+
+def _branch(name: str, op_type: str, operands: Sequence[ir.Value]) -> ir.Graph:
+    node = ir.Node("", op_type, list(operands), num_outputs=1, name=name)
+    y = node.outputs[0]
+    y.name, y.type, y.shape = f"{name}.value", operands[0].type, operands[0].shape
+    return ir.Graph([], [y], nodes=[node], name=name)

@@ -1,0 +1,125 @@
+"""Graphs as files for any ONNX runtime: standard operators and functions with bodies, checked, sealed, renamed last."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from onnxtrain.errors import ArtifactError, first_line
+from onnxtrain.ir.functions import DOMAIN, OPAQUE, attach
+from onnxtrain.ir.graphs import describe, source_of
+
+_FACTS = "onnxtrain.facts"  # key in the model's metadata: JSON for whoever runs it
+_SEAL = "onnxtrain.sha256"  # key in the model's metadata: digest of the file with zeros in its place
+_ZEROS = "0" * 64
+_SEALED = re.compile(re.escape(_SEAL.encode()) + rb"\x12\x40([0-9a-f]{64})")
+_IR_VERSION = 10  # the newest that onnxruntime 1.20 reads
+_LARGEST = 2**31 - 2**20  # bytes that protobuf serializes, with room for the rest
+
+
+def to_proto(model: ir.Model, facts: Mapping[str, Any] | None = None) -> onnx.ModelProto:
+    """A model that any ONNX runtime runs: our operators have their bodies, control flow is ONNX's.
+
+    Args:
+        model: the model; it is not changed.
+        facts: what a program that runs the model must know; plain data, read by ``facts_of``.
+
+    Raises:
+        ArtifactError: an operator is not ONNX's and has no body, or ``onnx.checker`` refuses the model.
+    """
+    for node in model.graph.all_nodes():
+        if node.domain == DOMAIN and node.op_type in OPAQUE:
+            raise ArtifactError(
+                f"{node.op_type} runs in PyTorch alone", node=describe(node), source=source_of(node), cure="remove it"
+            )
+    model = attach(model)
+    needed = onnx.helper.find_min_ir_version_for(
+        [onnx.helper.make_opsetid("", model.graph.opset_imports.get("", 20))], ignore_unknown=True
+    )
+    model.ir_version = max(_IR_VERSION, needed)
+    proto = ir.to_proto(model)
+    if facts is not None:
+        onnx.helper.set_model_props(proto, {_FACTS: json.dumps(facts)})
+    if proto.ByteSize() < _LARGEST:
+        _check(proto)
+    return proto
+
+
+def _check(proto: onnx.ModelProto) -> None:
+    try:
+        onnx.checker.check_model(proto)
+    except onnx.checker.ValidationError as error:
+        raise ArtifactError(f"the graph is not valid ONNX: {first_line(error)}", cure="report this model") from error
+
+
+def facts_of(metadata: Mapping[str, str]) -> dict[str, Any] | None:
+    """The facts in a model's metadata; None where it has none."""
+    return json.loads(metadata[_FACTS]) if _FACTS in metadata else None
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file under a temporary name, flush it to the disk, then rename: a kill leaves the old or the new file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.{uuid.uuid4().hex}.partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def save(proto: onnx.ModelProto, path: Path | str) -> None:
+    """Write a model: in one file, or with its weights beside it in ``{name}.data`` where it is larger than 2 GB."""
+    path = Path(path)
+    if proto.ByteSize() < _LARGEST:
+        write_atomically(path, proto.SerializeToString())
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data, partial = f"{path.name}.data", path.with_name(f".{path.name}.partial")
+    path.with_name(data).unlink(missing_ok=True)
+    onnx.save(proto, partial, save_as_external_data=True, location=data)
+    partial.replace(path)
+
+
+def sealed(proto: onnx.ModelProto) -> bytes:
+    """The model's bytes with their own SHA-256 in its metadata, so that a damaged file is told from a whole one."""
+    kept = [entry for entry in proto.metadata_props if entry.key != _SEAL]
+    del proto.metadata_props[:]
+    proto.metadata_props.extend(kept)
+    proto.metadata_props.add(key=_SEAL, value=_ZEROS)
+    content = proto.SerializeToString()
+    start, end = _SEALED.search(content).span(1)  # type: ignore[union-attr]
+    return content[:start] + hashlib.sha256(content).hexdigest().encode() + content[end:]
+
+
+def unsealed(content: bytes, name: str) -> bytes:
+    """The content of a sealed file, once it is known to be whole.
+
+    Raises:
+        ArtifactError: the file was changed since it was written, or is no file of ``generate_artifacts``.
+    """
+    found = _SEALED.search(content)
+    if found is None:
+        raise ArtifactError(
+            f"{name} is damaged, or no model of generate_artifacts", cure="generate the artifacts again"
+        )
+    blank = content[: found.start(1)] + _ZEROS.encode() + content[found.end(1) :]
+    if hashlib.sha256(blank).hexdigest().encode() != found.group(1):
+        raise ArtifactError(
+            f"{name} is damaged: its content is not what was written",
+            cure="generate the artifacts again; where it was changed on purpose, onnxtrain.artifacts.seal(path)",
+        )
+    return content
