@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import fnmatch
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -202,7 +203,8 @@ def _choose(
 ) -> None:
     """Tell the block what is trained."""
     if requires_grad is None:
-        requires_grad = reached_weights(built, block._outputs[0])
+        reached = reached_weights(built, block._outputs[0])
+        requires_grad = [n for n in reached if not any(fnmatch.fnmatchcase(n, p) for p in frozen or ())]
     for name in requires_grad:
         block.requires_grad(name)
     for name in frozen or ():
