@@ -58,7 +58,9 @@ def test_losses_are_those_of_torch(name: str, tmp_path: Path) -> None:
     ours.eval()
     with torch.no_grad():
         loss = entry.loss(module(*map(torch.from_numpy, inputs)), torch.from_numpy(labels))
-    assert float(ours(*inputs, labels)) == pytest.approx(loss.item(), rel=5e-3)  # ONNX keeps the biased variance, torch the unbiased
+    assert float(ours(*inputs, labels)) == pytest.approx(
+        loss.item(), rel=5e-3
+    )  # ONNX keeps the biased variance, torch the unbiased
 
 
 def test_a_scikit_learn_perceptron_goes_on_learning(tmp_path: Path) -> None:

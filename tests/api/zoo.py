@@ -255,5 +255,3 @@ def save(module: nn.Module, entry: Entry, folder: Path) -> Path:
     made = (export_scripted if entry.scripted else export)(module, inputs, entry.dynamic)
     onnx.save(made, path)
     return path
-
-
