@@ -1,4 +1,4 @@
-"""An ``.onnx`` model as a ForwardGraph: functions inlined, weights as inputs, bodies closed, shapes inferred.
+"""An ``.onnx`` model as a ForwardGraph: functions and fused operators written out, weights as inputs, shapes inferred.
 
 Nothing is folded or left out, and inputs, outputs and initializers keep their names. The order matters: the opset is
 raised in ONNX's own form, and what is trained becomes an input before bodies are closed, which copies constants.
@@ -19,7 +19,8 @@ from onnx_ir.passes.common import InlinePass
 
 from onnxtrain.errors import GraphError, OnnxTrainError, first_line
 from onnxtrain.ir import functions, shapes
-from onnxtrain.ir.bodies import bodies_of, close_bodies
+from onnxtrain.ir.bodies import bodies_of, close_bodies, is_closed
+from onnxtrain.ir.expansions import can_expand, is_fused, write_out
 from onnxtrain.ir.graphs import DOMAIN, ForwardGraph, Signature, describe
 from onnxtrain.ir.opsets import LOWEST, convert, raise_opset, version_of
 from onnxtrain.ir.verify import operator_problems, verify
@@ -49,7 +50,7 @@ def read_forward(source: Source, parameters: Sequence[str] = ()) -> ForwardGraph
         chosen = _to_inputs(graph, parameters)
         close_bodies(graph)
         verify(model, operators=False)
-        shapes.infer_graph(graph)
+        _write_out(graph)
     kept = {*graph.initializers, *chosen}
     inputs = tuple(str(v.name) for v in graph.inputs if v.name not in kept)
     ordered = {str(v.name): v for v in graph.inputs}
@@ -121,6 +122,19 @@ def _graphs(graph: ir.Graph) -> Iterator[ir.Graph]:
     for node in graph:
         for body in bodies_of(node):
             yield from _graphs(body)
+
+
+def _write_out(graph: ir.Graph) -> None:
+    """Infer all shapes, and put ONNX's operators in the place of those that onnxruntime's optimizers made of them."""
+    for node in list(graph):
+        if is_fused(node) and can_expand(node):
+            write_out(graph, node)
+            continue
+        shapes.infer(node)
+        if is_closed(node):
+            for body in bodies_of(node):
+                _write_out(body)
+            shapes.infer(node)
 
 
 def _to_inputs(graph: ir.Graph, patterns: Sequence[str]) -> tuple[str, ...]:
