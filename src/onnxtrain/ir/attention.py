@@ -1,6 +1,8 @@
-"""ONNX's Attention and RotaryEmbedding (opset 23) written out; shapes as in Operators.md."""
+"""ONNX's Attention (opset 23 to 25) and RotaryEmbedding (opset 23) written out; shapes as in Operators.md."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import onnx_ir as ir
 
@@ -13,39 +15,21 @@ Value = ir.Value
 
 
 def attention(op: Builder, node: ir.Node) -> list[Value]:
-    """Y, the keys and values with those of the past before them, and the scores or weights.
-
-    Raises:
-        ShapeError: the scores are asked for at a point other than 0 (the product) or 3 (the weights).
-    """
-    given = [shapes.operand(node, i) for i in range(6)]
+    """Y, the keys and values with those of the past before them, and the scores or weights."""
+    given = [shapes.operand(node, i) for i in range(7)]
     q, k, v = (_heads(op, node, given[i], name) for i, name in enumerate(("q", "kv", "kv")))
-    past = 0 if given[4] is None else op.size(given[4], 2)
     keys = k if given[4] is None else op.Concat(given[4], k, axis=2)
     values = v if given[5] is None else op.Concat(given[5], v, axis=2)
     scores = product = op.MatMul(_scaled(op, node, q), op.transpose(_shared(op, keys, q)))
     if cap := shapes.attribute(node, "softcap", 0.0):
         scores = op.Tanh(scores / cap) * cap
-    weights = _weights(op, node, scores, given[3], past)
+    biased = _biased(op, node, scores, given)
+    weights = _weights(op, node, biased, free=biased is scores)
     y = op.MatMul(weights, _shared(op, values, q))
     if shapes.rank(node.inputs[0]) == 3:  # type: ignore[arg-type]
         y = op.Reshape(op.Transpose(y, perm=[0, 2, 1, 3]), op.ints(0, 0, -1))
-    made = [y, keys, values][: len(node.outputs)]
-    if len(node.outputs) > 3:
-        made.append(_asked(node, {0: product, 3: weights}))
-    return made
-
-
-def _asked(node: ir.Node, known: dict[int, Value]) -> Value:
-    mode = shapes.attribute(node, "qk_matmul_output_mode", 0)
-    if mode not in known:
-        raise ShapeError(
-            f"Attention with qk_matmul_output_mode {mode} is not available",
-            node=describe(node),
-            source=source_of(node),
-            cure="ask for the product (0) or the weights (3)",
-        )
-    return known[mode]
+    made = [y, keys, values, (product, scores, biased, weights)[shapes.attribute(node, "qk_matmul_output_mode", 0)]]
+    return made[: len(node.outputs)]
 
 
 def _heads(op: Builder, node: ir.Node, x: Value | None, kind: str) -> Value:
@@ -76,15 +60,46 @@ def _shared(op: Builder, x: Value, q: Value) -> Value:
     return op.Reshape(wide, op.Concat(sizes[0], op.size(q, 1), *sizes[2:], axis=0), allowzero=1)
 
 
-def _weights(op: Builder, node: ir.Node, scores: Value, mask: Value | None, past: Value | int) -> Value:
-    """Softmax of the masked scores; a row that sees nothing gets zeros."""
-    dtype, free = shapes.dtype_of(scores), mask is None
+def _biased(op: Builder, node: ir.Node, scores: Value, given: list[Value | None]) -> Value:
+    """The scores with the mask added, and -∞ where a row does not see a column; themselves where it sees all."""
     minus_infinity, zero = op.like(float("-inf"), scores), op.like(0.0, scores)
+    mask, past, filled = given[3], given[4], given[6]
     if mask is not None:
-        bias = op.Where(mask, zero, minus_infinity) if mask.dtype == ir.DataType.BOOL else mask
-        scores = scores + bias
-    if shapes.attribute(node, "is_causal", 0):
-        scores, free = scores + op.Where(_seen(op, scores, past), zero, minus_infinity), False
+        scores = scores + (op.Where(mask, zero, minus_infinity) if mask.dtype == ir.DataType.BOOL else mask)
+    for seen in _seen(op, node, scores, past, filled):
+        scores = scores + op.Where(seen, zero, minus_infinity)
+    return scores
+
+
+def _seen(op: Builder, node: ir.Node, scores: Value, past: Value | None, filled: Value | None) -> Iterator[Value]:
+    """Conditions under which a row sees a column, to be broadcast to the scores.
+
+    A row stands after all of the past; where the keys are a cache that is filled so far, as the last rows of it.
+    """
+    causal = shapes.attribute(node, "is_causal", 0)
+    left, right = (shapes.attribute(node, f"{side}_window_size", -1) for side in ("left", "right"))
+    if filled is None and not causal and left < 0 and right < 0:
+        return
+    zero, one = op.constant(0), op.constant(1)
+    rows, columns = (op.Range(zero, op.Squeeze(op.size(scores, a), op.ints(0)), one) for a in (-2, -1))
+    rows = op.Unsqueeze(rows, op.ints(1))
+    if past is not None:
+        rows = rows + op.size(past, 2)
+    if filled is not None:
+        count = op.Unsqueeze(op.cast(filled, ir.DataType.INT64), op.ints(1, 2, 3))
+        rows = rows + (count - op.size(scores, -2))
+        yield op.Less(columns, count)
+    if causal:
+        yield op.LessOrEqual(columns, rows)
+    if right >= 0:
+        yield op.LessOrEqual(columns, rows + op.constant(right))
+    if left >= 0:
+        yield op.GreaterOrEqual(columns, rows - op.constant(left))
+
+
+def _weights(op: Builder, node: ir.Node, scores: Value, free: bool) -> Value:
+    """Softmax of the scores; a row that sees nothing gets zeros, which cannot be where all rows are free."""
+    dtype = shapes.dtype_of(scores)
     precise = op.cast(scores, ir.DataType(shapes.attribute(node, "softmax_precision", 0) or dtype))
     if free:
         return op.cast(op.Softmax(precise, axis=-1), dtype)
@@ -93,14 +108,6 @@ def _weights(op: Builder, node: ir.Node, scores: Value, mask: Value | None, past
     total = op.ReduceSum(exponentials, op.ints(-1), keepdims=1)
     nothing = op.Equal(total, op.like(0.0, total))
     return op.cast(exponentials / op.Where(nothing, op.like(1.0, total), total), dtype)
-
-
-def _seen(op: Builder, scores: Value, past: Value | int) -> Value:
-    """Whether a column is not after its row, which stands after all of the past."""
-    zero, one = op.constant(0), op.constant(1)
-    rows, columns = (op.Range(zero, op.Squeeze(op.size(scores, a), op.ints(0)), one) for a in (-2, -1))
-    rows = rows if isinstance(past, int) else rows + past
-    return op.LessOrEqual(op.Unsqueeze(columns, op.ints(0)), op.Unsqueeze(rows, op.ints(1)))
 
 
 def rotary_embedding(op: Builder, node: ir.Node) -> list[Value]:

@@ -12,11 +12,13 @@ from onnxtrain.ir.bodies import BODY, bodies_of, inline, is_closed, replace
 from onnxtrain.ir.builder import Builder
 from onnxtrain.ir.graphs import DOMAIN, is_backward
 from onnxtrain.ir.recurrent import RECURRENT, expand_node
+from onnxtrain.ir.signals import short_time_fourier_transform
 
 EXPANSIONS: dict[str, Callable[[Builder, ir.Node], list[ir.Value]]] = {
     **dict.fromkeys(RECURRENT, expand_node),
     "Attention": attention,
     "RotaryEmbedding": rotary_embedding,
+    "STFT": short_time_fourier_transform,
     "SimplifiedLayerNormalization": contrib.simplified_layer_normalization,  # onnxruntime's, in the domain of ONNX
 }
 TABLES = {"": EXPANSIONS, contrib.DOMAIN: contrib.CONTRIB}
