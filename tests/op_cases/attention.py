@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -130,4 +130,25 @@ def _rotary() -> list[Case]:
     ]  # fmt: skip
 
 
-CASES = [*_attention(), *_onnx_attention(), *_rotary()]
+def _cache() -> list[Case]:
+    def written(cache: Tensor, update: Tensor, starts: Sequence[int], axis: int) -> Tensor:
+        made = []
+        for old, new, start in zip(cache.movedim(axis, 1), update.movedim(axis, 1), starts, strict=True):
+            rows = list(old)
+            for offset, row in enumerate(new):
+                rows[(start + offset) % len(rows)] = row
+            made.append(torch.stack(rows))
+        return torch.stack(made).movedim(1, axis)
+
+    given = (x(2, 3, 5, 4), x(2, 3, 2, 4))
+    return [
+        Case("TensorScatter", given, lambda a, b: written(a, b, (0, 0), 2), opset=24),
+        Case("TensorScatter", (*given, np.array([3, 1])), lambda a, b: written(a, b, (3, 1), 2), opset=24, label="places"),
+        Case(
+            "TensorScatter", (x(2, 5, 4), x(2, 2, 4), np.array([4, 1])), lambda a, b: written(a, b, (4, 1), 1),
+            {"mode": "circular", "axis": 1}, opset=24, label="circular",
+        ),
+    ]  # fmt: skip
+
+
+CASES = [*_attention(), *_onnx_attention(), *_rotary(), *_cache()]

@@ -1,4 +1,4 @@
-"""ONNX's Attention (opset 23 to 25) and RotaryEmbedding (opset 23) written out; shapes as in Operators.md."""
+"""ONNX's Attention, RotaryEmbedding and TensorScatter (opset 23 to 25) written out; shapes as in Operators.md."""
 
 from __future__ import annotations
 
@@ -156,3 +156,18 @@ def _half(node: ir.Node, x: Value, cos: Value) -> int:
     if shapes.rank(x) == 4 and isinstance(last, int):
         return last // 2
     raise ShapeError("the width of RotaryEmbedding's caches is not known", node=describe(node), source=source_of(node))
+
+
+def tensor_scatter(op: Builder, node: ir.Node) -> list[Value]:
+    """The cache with the update written over it from each sample's place on."""
+    cache, update, starts = (shapes.operand(node, i) for i in range(3))
+    assert cache is not None and update is not None
+    rank, zero, one = shapes.rank(cache), op.constant(0), op.constant(1)
+    axis = shapes.attribute(node, "axis", -2) % rank
+    places = op.Range(zero, op.Squeeze(op.size(update, axis), op.ints(0)), one)
+    places = op.Unsqueeze(places, op.ints(*(i for i in range(rank) if i != axis)))
+    if starts is not None:
+        places = op.Add(places, op.Unsqueeze(op.cast(starts, ir.DataType.INT64), op.ints(*range(1, rank))))
+    if shapes.attribute(node, "mode", "linear") == "circular":
+        places = op.Mod(places, op.Squeeze(op.size(cache, axis), op.ints(0)))
+    return [op.ScatterElements(cache, op.Expand(places, op.shape(update)), update, axis=axis)]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import onnx_ir as ir
 
 from onnxtrain.ir import contrib
-from onnxtrain.ir.attention import attention, rotary_embedding
+from onnxtrain.ir.attention import attention, rotary_embedding, tensor_scatter
 from onnxtrain.ir.bodies import BODY, bodies_of, inline, is_closed, replace
 from onnxtrain.ir.builder import Builder
 from onnxtrain.ir.graphs import DOMAIN, is_backward
@@ -18,6 +18,7 @@ EXPANSIONS: dict[str, Callable[[Builder, ir.Node], list[ir.Value]]] = {
     **dict.fromkeys(RECURRENT, expand_node),
     "Attention": attention,
     "RotaryEmbedding": rotary_embedding,
+    "TensorScatter": tensor_scatter,
     "STFT": short_time_fourier_transform,
     "SimplifiedLayerNormalization": contrib.simplified_layer_normalization,  # onnxruntime's, in the domain of ONNX
 }
