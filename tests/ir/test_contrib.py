@@ -47,6 +47,7 @@ def i(*content: Any) -> np.ndarray:
 X, HIDDEN = r(2, 5, 8), r(2, 3, 8)
 MASK = i([1, 1, 1, 1, 0], [1, 1, 0, 0, 0])
 WORDS = (i([1, 2, 3], [4, 0, 1]), i([0, 0, 1], [0, 1, 1]), r(6, 8), r(4, 8), r(2, 8), r(8), r(8))
+PLACES = np.array([[0, 2, 4, 6, 8], [1, 2, 3, 4, 5]])
 PROJECT = (X, r(8, 24), r(24))
 ROWS = {
     "Gelu": Fused("Gelu", (X,)),
@@ -100,6 +101,9 @@ ROWS = {
         "MultiHeadAttention", (X, X, X, None, None, None, r(2, 2, 3, 4), r(2, 2, 3, 4)),
         {"num_heads": 2}, ("y", "k", "v"),
     ),
+    "RotaryEmbedding": Fused("RotaryEmbedding", (X, PLACES, r(9, 2), r(9, 2))),
+    "RotaryEmbedding-offset": Fused("RotaryEmbedding", (X, np.array([3]), r(9, 2), r(9, 2)), {"interleaved": 1}),
+    "RotaryEmbedding-heads": Fused("RotaryEmbedding", (r(2, 3, 5, 4), PLACES, r(9, 2), r(9, 2))),
     "Trilu": Fused("Trilu", (r(4, 4),), {"upper": 0}),
     "BiasDropout": Fused("BiasDropout", (X, r(8), X), kernel=False),
     "BiasSoftmax": Fused("BiasSoftmax", (X, r(5, 8)), {"axis": -1, "is_inner_broadcast": 1}, kernel=False),

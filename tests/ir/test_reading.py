@@ -40,10 +40,12 @@ def run(graph: ForwardGraph, x: np.ndarray, weights: dict[str, np.ndarray]) -> n
     return np.asarray(y)
 
 
-def trains(graph: ForwardGraph) -> None:
-    """Every parameter receives a gradient on the torch backend."""
-    compiled = compile_graph(graph, graph.signature.parameters, graph.signature.outputs, Options(), Report())
-    assert compiled.training is not None and set(compiled.training.gradients) == set(graph.signature.parameters)
+def trains(graph: ForwardGraph, *backends: str) -> None:
+    """Every parameter receives a gradient on the backends."""
+    for name in backends or ("torch", "onnxruntime"):
+        options = Options(backend=name)
+        compiled = compile_graph(graph, graph.signature.parameters, graph.signature.outputs, options, Report())
+        assert compiled.training is not None and set(compiled.training.gradients) == set(graph.signature.parameters)
 
 
 FORMS = {
@@ -120,6 +122,16 @@ def test_a_weight_inside_of_a_body_trains() -> None:
     branch.initializer.append(numpy_helper.from_array(np.ones(4, np.float32), "u"))
     graph = read_forward(proto)
     assert graph.signature.parameters == ("w", "v", "u")
+    trains(graph)
+
+
+def test_outputs_that_no_node_makes() -> None:
+    """An input, and a weight, whose gradient then has two of its names wanted: one receives, one gives."""
+    proto = model("a = MatMul(x, w) y = Mul(a, v) v_grad = Relu(y)")
+    for name, shape in {"x": ["b", 4], "w": [4, 4], "v_grad": None}.items():
+        proto.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
+    graph = read_forward(proto)
+    assert graph.signature.outputs == ("y", "x", "w", "v_grad")
     trains(graph)
 
 

@@ -119,32 +119,39 @@ def rotary_embedding(op: Builder, node: ir.Node) -> list[Value]:
     x, cos, sin = node.inputs[:3]
     assert x is not None and cos is not None and sin is not None
     positions = shapes.operand(node, 3)
+    return [turned(op, node, x, cos, sin, positions)]
+
+
+def turned(op: Builder, node: ir.Node, x: Value, cos: Value, sin: Value, positions: Value | None) -> Value:
+    """The heads of x turned by caches that have a row for each position, or, where there are none, for each of x."""
     if positions is not None:
         cos, sin = op.Gather(cos, positions, axis=0), op.Gather(sin, positions, axis=0)
     half, width = _half(node, x, cos), shapes.attribute(node, "rotary_embedding_dim", 0)
     cos, sin = op.Unsqueeze(cos, op.ints(1)), op.Unsqueeze(sin, op.ints(1))
-    turned = heads = _heads(op, node, x, "") if shapes.rank(x) == 4 else _rotary_heads(op, node, x)
+    part = heads = x if shapes.rank(x) == 4 else _rotary_heads(op, node, x, half)
     rest = None
     if width:
-        turned = op.Slice(heads, op.ints(0), op.ints(2 * half), op.ints(3))
+        part = op.Slice(heads, op.ints(0), op.ints(2 * half), op.ints(3))
         rest = op.Slice(heads, op.ints(2 * half), op.ints(2**62), op.ints(3))
     if shapes.attribute(node, "interleaved", 0):
-        pairs = op.Split(op.Reshape(turned, op.ints(0, 0, 0, half, 2)), op.ints(1, 1), axis=-1, outputs=2)
+        pairs = op.Split(op.Reshape(part, op.ints(0, 0, 0, half, 2)), op.ints(1, 1), axis=-1, outputs=2)
         a, b = (op.Squeeze(p, op.ints(-1)) for p in pairs)
         parts = [op.Unsqueeze(p, op.ints(-1)) for p in (cos * a - sin * b, sin * a + cos * b)]
         y = op.Reshape(op.Concat(*parts, axis=-1), op.ints(0, 0, 0, 2 * half))
     else:
-        a, b = op.Split(turned, op.ints(half, half), axis=-1, outputs=2)
+        a, b = op.Split(part, op.ints(half, half), axis=-1, outputs=2)
         y = op.Concat(cos * a - sin * b, sin * a + cos * b, axis=-1)
     y = y if rest is None else op.Concat(y, rest, axis=-1)
     if shapes.rank(x) == 3:
         y = op.Reshape(op.Transpose(y, perm=[0, 2, 1, 3]), op.ints(0, 0, -1))
-    return [y]
+    return y
 
 
-def _rotary_heads(op: Builder, node: ir.Node, x: Value) -> Value:
-    count = shapes.attribute(node, "num_heads")
-    return op.Transpose(op.Reshape(x, op.ints(0, 0, count, -1)), perm=[0, 2, 1, 3])
+def _rotary_heads(op: Builder, node: ir.Node, x: Value, half: int) -> Value:
+    """(batch, heads, length, width); where their number is not stated, all of a head is turned."""
+    count = shapes.attribute(node, "num_heads", 0)
+    sizes = op.ints(0, 0, count, -1) if count else op.ints(0, 0, -1, 2 * half)
+    return op.Transpose(op.Reshape(x, sizes), perm=[0, 2, 1, 3])
 
 
 def _half(node: ir.Node, x: Value, cos: Value) -> int:

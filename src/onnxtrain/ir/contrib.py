@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from onnxtrain.errors import GraphError
 from onnxtrain.ir import shapes
+from onnxtrain.ir.attention import turned
 from onnxtrain.ir.builder import Builder
 from onnxtrain.ir.graphs import describe, source_of
 from onnxtrain.ir.shapes import attribute, operand
@@ -199,6 +200,17 @@ def multi_head_attention(op: Builder, node: ir.Node) -> list[Value]:
     return [_attend(op, node, q, k, v, mask, added), k, v][: len(node.outputs)]
 
 
+def rotary_embedding(op: Builder, node: ir.Node) -> list[Value]:
+    """As ONNX's; the positions come second, or, where they are one number, are those that follow it."""
+    x, positions, cos, sin = (_given(node, i) for i in range(4))
+    if attribute(node, "is_packed_batching", 0) or attribute(node, "scale", 1.0) != 1.0:
+        raise _unavailable(node, "packed batches or a scale")
+    if shapes.known_dims(positions) == (1,):
+        axis = 1 if shapes.rank(x) == 3 else 2
+        positions = op.Add(op.Unsqueeze(_range(op, x, axis), op.ints(0)), positions)
+    return [turned(op, node, x, cos, sin, positions)]
+
+
 def _heads(op: Builder, x: Value, count: int) -> Value:
     """(batch, heads, length, width) of (batch, length, heads * width)."""
     return op.Transpose(op.Reshape(x, op.ints(0, 0, count, -1)), perm=[0, 2, 1, 3])
@@ -292,4 +304,5 @@ CONTRIB: dict[str, Callable[[Builder, ir.Node], list[Value]]] = {
     "EmbedLayerNormalization": embed_layer_normalization,
     "Attention": attention,
     "MultiHeadAttention": multi_head_attention,
+    "RotaryEmbedding": rotary_embedding,
 }
