@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+import torch
 from onnx import TensorProto, helper, numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 
@@ -164,6 +166,37 @@ def test_element_types_stay(dtype: int) -> None:
     graph = read_forward(proto)
     assert {int(v.dtype or 0) for v in (*graph.model.graph.inputs, *graph.model.graph.outputs)} == {dtype}
     verify(graph.model)
+
+
+@pytest.mark.parametrize("settings", [{"dynamo": False, "opset_version": 14}, {"dynamo": True, "opset_version": 23}])
+@pytest.mark.filterwarnings("ignore")
+def test_files_that_torch_wrote(settings: dict[str, Any], tmp_path: Path) -> None:
+    """Gradients by the names of the file are those of the module; weights that the exporter transposed are, too."""
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, activation="gelu", batch_first=True)
+    module = torch.nn.Sequential(torch.nn.Conv1d(3, 5, 2, padding=1), layer, torch.nn.Linear(8, 2)).train()
+    for parameter in module.parameters():  # exporters merge weights that are equal
+        torch.nn.init.normal_(parameter, std=0.5)
+    given = torch.randn(4, 3, 7)
+    path = tmp_path / "torch.onnx"
+    torch.onnx.export(module, (given,), path, input_names=["x"], do_constant_folding=False, **settings)
+    graph = read_forward(path)
+    y = module(given)
+    y.sum().backward()
+    compiled = compile_graph(graph, graph.signature.parameters, graph.signature.outputs, Options(), Report())
+    weights = {i.name: numpy_helper.to_array(i) for i in onnx.load(path).graph.initializer}
+    feeds = [given, *(torch.from_numpy(np.array(weights[n])) for n in graph.signature.parameters)]
+    (ours,), saved = compiled.executable.forward(feeds)
+    torch.testing.assert_close(ours, y.detach(), rtol=1e-4, atol=1e-5)
+    found = dict(zip(compiled.plan.gradients, compiled.executable.backward(saved, [torch.ones_like(y)]), strict=True))
+    expected = {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
+    assert len(found) == len(expected) and sum(n in expected for n in found) >= len(expected) // 2
+    for name, gradient in found.items():
+        known = (
+            [expected[name]] if name in expected else [t for g in expected.values() if g.dim() == 2 for t in (g, g.T)]
+        )
+        near = [torch.allclose(gradient, k, rtol=1e-3, atol=1e-4) for k in known if k.shape == gradient.shape]
+        assert any(near), name
 
 
 def test_functions_of_the_model_are_inlined() -> None:
