@@ -137,6 +137,13 @@ def test_outputs_that_no_node_makes() -> None:
     trains(graph)
 
 
+@pytest.mark.parametrize("prefix", ["const", "val", "node"])
+def test_names_that_we_would_give_as_well(prefix: str) -> None:
+    a, b, c, d = (f"{prefix}_{i}" for i in range(4))
+    rows = f"{a} = MatMul(x, w) {b} = Gelu({a}) {c} = Mul({b}, v) {d} = Softmax({c}) y = Pow({d}, {d})"
+    trains(read_forward(model(rows)))
+
+
 def test_statistics_are_no_weights() -> None:
     proto = model("a = MatMul(x, w) y = BatchNormalization(a, v, v, mean, var)")
     for name in ("mean", "var"):
