@@ -157,6 +157,10 @@ def test_constants_train_where_they_are_named() -> None:
     proto = model("a = MatMul(x, w) b = Mul(a, k) y = Mul(b, v)")
     proto.graph.node.insert(0, constant)
     assert read_forward(proto).signature.parameters == ("w", "v")
+    everything = read_forward(FORMS["opset 25"], ["*"])
+    assert everything.signature.parameters == ("w", "v") and "s" in everything.model.graph.initializers
+    with pytest.raises(GraphError, match="s is not floating"):
+        read_forward(FORMS["opset 25"], ["s"])
     graph = read_forward(proto, ["k", "w"])
     assert graph.signature.parameters == ("k", "w") and "v" in graph.model.graph.initializers
     trains(graph)

@@ -28,6 +28,7 @@ from onnxtrain.ir.verify import operator_problems, verify
 Source: TypeAlias = Path | str | onnx.ModelProto | ir.Model
 
 _FLOATING = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+_FILE_FORMAT = 10  # at least: initializers of older ones are inputs, too
 _SETTINGS = {"Resize": (1, 2), "BatchNormalization": (3, 4)}  # inputs that are floating and no weights
 
 
@@ -36,9 +37,9 @@ def read_forward(source: Source, parameters: Sequence[str] = ()) -> ForwardGraph
 
     Args:
         source: the ``.onnx`` file, or the model itself, which is not changed. Data beside a file is found from there.
-        parameters: names or patterns (``"encoder.*"``) of the constants to train: of initializers, those of bodies
-            too, and of ``Constant`` nodes, by the name of their output. Where there is none, all floating initializers
-            that have dimensions, but for the sizes of Resize and the statistics of BatchNormalization.
+        parameters: names or patterns (``"encoder.*"``) of the floating constants to train: of initializers, those of
+            bodies too, and of ``Constant`` nodes, by the name of their output. Where there is none, all floating
+            initializers that have dimensions, but for the sizes of Resize and the statistics of BatchNormalization.
 
     Raises:
         GraphError: the model cannot be read, its opset cannot be brought to one that graphs use, or it has no such
@@ -87,6 +88,7 @@ def _prepared(model: ir.Model) -> ir.Model:
     if version_of(model.graph) < LOWEST:
         model = convert(model)
     raise_opset(model.graph)
+    model.ir_version = max(model.ir_version, _FILE_FORMAT)
     for node in model.graph.all_nodes():
         for problem in operator_problems(node, model.graph.opset_imports):
             raise GraphError(problem, node=describe(node))
@@ -157,10 +159,19 @@ def _is_weight(value: ir.Value) -> bool:
 
 
 def _matching(known: list[tuple[ir.Value, ir.Graph]], patterns: Sequence[str]) -> list[tuple[ir.Value, ir.Graph]]:
-    found = {p: [pair for pair in known if fnmatch.fnmatchcase(str(pair[0].name), p)] for p in patterns}
+    """The constants that are floating and match a pattern."""
+    floating = [pair for pair in known if _is_floating(pair[0])]
+    found = {p: [pair for pair in floating if fnmatch.fnmatchcase(str(pair[0].name), p)] for p in patterns}
     if missing := [p for p, pairs in found.items() if not pairs]:
-        raise GraphError(f"no initializer is called {missing[0]}", cure="name initializers of the model")
+        other = any(fnmatch.fnmatchcase(str(value.name), missing[0]) for value, _ in known)
+        what = f"{missing[0]} is not floating" if other else f"no initializer is called {missing[0]}"
+        raise GraphError(what, cure="name floating initializers of the model")
     return list(dict.fromkeys(pair for pairs in found.values() for pair in pairs))
+
+
+def _is_floating(value: ir.Value) -> bool:
+    tensor = ir.convenience.get_const_tensor(value)
+    return tensor is not None and tensor.dtype in _FLOATING
 
 
 def _to_input(graph: ir.Graph, value: ir.Value, holder: ir.Graph) -> str:
