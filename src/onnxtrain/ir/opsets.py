@@ -91,14 +91,23 @@ def _later(op_type: str, version: int) -> tuple[dict[str, object], int]:
 
     Our form is that of opset 20, or the first of a newer operator, but for what the tables above say.
     """
-    schemas = [s for s in onnx.defs.get_all_schemas_with_history() if s.name == op_type and not s.domain]
-    schemas = sorted((s for s in schemas if s.since_version <= version), key=lambda s: s.since_version)
+    schemas = [s for s in _history().get(op_type, ()) if s.since_version <= version]
     if not schemas:
         return {}, 0
     spoken = _NEWER_FORMS.get(op_type, SPOKEN)
     ours = next((s for s in reversed(schemas) if s.since_version <= spoken), schemas[0])
     added = {n: a for n, a in schemas[-1].attributes.items() if n not in ours.attributes and (op_type, n) not in _KNOWN}
     return {n: onnx.helper.get_attribute_value(a.default_value) for n, a in added.items()}, ours.max_input
+
+
+@functools.cache
+def _history() -> dict[str, list[onnx.defs.OpSchema]]:
+    """All that ONNX's operators have been, the oldest first."""
+    found: dict[str, list[onnx.defs.OpSchema]] = {}
+    for schema in sorted(onnx.defs.get_all_schemas_with_history(), key=lambda s: s.since_version):
+        if not schema.domain:
+            found.setdefault(schema.name, []).append(schema)
+    return found
 
 
 def convert(model: ir.Model) -> ir.Model:
