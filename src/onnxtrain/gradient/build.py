@@ -29,7 +29,7 @@ def build_gradient(graph: ForwardGraph, outputs: Sequence[str] | None = None) ->
 
     Every floating output that depends on one of ``signature.differentiable`` gets a graph input
     ``{output}_grad`` to receive its gradient; every one of ``differentiable`` that an output depends on gets a
-    graph output ``{name}_grad``.
+    graph output ``{name}_grad``; an underscore follows where the model has that name already.
 
     Args:
         graph: the forward pass, of opset 13 or later; it is not changed. Below opset 20 the training graph has 20.
@@ -162,12 +162,12 @@ class _Walk:
 
     def seed(self, outputs: Sequence[str]) -> dict[str, str]:
         """Add a graph input for the gradient of each differentiable output."""
-        by_name = {v.name: v for v in self.graph.outputs}
+        by_name, names = {v.name: v for v in self.graph.outputs}, _names(self.graph)
         seeds: dict[str, str] = {}
         for name in dict.fromkeys(outputs):
             output = by_name[name]
             if output in self.active:
-                dy = ir.Value(name=f"{name}_grad", type=output.type, shape=output.shape)
+                dy = ir.Value(name=_free(f"{name}_grad", names), type=output.type, shape=output.shape)
                 self.graph.inputs.append(dy)
                 self.contribute(output, dy)
                 seeds[name] = str(dy.name)
@@ -229,7 +229,7 @@ class _Walk:
     def finish(self) -> dict[str, str]:
         """Name the gradients of the targets and make them graph outputs."""
         gradients: dict[str, str] = {}
-        taken = {*self.graph.inputs, *self.graph.outputs}
+        taken, names = {*self.graph.inputs, *self.graph.outputs}, _names(self.graph)
         for target in self.targets:
             dx = self.contributions.get(target)
             if dx is None:
@@ -237,9 +237,22 @@ class _Walk:
             if dx in taken:
                 dx = self.op.Identity(dx)
             taken.add(dx)
-            dx.name = gradients[str(target.name)] = f"{target.name}_grad"
+            dx.name = gradients[str(target.name)] = _free(f"{target.name}_grad", names)
             self.graph.outputs.append(dx)
         return gradients
+
+
+def _names(graph: ir.Graph) -> set[str | None]:
+    """The names of all values outside of bodies."""
+    return {v.name for v in (*graph.inputs, *graph.initializers.values(), *(v for n in graph for v in n.outputs))}
+
+
+def _free(name: str, names: set[str | None]) -> str:
+    """The name, or where the user's model has that already, one like it; it is taken from then on."""
+    while name in names:
+        name += "_"
+    names.add(name)
+    return name
 
 
 def _reachable(graph: ir.Graph, targets: Sequence[ir.Value]) -> set[ir.Value]:
