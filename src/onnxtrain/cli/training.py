@@ -182,7 +182,8 @@ def _announce(run: Any) -> None:
     """Say what will be trained, from where."""
     settings, at = run.settings, run.position
     held_out = f", {len(run.held_out):,} held out" if run.held_out is not None else ""
-    print(f"{len(run.data):,} rows{held_out}; {run.steps:,} batches of {settings.batch_size} in an epoch", flush=True)
+    rows = f"{len(run.data):,} rows{held_out}"
+    print(f"{rows}; batch size {settings.batch_size}, steps per epoch {run.steps}", flush=True)
     if at.epoch >= settings.epochs:
         print(f"all of {settings.epochs} epochs are done", flush=True)
     elif run.is_resumed:
