@@ -113,7 +113,7 @@ def test_damage_is_an_error(paths: dict[str, Path], tmp_path: Path, kind: str) -
     for _ in range(25):
         for fault, content in _damaged(whole, draw):
             file.write_bytes(content)
-            with pytest.raises(OnnxTrainError, match="damaged|no checkpoint of onnxtrain") as found:
+            with pytest.raises(OnnxTrainError, match=r"damaged|no checkpoint of onnxtrain") as found:
                 use(file)
             assert str(file) in str(found.value) and "cure" in str(found.value), fault
 
@@ -135,7 +135,7 @@ def test_a_model_that_was_changed_on_purpose_is_sealed_again(paths: dict[str, Pa
     model.doc_string = "changed"
     onnx.save(model, tmp_path / "changed.onnx")
     state = CheckpointState.load_checkpoint(paths["checkpoint"])
-    with pytest.raises(ArtifactError, match="damaged.*\n.*seal"):
+    with pytest.raises(ArtifactError, match=r"damaged.*\n.*seal"):
         Module(tmp_path / "changed.onnx", state)
     seal(tmp_path / "changed.onnx")
     assert float(Module(tmp_path / "changed.onnx", state)(ROWS, LABELS)) > 0
@@ -255,7 +255,7 @@ def test_a_nominal_checkpoint_waits_for_its_content(paths: dict[str, Path]) -> N
         lambda: module.get_contiguous_parameters(),
         lambda: module.export_model_for_inferencing("nowhere.onnx"),
     ):
-        with pytest.raises(CheckpointError, match="(?i)load|content"):
+        with pytest.raises(CheckpointError, match=r"(?i)load|content"):
             use()
     assert not Path("nowhere.onnx").exists()
     module.copy_buffer_to_parameters(source.get_contiguous_parameters(), trainable_only=False)

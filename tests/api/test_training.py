@@ -144,7 +144,7 @@ def test_batches_that_do_not_fit_are_errors(paths: dict[str, Path], batch: tuple
 
 
 def test_batch_sizes_that_contradict_each_other_are_an_error(plain: dict[str, Path]) -> None:
-    with pytest.raises((DataError, BackendError), match="(?i)size|shape"):
+    with pytest.raises((DataError, BackendError), match=r"(?i)size|shape"):
         loaded(plain)[0](rows(), LABELS[:5])
 
 
@@ -177,7 +177,7 @@ def test_to_train_nothing_is_an_error(tmp_path: Path) -> None:
         {"frozen_params": ["*"]},
         {"requires_grad": ["first*"], "frozen_params": ["first*"]},
     ):
-        with pytest.raises(ArtifactError, match="nothing would be trained|is in requires_grad and in frozen_params"):
+        with pytest.raises(ArtifactError, match=r"nothing would be trained|is in requires_grad and in frozen_params"):
             artifacts(tmp_path / "nothing", digits.network(), **options)
     assert not (tmp_path / "nothing").exists()
 
@@ -297,7 +297,8 @@ WORDS = """
 <ir_version: 10, opset_import: ["" : 20, "ai.onnx.ml" : 3]>
 words (string[batch, length] words) => (float[batch, 4] scores)
 {
-    ids = ai.onnx.ml.LabelEncoder <keys_strings = ["red", "green", "blue"], values_int64s = [1, 2, 3], default_int64 = 0> (words)
+    ids = ai.onnx.ml.LabelEncoder
+        <keys_strings = ["red", "green", "blue"], values_int64s = [1, 2, 3], default_int64 = 0> (words)
     vectors = Gather (table, ids)
     mean = ReduceMean <keepdims = 0> (vectors, axis)
     scores = Gemm <transB = 1> (mean, weight, bias)
