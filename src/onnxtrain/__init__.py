@@ -15,6 +15,7 @@ _PUBLIC = {
     "verify": "onnxtrain.ortmodule",
     "check": "onnxtrain.ortmodule",
     "check_model": "onnxtrain.blockers",
+    "gradient_graph": "onnxtrain.gradient_graphs",
     "register_gradient": "onnxtrain.gradient",
     "register_custom_stop_gradient_edges": "onnxtrain.gradient",
     "Options": "onnxtrain.options",

@@ -148,7 +148,7 @@ class Builder:
         return made
 
     def _constant_name(self) -> str:
-        count = len(self.graph.initializers)
-        while f"const_{count}" in self.graph.initializers:
+        count, inputs = len(self.graph.initializers), {v.name for v in self.graph.inputs}
+        while f"const_{count}" in self.graph.initializers or f"const_{count}" in inputs:
             count += 1
         return f"const_{count}"

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import fnmatch
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -49,7 +49,7 @@ def read_forward(source: Source, parameters: Sequence[str] = ()) -> ForwardGraph
         return _forward(model, _to_inputs(model.graph, parameters))
 
 
-def read_weights(source: Source) -> tuple[ForwardGraph, dict[str, ir.TensorProtocol]]:
+def read_weights(source: Source, more: Sequence[str] = ()) -> tuple[ForwardGraph, dict[str, ir.TensorProtocol]]:
     """The forward pass that a model holds with all its weights as inputs, and what they contain.
 
     Weights are the floating initializers that have dimensions, but for the sizes of Resize; statistics of
@@ -57,16 +57,25 @@ def read_weights(source: Source) -> tuple[ForwardGraph, dict[str, ir.TensorProto
 
     Args:
         source: as for ``read_forward``.
+        more: names of initializers that are weights as well.
 
     Raises:
         GraphError: as there.
     """
     with _named(source):
         model = _prepared(_loaded(source))
-        held = [v for v in model.graph.initializers.values() if _is_weight(v) or _is_statistic(v)]
+        held = [v for n, v in model.graph.initializers.items() if _is_weight(v) or _is_statistic(v) or n in more]
         content = {str(v.name): v.const_value for v in held if v.const_value is not None}
         graph = _forward(model, tuple(_to_input(model.graph, v, model.graph) for v in held))
         return ForwardGraph(graph.model, dataclasses.replace(graph.signature, differentiable=())), content
+
+
+def restore_weights(model: ir.Model, weights: Mapping[str, ir.TensorProtocol]) -> None:
+    """Turn inputs that are weights back into initializers, in place."""
+    for value in [v for v in model.graph.inputs if v.name in weights]:
+        value.const_value = weights[str(value.name)]
+        model.graph.inputs.remove(value)
+        model.graph.register_initializer(value)
 
 
 def _is_statistic(value: ir.Value) -> bool:

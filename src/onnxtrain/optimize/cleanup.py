@@ -199,6 +199,7 @@ def _join(node: ir.Node) -> bool:
         before is None
         or node.domain
         or before.domain
+        or not before.inputs
         or before.inputs[0] is None
         or is_backward(node) != is_backward(before)
     ):
