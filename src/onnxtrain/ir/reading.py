@@ -45,7 +45,7 @@ def read_forward(source: Source, parameters: Sequence[str] = ()) -> ForwardGraph
             constant; the message names the file.
     """
     with _named(source):
-        model = _prepared(_loaded(source))
+        model = _prepared(load(source))
         return _forward(model, _to_inputs(model.graph, parameters))
 
 
@@ -63,7 +63,7 @@ def read_weights(source: Source, more: Sequence[str] = ()) -> tuple[ForwardGraph
         GraphError: as there.
     """
     with _named(source):
-        model = _prepared(_loaded(source))
+        model = _prepared(load(source))
         held = [v for n, v in model.graph.initializers.items() if _is_weight(v) or _is_statistic(v) or n in more]
         content = {str(v.name): v.const_value for v in held if v.const_value is not None}
         graph = _forward(model, tuple(_to_input(model.graph, v, model.graph) for v in held))
@@ -113,7 +113,8 @@ def _named(source: Source) -> Iterator[None]:
         ) from error
 
 
-def _loaded(source: Source) -> ir.Model:
+def load(source: Source) -> ir.Model:
+    """The model itself, as it is; what is made of it does not change what was given."""
     if isinstance(source, ir.Model):
         return source.clone()
     return ir.from_proto(source) if isinstance(source, onnx.ModelProto) else ir.load(source)
