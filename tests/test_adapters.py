@@ -96,7 +96,7 @@ def trained(model: onnx.ModelProto, folder: Path, batches: list[Any], rate: floa
         model,
         ["*.lora_?"],
         loss=LossType.CrossEntropyLoss,
-        optimizer=optim.AdamW(eps=1e-8),
+        optimizer=optim.AdamW(eps=1e-8, formula="torch"),
         artifact_directory=folder,
     )
     state = CheckpointState.load_checkpoint(files["checkpoint"])
@@ -130,7 +130,7 @@ def test_the_training_of_torch(tmp_path: Path) -> None:
     optimizer = torch.optim.AdamW(parameters, lr=0.02, weight_decay=0.0)
     for ours in losses:
         loss = torch.nn.functional.cross_entropy(module(torch.tensor(IDS)), torch.tensor(LABELS))
-        np.testing.assert_allclose(ours, loss.item(), rtol=2e-4, atol=1e-5)
+        np.testing.assert_allclose(ours, loss.item(), rtol=1e-5)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -141,7 +141,8 @@ def test_the_training_of_torch(tmp_path: Path) -> None:
     merged = merge_lora(after)
     assert not [n for n in initializers(merged) if "lora" in n]
     assert [n.op_type for n in merged.graph.node] == [n.op_type for n in plain.graph.node]
-    np.testing.assert_allclose(run(merged, IDS), run(after, IDS), rtol=1e-6, atol=2e-6)
+    adapted = run(after, IDS)
+    np.testing.assert_allclose(run(merged, IDS), adapted, rtol=0, atol=1e-6 * np.abs(adapted).max())
     assert np.abs(run(merged, IDS) - run(plain, IDS)).max() > 0.1
 
 

@@ -144,7 +144,7 @@ def write_adapter(path: Path, parameters: Mapping[str, np.ndarray]) -> None:
     made.set_model_version(1)
     made.set_parameters({n: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(v)) for n, v in parameters.items()})
     path.parent.mkdir(parents=True, exist_ok=True)
-    made.export_adapter(path)
+    made.export_adapter(os.fspath(path))  # type: ignore[arg-type]  (its stub is wrong)
 
 
 @functools.cache
