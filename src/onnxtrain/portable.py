@@ -41,7 +41,7 @@ def to_proto(model: ir.Model, facts: Mapping[str, Any] | None = None) -> onnx.Mo
             raise ArtifactError(
                 f"{node.op_type} runs in PyTorch alone", node=describe(node), source=source_of(node), cure="remove it"
             )
-    model = attach(model)
+    model = ir.external_data.load_to_model(attach(model))  # the data lie beside another file
     needed = onnx.helper.find_min_ir_version_for(
         [onnx.helper.make_opsetid("", model.graph.opset_imports.get("", 20))], ignore_unknown=True
     )

@@ -9,11 +9,11 @@ import onnx_ir as ir
 
 from onnxtrain.errors import GradientError, OnnxTrainError
 from onnxtrain.gradient.registry import Context, rule_of, stopped_inputs
-from onnxtrain.ir import shapes
+from onnxtrain.ir import functions, shapes
 from onnxtrain.ir.bodies import remove_unread
 from onnxtrain.ir.builder import Builder
 from onnxtrain.ir.expansions import can_expand, expand_nodes
-from onnxtrain.ir.graphs import ForwardGraph, TrainingGraph, describe, is_backward, source_of
+from onnxtrain.ir.graphs import ForwardGraph, TrainingGraph, describe, is_backward, source_of, values
 from onnxtrain.ir.opsets import raise_opset
 from onnxtrain.ir.traits import Trait, traits_of
 
@@ -29,7 +29,7 @@ def build_gradient(graph: ForwardGraph, outputs: Sequence[str] | None = None) ->
 
     Every floating output that depends on one of ``signature.differentiable`` gets a graph input
     ``{output}_grad`` to receive its gradient; every one of ``differentiable`` that an output depends on gets a
-    graph output ``{name}_grad``; an underscore follows where the model has that name already.
+    graph output ``{name}_grad``. Names that the forward pass has already get a number: ``{name}_grad_1``.
 
     Args:
         graph: the forward pass, of opset 13 or later; it is not changed. Below opset 20 the training graph has 20.
@@ -51,7 +51,24 @@ def _start(graph: ForwardGraph) -> tuple[ir.Model, _Walk]:
     raise_opset(model.graph)
     model = expand_nodes(model, lambda node: rule_of(node) is not None)
     wanted = set(graph.signature.differentiable)
-    return model, _Walk(model.graph, [v for v in model.graph.inputs if v.name in wanted])
+    targets = [v for v in model.graph.inputs if v.name in wanted]
+    _write_out(model.graph, targets)
+    return model, _Walk(model.graph, targets)
+
+
+def _write_out(graph: ir.Graph, targets: Sequence[ir.Value]) -> None:
+    """Write out our operators on the way that have no rule, in place: those of a backward pass, differentiated again.
+
+    Their bodies are standard operators, which have rules.
+    """
+    while True:
+        active = _reachable(graph, targets)
+        found = [n for n in graph if functions.has_body(n) and rule_of(n) is None and not _stops(n)]
+        found = [n for n in found if any(x in active for x in _flowing(n))]
+        if not found:
+            return
+        for node in found:
+            functions.write_out(node)
 
 
 def gradient_errors(graph: ForwardGraph, outputs: Sequence[str] | None = None) -> tuple[ir.Model, list[OnnxTrainError]]:
@@ -109,6 +126,7 @@ def differentiate_body(body: ir.Graph, wanted: Sequence[bool], seeded: Sequence[
     """
     graph = body.clone()
     targets = [v for v, asked in zip(graph.inputs, wanted, strict=True) if asked]
+    _write_out(graph, targets)
     walk = _Walk(graph, targets)
     for index, (output, has) in enumerate(zip(list(graph.outputs), seeded, strict=True)):
         if has:
@@ -157,21 +175,30 @@ class _Walk:
         self.graph = graph
         self.op = Builder(graph, backward=True)
         self.targets = list(targets)
+        self.names = {str(v.name) for v in values(graph)}
         self.active = _reachable(graph, self.targets)
         self.contributions: dict[ir.Value, ir.Value] = {}
 
     def seed(self, outputs: Sequence[str]) -> dict[str, str]:
         """Add a graph input for the gradient of each differentiable output."""
-        by_name, names = {v.name: v for v in self.graph.outputs}, _names(self.graph)
+        by_name = {v.name: v for v in self.graph.outputs}
         seeds: dict[str, str] = {}
         for name in dict.fromkeys(outputs):
             output = by_name[name]
             if output in self.active:
-                dy = ir.Value(name=_free(f"{name}_grad", names), type=output.type, shape=output.shape)
+                dy = ir.Value(name=self.unused(f"{name}_grad"), type=output.type, shape=output.shape)
                 self.graph.inputs.append(dy)
                 self.contribute(output, dy)
                 seeds[name] = str(dy.name)
         return seeds
+
+    def unused(self, name: str) -> str:
+        """The name, or with a number where a value of the forward pass has it: of a gradient, differentiated again."""
+        unique, count = name, 1
+        while unique in self.names:
+            unique, count = f"{name}_{count}", count + 1
+        self.names.add(unique)
+        return unique
 
     def run(self) -> None:
         """Differentiate all forward nodes, the last first."""
@@ -229,7 +256,7 @@ class _Walk:
     def finish(self) -> dict[str, str]:
         """Name the gradients of the targets and make them graph outputs."""
         gradients: dict[str, str] = {}
-        taken, names = {*self.graph.inputs, *self.graph.outputs}, _names(self.graph)
+        taken: set[ir.Value] = {*self.graph.inputs, *self.graph.outputs}
         for target in self.targets:
             dx = self.contributions.get(target)
             if dx is None:
@@ -237,22 +264,9 @@ class _Walk:
             if dx in taken:
                 dx = self.op.Identity(dx)
             taken.add(dx)
-            dx.name = gradients[str(target.name)] = _free(f"{target.name}_grad", names)
+            dx.name = gradients[str(target.name)] = self.unused(f"{target.name}_grad")
             self.graph.outputs.append(dx)
         return gradients
-
-
-def _names(graph: ir.Graph) -> set[str | None]:
-    """The names of all values outside of bodies."""
-    return {v.name for v in (*graph.inputs, *graph.initializers.values(), *(v for n in graph for v in n.outputs))}
-
-
-def _free(name: str, names: set[str | None]) -> str:
-    """The name, or where the user's model has that already, one like it; it is taken from then on."""
-    while name in names:
-        name += "_"
-    names.add(name)
-    return name
 
 
 def _reachable(graph: ir.Graph, targets: Sequence[ir.Value]) -> set[ir.Value]:

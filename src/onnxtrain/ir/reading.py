@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import fnmatch
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -47,11 +47,11 @@ def read_forward(source: Source, parameters: Sequence[str] = ()) -> ForwardGraph
             constant; the message names the file.
     """
     with _named(source):
-        model = _prepared(_loaded(source))
+        model = _prepared(load(source))
         return _forward(model, _to_inputs(model.graph, parameters))
 
 
-def read_weights(source: Source) -> tuple[ForwardGraph, dict[str, ir.TensorProtocol]]:
+def read_weights(source: Source, more: Sequence[str] = ()) -> tuple[ForwardGraph, dict[str, ir.TensorProtocol]]:
     """The forward pass that a model holds with all its weights as inputs, and what they contain.
 
     Weights are the floating initializers that have dimensions, but for the sizes of Resize; statistics of
@@ -59,16 +59,25 @@ def read_weights(source: Source) -> tuple[ForwardGraph, dict[str, ir.TensorProto
 
     Args:
         source: as for ``read_forward``.
+        more: names of initializers that are weights as well.
 
     Raises:
         GraphError: as there.
     """
     with _named(source):
-        model = _prepared(_loaded(source))
-        held = [v for v in model.graph.initializers.values() if _is_weight(v) or _is_statistic(v)]
+        model = _prepared(load(source))
+        held = [v for n, v in model.graph.initializers.items() if _is_weight(v) or _is_statistic(v) or n in more]
         content = {str(v.name): v.const_value for v in held if v.const_value is not None}
         graph = _forward(model, tuple(_to_input(model.graph, v, model.graph) for v in held))
         return ForwardGraph(graph.model, dataclasses.replace(graph.signature, differentiable=())), content
+
+
+def restore_weights(model: ir.Model, weights: Mapping[str, ir.TensorProtocol]) -> None:
+    """Turn inputs that are weights back into initializers, in place."""
+    for value in [v for v in model.graph.inputs if v.name in weights]:
+        value.const_value = weights[str(value.name)]
+        model.graph.inputs.remove(value)
+        model.graph.register_initializer(value)
 
 
 def _is_statistic(value: ir.Value) -> bool:
@@ -106,7 +115,8 @@ def _named(source: Source) -> Iterator[None]:
         ) from error
 
 
-def _loaded(source: Source) -> ir.Model:
+def load(source: Source) -> ir.Model:
+    """The model itself, as it is; what is made of it does not change what was given."""
     if isinstance(source, ir.Model):
         return source.clone()
     return ir.from_proto(source) if isinstance(source, onnx.ModelProto) else ir.load(source)
