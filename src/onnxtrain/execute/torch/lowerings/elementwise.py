@@ -271,6 +271,9 @@ def dropout(
     p = 0.5 if ratio is None else float(ratio)
     if not active or p == 0.0:
         return x if outputs == 1 else (x, torch.ones_like(x, dtype=torch.bool))
+    if p == 1.0:  # where eager draws nothing
+        mask = torch.zeros_like(x, dtype=torch.bool)
+        return x * mask if outputs == 1 else (x * mask, mask)
     y, mask = torch.native_dropout(x, p, True)
     return y if outputs == 1 else (y, mask)
 
