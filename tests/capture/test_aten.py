@@ -93,6 +93,9 @@ WHOLE = {
     "corners aligned": lambda x: F.interpolate(
         x[None, None], (3, 4), mode="bilinear", align_corners=True, antialias=True
     ),
+    "a scale of its own": lambda x: F.interpolate(
+        x[None, None], scale_factor=(0.7, 0.8), mode="bilinear", antialias=True
+    ),
     "gradients by counts": lambda x: F.embedding(torch.tensor([0, 1, 1, 3]), x, scale_grad_by_freq=True),
     "a norm at zero": lambda x: torch.linalg.vector_norm(x * 0, 0.5, 1),
 }
@@ -114,6 +117,7 @@ def test_norms(order: float, dims: dict[str, object]) -> None:
 EMPTY = {
     "group_norm": (lambda x: F.group_norm(x, 2), (0, 4, 3)),
     "pixel_shuffle": (lambda x: F.pixel_shuffle(x, 1), (1, 1, 0, 1)),
+    "rms_norm": (lambda x: F.rms_norm(x, (4,)), (0, 4)),
     "unfold": (lambda x: F.unfold(x, 2), (0, 2, 5, 5)),
     "matmul": (lambda x: torch.ones(5, 5, 0).requires_grad_() @ x, (0, 5)),
 }

@@ -36,7 +36,7 @@ def check(module: torch.nn.Module, *batches: tuple[torch.Tensor, ...]) -> ORTMod
             torch.manual_seed(3)
             y.backward(torch.randn(y.shape))
             results.append([y.detach(), *(x.grad for x in leaves if x.requires_grad), *run.buffers()])
-        torch.testing.assert_close(*results)
+        torch.testing.assert_close(*results, equal_nan=True)
     return wrapped
 
 
@@ -72,6 +72,15 @@ CALLS: dict[str, tuple[Callable[..., Any], list[tuple[torch.Tensor, ...]]]] = {
         lambda x, t: F.cross_entropy(x, t),
         [(torch.rand(4), torch.tensor(2)), (torch.rand(7), torch.tensor(5))],
     ),
+    "one label, ignored": (
+        lambda x, t: F.nll_loss(x, t, ignore_index=2, reduction="sum"),
+        [(torch.rand(4), torch.tensor(2))],
+    ),
+    "one label, weighted": (
+        lambda x, t: F.nll_loss(x, t, torch.arange(4.0)),
+        [(torch.rand(4), torch.tensor(label)) for label in (1, 2)],
+    ),
+    "one place": (lambda x, i: x.take(i), [(torch.rand(3, 4), torch.tensor(i)) for i in (7, -1)]),
     "one label, not reduced": (
         lambda x, t: F.cross_entropy(x, t, reduction="none"),
         [(torch.rand(4), torch.tensor(2))],

@@ -144,6 +144,33 @@ def narrow(input: Tensor, dim: int, start: int | Tensor, length: int) -> Any:
     return input.index_select(dim, first + torch.arange(length, device=input.device))
 
 
+@substitute(torch.take, Tensor.take)
+def take(input: Tensor, index: Tensor) -> Any:
+    """At a place that one number says: torch would read it."""
+    return NotImplemented if index.dim() else torch.take(input, index.reshape(1)).reshape(())
+
+
+@substitute(F.nll_loss)
+def nll_loss(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Any:
+    """Of one example, whose label torch would read: its share of a mean is 1, or there is none and the mean is NaN."""
+    if input.dim() != 1 or size_average is not None or reduce is not None or reduction not in _REDUCTIONS:
+        return NotImplemented
+    kept = target != ignore_index
+    place = torch.where(kept, target, 0).reshape(1)
+    loss = -input[place].reshape(())
+    if reduction == "mean":
+        return torch.where(kept if weight is None else kept & (weight[place].reshape(()) != 0), loss, math.nan)
+    return torch.where(kept, loss if weight is None else loss * weight[place].reshape(()), 0.0)
+
+
 @substitute(torch.ctc_loss)
 def ctc_loss(
     log_probs: Tensor,

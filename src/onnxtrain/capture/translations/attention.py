@@ -47,7 +47,7 @@ def _as_a_batch(x: Any) -> Any:
 @whole(aten.scaled_dot_product_attention.default)
 def has_other_axes_than_heads(node: torch.fx.Node) -> bool:
     """The translation is for (batch, heads, rows, width), and for (heads, rows, width)."""
-    return any(x.meta["val"].dim() not in (3, 4) for x in node.args[:3])
+    return {x.meta["val"].dim() for x in node.args[:3]} not in ({3}, {4})
 
 
 @whole(aten._safe_softmax.default)

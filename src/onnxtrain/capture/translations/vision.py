@@ -50,9 +50,9 @@ def pads_what_is_cut(node: torch.fx.Node) -> bool:
 
 
 @whole(aten._upsample_bilinear2d_aa.default, aten._upsample_bicubic2d_aa.default)
-def aligns_corners(node: torch.fx.Node) -> bool:
-    """With corners aligned torch's smoothing kernel follows the distance of corners, ONNX's the scale of sizes."""
-    return bool(node.args[2])
+def has_a_scale_of_its_own(node: torch.fx.Node) -> bool:
+    """Torch's smoothing kernel follows a scale that is given, or the distance of corners, ONNX's the sizes."""
+    return bool(node.args[2]) or any(scale is not None for scale in (*node.args[3:], *node.kwargs.values()))
 
 
 @whole(aten.pixel_shuffle.default, aten.pixel_unshuffle.default)

@@ -102,8 +102,10 @@ def identity(x: Tensor) -> Tensor:
 
 @lowering("Div")
 def div(a: Tensor, b: Tensor) -> Tensor:
-    """Integers are divided towards zero."""
-    return torch.div(a, b) if a.is_floating_point() else torch.div(a, b, rounding_mode="trunc")
+    """Integers are divided towards zero, and by zero as by one: empty tensors have as many elements."""
+    if a.is_floating_point():
+        return torch.div(a, b)
+    return torch.div(a, b.masked_fill(b == 0, 1), rounding_mode="trunc")
 
 
 @lowering("Mod")
