@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import gc
 import logging
+import math
 import multiprocessing
 import os
 import resource
@@ -23,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnx.inliner
 import torch
 import torch.nn.functional as F
 import transformers
@@ -205,11 +208,19 @@ def time_steps(name: str, steps: int, warmup: int) -> list[Result]:
 
 @dataclasses.dataclass
 class Memory:
-    """Bytes of a process: before the first step, the most until a tenth of the steps, and the most of all of them."""
+    """Bytes of a process.
+
+    Args:
+        start: before the first step.
+        early: the most until a tenth of the steps.
+        late: the most of all steps.
+        accounted: gradients and states, and activations as the order of the nodes has them alive; 0 where not known.
+    """
 
     start: int
     early: int
     late: int
+    accounted: int = 0
 
 
 def measure_memory(name: str, variant: str, steps: int) -> Memory:
@@ -224,13 +235,43 @@ def _memory(name: str, variant: str, steps: int) -> Memory:
     with tempfile.TemporaryDirectory() as folder:
         trained = make(variant, workload, Path(folder))
         data = list(batches(workload, 4))
+        accounted = _accounted(trained, Path(folder), data[0]) if variant == "artifacts" else 0
         gc.collect()
         start, early = _resident(), 0
         for index in range(steps):
             trained.step(*data[index % len(data)])
             if index + 1 == max(steps // 10, 3):
                 early = _peak()
-        return Memory(start, early, _peak())
+        return Memory(start, early, _peak(), accounted)
+
+
+def _accounted(trained: Artifacts, folder: Path, batch: tuple[dict[str, np.ndarray], np.ndarray]) -> int:
+    """Bytes of gradients, optimizer states and activations of a step with this batch."""
+    gradients = sum(p.form.size * 4 for p in trained.state.parameters.values() if p.requires_grad)
+    states = sum(t.view().nbytes for t in trained.state.optimizer.values())
+    model = onnx.inliner.inline_local_functions(onnx.load(folder / "training_model.onnx"))
+    given = {**batch[0], "labels": batch[1]}
+    for value in model.graph.input:
+        for dim, size in zip(
+            value.type.tensor_type.shape.dim, getattr(given.get(value.name), "shape", ()), strict=False
+        ):
+            dim.dim_value = size
+    del model.graph.value_info[:]
+    model = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    sizes = {v.name: _bytes(v) for v in model.graph.value_info}
+    last = {name: index for index, node in enumerate(model.graph.node) for name in node.input}
+    alive = most = 0
+    for index, node in enumerate(model.graph.node):
+        alive += sum(sizes.get(name, 0) for name in node.output)
+        most = max(most, alive)
+        alive -= sum(sizes.get(name, 0) for name in {*node.input, *node.output} if last.get(name, index) == index)
+    return gradients + states + most
+
+
+def _bytes(value: onnx.ValueInfoProto) -> int:
+    kind = value.type.tensor_type
+    count = math.prod(d.dim_value for d in kind.shape.dim)
+    return count * onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type).itemsize
 
 
 def _resident() -> int:
@@ -245,12 +286,17 @@ def _peak() -> int:
 def show_memory(console: Console, name: str, found: dict[str, Memory], steps: int) -> None:
     """Print what each variant took beyond what it had before its first step, and how much of that came late."""
     table = Table(title=f"{name}: memory of {steps} steps")
-    for column in ("variant", "before", "most during steps", "growth after a tenth of them"):
+    for column in ("variant", "most during steps", "accounted for", "growth after a tenth of them"):
         table.add_column(column, justify="left" if column == "variant" else "right")
     for variant, memory in found.items():
-        row = (memory.start, memory.late - memory.start, memory.late - memory.early)
-        table.add_row(variant, *(f"{n / 2**20:.1f} MiB" for n in row))
+        row = [_mib(memory.late - memory.start), _mib(memory.accounted) if memory.accounted else "", ""]
+        row[2] = _mib(memory.late - memory.early)
+        table.add_row(variant, *row)
     console.print(table)
+
+
+def _mib(count: int) -> str:
+    return f"{count / 2**20:.1f} MiB"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

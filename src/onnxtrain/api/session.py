@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -47,10 +49,25 @@ def read_model(source: Source, kind: str) -> tuple[onnx.ModelProto, dict[str, An
     return proto, facts, name
 
 
-def _quiet() -> ort.SessionOptions:
+def _default_options() -> ort.SessionOptions:
+    """One arena for all sessions, without a second plan of its content.
+
+    What training frees the optimizer then uses, and the other way round. onnxruntime plans memory for each shape of a
+    batch it sees; with batches of many shapes these plans cost almost as much memory again as they arrange.
+    """
     options = ort.SessionOptions()
     options.log_severity_level = _FATAL_ONLY
+    options.enable_mem_pattern = False
+    _share_arena()
+    options.add_session_config_entry("session.use_env_allocators", "1")
     return options
+
+
+@functools.cache
+def _share_arena() -> None:
+    memory = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    with contextlib.suppress(Exception):  # the program has registered one already, which serves as well
+        ort.create_and_register_allocator(memory, None)
 
 
 class Session:
@@ -68,7 +85,7 @@ class Session:
 
     def __init__(self, proto: onnx.ModelProto, name: str, place: Place, options: ort.SessionOptions | None) -> None:
         self.name, self.place = name, place
-        options = options or _quiet()
+        options = options or _default_options()
         available = ort.get_available_providers()
         if place.provider not in available:
             raise BackendError(
