@@ -48,12 +48,27 @@ class Base:
         return known[name]
 
     def input(self, name: str, dtype: ir.DataType, dims: Sequence[int | str | ir.SymbolicDim | None]) -> ir.Value:
-        """The graph input of that name, added where the model has none."""
+        """The graph input of that name, added where the model has none.
+
+        Raises:
+            ArtifactError: the name is taken by a weight, by another value, or by an input of another kind.
+        """
         found = next((v for v in self.model.graph.inputs if v.name == name), None)
         if found is None:
-            found = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(dims))
-            self.model.graph.inputs.append(found)
+            if any(v.name == name for v in values(self.model.graph)):
+                raise _taken(name, dtype)
+            return self.add_input(name, dtype, dims)
+        kinds = {dtype, found.dtype}
+        is_same = len(kinds) == 1 or all(k is not None and k.is_integer() for k in kinds)
+        if name in self.weights or not is_same:
+            raise _taken(name, dtype)
         return found
+
+    def add_input(self, name: str, dtype: ir.DataType, dims: Sequence[int | str | ir.SymbolicDim | None]) -> ir.Value:
+        """A new graph input; that its name is its own is checked when the model is finished."""
+        made = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(dims))
+        self.model.graph.inputs.append(made)
+        return made
 
     def weight(self, name: str) -> ir.Value:
         """The weight of that name: one of ``weights``, or any other floating initializer, which becomes one.
@@ -81,7 +96,7 @@ class Base:
         while unique in taken:
             unique, count = f"{name}_{count}", count + 1
         self.weights[unique] = tensor = ir.tensor(content, name=unique)
-        return self.input(unique, tensor.dtype, list(content.shape))
+        return self.add_input(unique, tensor.dtype, list(content.shape))
 
     def output(self, value: ir.Value, name: str | None = None) -> None:
         """Make a value an output of the graph, under another name where one is given."""
@@ -89,6 +104,11 @@ class Base:
             value = self.op.Identity(value, name=name) if value.is_graph_input() or value.is_initializer() else value
             value.name = name
         self.model.graph.outputs.append(value)
+
+
+def _taken(name: str, dtype: ir.DataType) -> ArtifactError:
+    what = f"the model has a value called {name}, so an input of type {dtype} cannot be called so"
+    return ArtifactError(what, cure="rename the value, or give the input another name")
 
 
 def is_floating(value: ir.Value) -> bool:
