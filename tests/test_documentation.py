@@ -1,4 +1,7 @@
-"""The worked example of docs/add-an-operator.md: its blocks are run, and its operators put through the loops."""
+"""The worked example of docs/add-an-operator.md: its blocks are run, and its operators put through the loops.
+
+The blocks of docs/onnx-models.md are run in order, in a folder with the model that the page begins with.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,10 @@ from onnxtrain.gradient.registry import RULES, STOP_EDGES
 from onnxtrain.ir import functions
 from onnxtrain.ir.graphs import DOMAIN
 
-PAGE = (Path(__file__).parents[1] / "docs" / "add-an-operator.md").read_text()
-BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = (DOCS / "add-an-operator.md").read_text()
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCKS = BLOCK.findall(PAGE)
 OWN_PROGRAM = next(i for i, block in enumerate(BLOCKS) if "register_gradient" in block)
 
 
@@ -92,3 +97,8 @@ def test_the_example_is_the_rule_that_is_used() -> None:
 
 def test_nothing_of_the_example_stays() -> None:
     assert "SoftsignGrad" not in functions.DEFINITIONS
+
+
+def test_the_page_on_onnx_models_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_blocks(tmp_path, BLOCK.findall((DOCS / "onnx-models.md").read_text()), monkeypatch)

@@ -46,7 +46,7 @@ def to_proto(model: ir.Model, facts: Mapping[str, Any] | None = None) -> onnx.Mo
     if twice := [name for name, count in names.items() if count > 1]:
         what = f"two values would be called {twice[0]}: the model has one, the artifacts need another"
         raise ArtifactError(what, cure="rename the value of the model")
-    model = attach(model)
+    model = ir.external_data.load_to_model(attach(model))  # the data lie beside another file
     needed = onnx.helper.find_min_ir_version_for(
         [onnx.helper.make_opsetid("", model.graph.opset_imports.get("", 20))], ignore_unknown=True
     )

@@ -6,7 +6,7 @@ import functools
 import os
 import tempfile
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +135,16 @@ def to_ort_format(model: bytes, custom_op_library: str | os.PathLike[str] | None
         options.optimized_model_filepath = str(Path(folder) / "model.ort")
         ort.InferenceSession(model, options, ["CPUExecutionProvider"], disabled_optimizers=_DISABLED)
         return Path(options.optimized_model_filepath).read_bytes()
+
+
+def write_adapter(path: Path, parameters: Mapping[str, np.ndarray]) -> None:
+    """A file of values for inputs of a model, which ``onnxruntime.LoraAdapter`` loads (from version 1.20 on)."""
+    made = ort.AdapterFormat()
+    made.set_adapter_version(1)
+    made.set_model_version(1)
+    made.set_parameters({n: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(v)) for n, v in parameters.items()})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made.export_adapter(os.fspath(path))  # type: ignore[arg-type]  (its stub is wrong)
 
 
 @functools.cache

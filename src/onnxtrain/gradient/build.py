@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnxtrain.errors import GradientError, OnnxTrainError
+from onnxtrain.errors import GradientError, OnnxTrainError, RuleError, first_line
 from onnxtrain.gradient.registry import Context, rule_of, stopped_inputs
-from onnxtrain.ir import shapes
+from onnxtrain.ir import functions, shapes
 from onnxtrain.ir.bodies import remove_unread
 from onnxtrain.ir.builder import Builder
 from onnxtrain.ir.expansions import can_expand, expand_nodes
-from onnxtrain.ir.graphs import ForwardGraph, TrainingGraph, describe, is_backward, source_of
+from onnxtrain.ir.graphs import ForwardGraph, TrainingGraph, describe, is_backward, source_of, values
 from onnxtrain.ir.opsets import raise_opset
 from onnxtrain.ir.traits import Trait, traits_of
 
@@ -29,7 +29,7 @@ def build_gradient(graph: ForwardGraph, outputs: Sequence[str] | None = None) ->
 
     Every floating output that depends on one of ``signature.differentiable`` gets a graph input
     ``{output}_grad`` to receive its gradient; every one of ``differentiable`` that an output depends on gets a
-    graph output ``{name}_grad``.
+    graph output ``{name}_grad``. Names that the forward pass has already get a number: ``{name}_grad_1``.
 
     Args:
         graph: the forward pass, of opset 13 or later; it is not changed. Below opset 20 the training graph has 20.
@@ -51,7 +51,24 @@ def _start(graph: ForwardGraph) -> tuple[ir.Model, _Walk]:
     raise_opset(model.graph)
     model = expand_nodes(model, lambda node: rule_of(node) is not None)
     wanted = set(graph.signature.differentiable)
-    return model, _Walk(model.graph, [v for v in model.graph.inputs if v.name in wanted])
+    targets = [v for v in model.graph.inputs if v.name in wanted]
+    _write_out(model.graph, targets)
+    return model, _Walk(model.graph, targets)
+
+
+def _write_out(graph: ir.Graph, targets: Sequence[ir.Value]) -> None:
+    """Write out our operators on the way that have no rule, in place: those of a backward pass, differentiated again.
+
+    Their bodies are standard operators, which have rules.
+    """
+    while True:
+        active = _reachable(graph, targets)
+        found = [n for n in graph if functions.has_body(n) and rule_of(n) is None and not _stops(n)]
+        found = [n for n in found if any(x in active for x in _flowing(n))]
+        if not found:
+            return
+        for node in found:
+            functions.write_out(node)
 
 
 def gradient_errors(graph: ForwardGraph, outputs: Sequence[str] | None = None) -> tuple[ir.Model, list[OnnxTrainError]]:
@@ -68,16 +85,7 @@ def gradient_errors(graph: ForwardGraph, outputs: Sequence[str] | None = None) -
     """
     model, walk = _start(graph)
     walk.seed(graph.signature.outputs if outputs is None else outputs)
-    errors: list[OnnxTrainError] = []
-    with walk.op.arithmetic():
-        for node in reversed(list(model.graph)):
-            try:
-                if not is_backward(node):
-                    walk.differentiate(node)
-            except OnnxTrainError as error:
-                errors.append(error)
-                walk.assume_gradients(node)
-    return model, errors[::-1]
+    return model, [error for _, error in walk.failures()][::-1]
 
 
 def tracked_outputs(graph: ForwardGraph) -> tuple[str, ...]:
@@ -109,6 +117,7 @@ def differentiate_body(body: ir.Graph, wanted: Sequence[bool], seeded: Sequence[
     """
     graph = body.clone()
     targets = [v for v, asked in zip(graph.inputs, wanted, strict=True) if asked]
+    _write_out(graph, targets)
     walk = _Walk(graph, targets)
     for index, (output, has) in enumerate(zip(list(graph.outputs), seeded, strict=True)):
         if has:
@@ -127,26 +136,23 @@ def differentiate_body(body: ir.Graph, wanted: Sequence[bool], seeded: Sequence[
 
 
 def undifferentiable(graph: ForwardGraph) -> list[ir.Node]:
-    """The nodes without a gradient rule, or whose rule does not cover their case, were everything trained."""
+    """The nodes without a gradient rule, or whose rule does not cover their case, were everything trained.
+
+    Raises:
+        RuleError: a rule has a fault.
+    """
     model = ir.Model(graph.model.graph.clone(), ir_version=graph.model.ir_version)
-    nodes = list(model.graph)
+    originals = dict(zip(model.graph, graph.model.graph, strict=True))
     trained = {*graph.signature.user_inputs, *graph.signature.parameters}
     walk = _Walk(model.graph, [v for v in model.graph.inputs if v.name in trained])
-    visible = set(graph.signature.outputs)
-    expected = {y for y in model.graph.outputs if y.name in visible and y in walk.active}
+    walk.seed(graph.signature.outputs)
     found = []
-    with walk.op.arithmetic():
-        for node, original in reversed(list(zip(nodes, list(graph.model.graph), strict=True))):
-            walk.contributions = {y: y for y in node.outputs if y in expected}  # any value of the right type
-            if not walk.contributions or _stops(node):
-                continue
-            expected |= {x for x in node.inputs if x is not None and x in walk.active}
-            try:
-                walk.differentiate(node)
-            except Exception:  # whatever a rule trips over, it does not cover this case
-                if not can_expand(node):
-                    _LOG.info("the gradient of %s is left to torch", describe(node), exc_info=True)
-                    found.append(original)
+    for node, error in walk.failures():
+        if isinstance(error, RuleError):
+            raise error
+        if not can_expand(node):
+            _LOG.info("the gradient of %s is left to torch", describe(node), exc_info=error)
+            found.append(originals[node])
     return found
 
 
@@ -157,6 +163,7 @@ class _Walk:
         self.graph = graph
         self.op = Builder(graph, backward=True)
         self.targets = list(targets)
+        self.names = {str(v.name) for v in values(graph)}
         self.active = _reachable(graph, self.targets)
         self.contributions: dict[ir.Value, ir.Value] = {}
 
@@ -167,11 +174,19 @@ class _Walk:
         for name in dict.fromkeys(outputs):
             output = by_name[name]
             if output in self.active:
-                dy = ir.Value(name=f"{name}_grad", type=output.type, shape=output.shape)
+                dy = ir.Value(name=self.unused(f"{name}_grad"), type=output.type, shape=output.shape)
                 self.graph.inputs.append(dy)
                 self.contribute(output, dy)
                 seeds[name] = str(dy.name)
         return seeds
+
+    def unused(self, name: str) -> str:
+        """The name, or with a number where a value of the forward pass has it: of a gradient, differentiated again."""
+        unique, count = name, 1
+        while unique in self.names:
+            unique, count = f"{name}_{count}", count + 1
+        self.names.add(unique)
+        return unique
 
     def run(self) -> None:
         """Differentiate all forward nodes, the last first."""
@@ -180,8 +195,26 @@ class _Walk:
                 if not is_backward(node):
                     self.differentiate(node)
 
+    def failures(self) -> list[tuple[ir.Node, OnnxTrainError]]:
+        """Differentiate all forward nodes, the last first; those without a gradient, as if they had one, and why."""
+        found = []
+        with self.op.arithmetic():
+            for node in reversed(list(self.graph)):
+                try:
+                    if not is_backward(node):
+                        self.differentiate(node)
+                except OnnxTrainError as error:
+                    found.append((node, error))
+                    self.assume_gradients(node)
+        return found
+
     def differentiate(self, node: ir.Node) -> None:
-        """Call the node's rule and hand the gradients it returns to the node's inputs."""
+        """Call the node's rule and hand the gradients it returns to the node's inputs.
+
+        Raises:
+            GradientError: the node has no gradient here.
+            RuleError: its rule raised what is not an error of ours.
+        """
         dys = [self.contributions.get(y) for y in node.outputs]
         wanted = [x in self.active for x in _flowing(node)]
         if not any(wanted) or all(dy is None for dy in dys) or _stops(node):
@@ -191,7 +224,12 @@ class _Walk:
             raise _no_rule(node)
         self.op.metadata = dict(node.metadata_props)
         attributes = {name: a.value for name, a in node.attributes.items()}
-        made = rule(Context(self.op, node, dys, wanted), dys[0], *node.inputs, **attributes)
+        try:
+            made = rule(Context(self.op, node, dys, wanted), dys[0], *node.inputs, **attributes)
+        except OnnxTrainError:
+            raise
+        except Exception as error:
+            raise _fault(node, error) from error
         gradients = made if isinstance(made, tuple | list) else (made,)
         for index, x in enumerate(node.inputs):
             if wanted[index] and x is not None:
@@ -229,7 +267,7 @@ class _Walk:
     def finish(self) -> dict[str, str]:
         """Name the gradients of the targets and make them graph outputs."""
         gradients: dict[str, str] = {}
-        taken = {*self.graph.inputs, *self.graph.outputs}
+        taken: set[ir.Value] = {*self.graph.inputs, *self.graph.outputs}
         for target in self.targets:
             dx = self.contributions.get(target)
             if dx is None:
@@ -237,7 +275,7 @@ class _Walk:
             if dx in taken:
                 dx = self.op.Identity(dx)
             taken.add(dx)
-            dx.name = gradients[str(target.name)] = f"{target.name}_grad"
+            dx.name = gradients[str(target.name)] = self.unused(f"{target.name}_grad")
             self.graph.outputs.append(dx)
         return gradients
 
@@ -268,6 +306,15 @@ def _no_gradient(node: ir.Node, index: int) -> GradientError:
         node=describe(node),
         source=source_of(node),
         cure="detach() that input if it is not trained",
+    )
+
+
+def _fault(node: ir.Node, error: Exception) -> RuleError:
+    return RuleError(
+        f"the gradient rule of {node.op_type} failed: {type(error).__name__}: {first_line(error)}",
+        node=describe(node),
+        source=source_of(node),
+        cure="correct the rule; where it does not cover a case it says so with ctx.unsupported(...)",
     )
 
 

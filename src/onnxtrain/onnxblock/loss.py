@@ -14,6 +14,7 @@ import onnx_ir as ir
 from onnxtrain.errors import ArtifactError
 from onnxtrain.ir import shapes
 from onnxtrain.onnxblock.blocks import Block, InputLike
+from onnxtrain.onnxblock.ctc import NEVER, ctc_losses
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -279,6 +280,55 @@ def _kept(loss: Loss, labels: ir.Value, ignore_index: int | None) -> ir.Value | 
     if ignore_index is None:
         return None
     return loss.op.Not(loss.op.Equal(labels, loss.op.constant(ignore_index, shapes.dtype_of(labels))))
+
+
+class CTCLoss(Loss):
+    """``-log p(target)`` over all alignments of a sequence of labels to time steps, as torch.nn.CTCLoss.
+
+    The mean divides each sequence's loss by its number of labels, then averages. Where no alignment is possible the
+    loss is infinite and its gradient 0. Half precision is computed in single.
+
+    Args:
+        blank: the class that stands for no label.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        zero_infinity: an infinite loss counts as 0.
+    """
+
+    def __init__(self, blank: int = 0, reduction: str = "mean", zero_infinity: bool = False) -> None:
+        super().__init__(reduction)
+        self.blank, self.zero_infinity = blank, zero_infinity
+
+    def build(
+        self,
+        log_probs_name: str,
+        targets_name: str = "targets",
+        input_lengths_name: str = "input_lengths",
+        target_lengths_name: str = "target_lengths",
+    ) -> str:
+        """Add the loss of log probabilities (time, batch, classes), against int64 inputs of the model:
+
+        labels of shape (batch, longest), and the lengths of sequences and of their labels, of shape (batch,).
+        """
+        op, given = self.op, self.value(log_probs_name)
+        dims = shapes.known_dims(given)
+        if len(dims) != 3:
+            raise ArtifactError(
+                f"{log_probs_name} has the shape {list(dims)}; CTCLoss takes (time, batch, classes)",
+                cure="transpose or unsqueeze it",
+            )
+        targets = self.base.input(targets_name, ir.DataType.INT64, [dims[1], f"{targets_name}_length"])
+        lengths, ends = (
+            self.base.input(name, ir.DataType.INT64, [dims[1]]) for name in (input_lengths_name, target_lengths_name)
+        )
+        dtype = shapes.dtype_of(given)
+        wide = given if dtype == ir.DataType.DOUBLE else op.cast(given, ir.DataType.FLOAT)
+        losses = ctc_losses(op, wide, targets, lengths, ends, self.blank)
+        never = op.GreaterOrEqual(losses, op.like(-0.5 * NEVER, losses))
+        losses = op.Where(never, op.like(0.0 if self.zero_infinity else np.inf, losses), losses)
+        if self.reduction == "mean":
+            labels = op.cast(op.Max(ends, op.constant(1)), shapes.dtype_of(losses))
+            losses = op.Div(losses, labels)
+        return self.reduce(op.cast(losses, dtype))
 
 
 class WeightedLoss(Block):

@@ -16,6 +16,7 @@ from onnxtrain.gradient import build_gradient, tracked_outputs
 from onnxtrain.ir import shapes
 from onnxtrain.ir.functions import attach
 from onnxtrain.ir.graphs import ForwardGraph, Signature, TrainingGraph
+from onnxtrain.ir.reading import restore_weights
 from onnxtrain.onnxblock.base import Base
 from onnxtrain.onnxblock.blocks import Block
 from onnxtrain.optimize import optimize, optimize_training
@@ -187,14 +188,6 @@ def _with_outputs(model: ir.Model, names: Sequence[str]) -> ir.Model:
             value = held.op.Identity(value)
         model.graph.outputs.append(value)
     return model
-
-
-def restore_weights(model: ir.Model, weights: dict[str, ir.TensorProtocol]) -> None:
-    """Turn inputs that are weights back into initializers, in place."""
-    for value in [v for v in model.graph.inputs if v.name in weights]:
-        value.const_value = weights[str(value.name)]
-        model.graph.inputs.remove(value)
-        model.graph.register_initializer(value)
 
 
 def _evaluate(node: ir.Node) -> None:

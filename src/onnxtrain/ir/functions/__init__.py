@@ -17,7 +17,8 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxtrain.ir import shapes
-from onnxtrain.ir.bodies import CLOSED, open_bodies
+from onnxtrain.ir.bodies import CLOSED, open_bodies, replace
+from onnxtrain.ir.builder import Builder
 from onnxtrain.ir.expansions import expand_nodes
 from onnxtrain.ir.graphs import DOMAIN
 from onnxtrain.ir.recurrent import RECURRENT
@@ -129,6 +130,40 @@ def _complete(node: ir.Node) -> None:
     for index, value in enumerate(node.outputs):
         if not value.name:
             value.name = f"{node.outputs[0].name}__{index}"
+
+
+def has_body(node: ir.Node) -> bool:
+    """Whether a node is one of our operators that is a function of standard operators."""
+    load()
+    return node.domain == DOMAIN and node.op_type in DEFINITIONS
+
+
+def write_out(node: ir.Node) -> None:
+    """Put the nodes of the body of one of our operators in the node's place."""
+    assert node.graph is not None
+    op, body = Builder(node.graph, before=node), body_of(node.op_type)  # type: ignore[arg-type]
+    op.metadata = dict(node.metadata_props)
+    known: dict[ir.Value | None, ir.Value | None] = dict(zip(body.inputs, node.inputs, strict=False))
+    for inner in body:
+        attributes = [a for a in (_resolve(a, node, body) for a in inner.attributes.values()) if a is not None]
+        tensor = ir.convenience.get_const_tensor(inner.outputs[0])
+        if tensor is not None:
+            known[inner.outputs[0]] = op.constant(tensor.numpy())
+            continue
+        given = [known.get(v) for v in inner.inputs]
+        made = op.node(
+            inner.op_type,
+            given,
+            {a.name: a for a in attributes},
+            domain=inner.domain,
+            outputs=len(inner.outputs),
+        )
+        known.update(zip(inner.outputs, made.outputs, strict=True))
+    results = [known[v] for v in body.outputs][: len(node.outputs)]
+    for old, new in zip(node.outputs, results, strict=True):
+        assert new is not None
+        new.type, new.shape = old.type or new.type, old.shape or new.shape
+    replace(node.graph, node, [v for v in results if v is not None])  # type: ignore[arg-type]
 
 
 def infer_by_body(node: ir.Node) -> list[shapes.Facts]:
