@@ -53,15 +53,15 @@ class Base:
         Raises:
             ArtifactError: the name is taken by a weight, by another value, or by an input of another kind.
         """
+        cure = "give it another name, or rename the value of the model"
         found = next((v for v in self.model.graph.inputs if v.name == name), None)
+        if name in self.weights or (found is None and any(v.name == name for v in values(self.model.graph))):
+            raise ArtifactError(f"the model has a value called {name}, which is no input", cure=cure)
         if found is None:
-            if any(v.name == name for v in values(self.model.graph)):
-                raise _taken(name, dtype)
             return self.add_input(name, dtype, dims)
         kinds = {dtype, found.dtype}
-        is_same = len(kinds) == 1 or all(k is not None and k.is_integer() for k in kinds)
-        if name in self.weights or not is_same:
-            raise _taken(name, dtype)
+        if len(kinds) > 1 and not all(kind is not None and kind.is_integer() for kind in kinds):
+            raise ArtifactError(f"the input {name} is {found.dtype}, not {dtype}", cure=cure)
         return found
 
     def add_input(self, name: str, dtype: ir.DataType, dims: Sequence[int | str | ir.SymbolicDim | None]) -> ir.Value:
@@ -104,11 +104,6 @@ class Base:
             value = self.op.Identity(value, name=name) if value.is_graph_input() or value.is_initializer() else value
             value.name = name
         self.model.graph.outputs.append(value)
-
-
-def _taken(name: str, dtype: ir.DataType) -> ArtifactError:
-    what = f"the model has a value called {name}, so an input of type {dtype} cannot be called so"
-    return ArtifactError(what, cure="rename the value, or give the input another name")
 
 
 def is_floating(value: ir.Value) -> bool:
