@@ -356,6 +356,32 @@ def test_options_reach_the_loss_and_the_optimizer(folder: Path) -> None:
     assert (left.tensors["second_weight"] != before.tensors["second_weight"]).any()
 
 
+def test_sequences_are_learned_by_ctc(tmp_path: Path) -> None:
+    """Targets and lengths are arrays of the data; an alignment that is not possible counts as 0 where asked."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 20]>
+        speech (float[batch, time, 8] sound) => (float[time, batch, 5] log_probs) {
+            scores = MatMul (sound, weight)
+            first = Transpose <perm = [1, 0, 2]> (scores)
+            log_probs = LogSoftmax (first)
+        }"""
+    )
+    random = np.random.default_rng(0)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros((8, 5), np.float32), "weight"))
+    onnx.save(model, tmp_path / "speech.onnx")
+    lengths = np.full(32, 6)
+    lengths[0] = 1  # too short for its labels
+    arrays = {"sound": random.standard_normal((32, 6, 8), np.float32), "targets": random.integers(1, 5, (32, 2))}
+    np.savez(tmp_path / "speech.npz", **arrays, input_lengths=lengths, target_lengths=np.full(32, 2))
+    for option, expected in (["--zero-infinity"], 0), ([], 2):
+        made = ["artifacts", "speech.onnx", "--loss", "ctc", *option, "--optimizer", "adam", "--out", "run"]
+        assert run(tmp_path, *made)[0] == 0
+        status, text, error = run(tmp_path, "train", "run", "--data", "speech.npz", "--epochs", "20", "--json")
+        assert status == expected and ("the loss is inf" in error) == (expected == 2)
+        losses = [json.loads(line).get("loss") for line in text.splitlines()]
+        assert not losses or losses[0] > losses[19] > 0
+
+
 def test_export_names_outputs_and_checkpoints(folder: Path) -> None:
     assert run(folder, "export", "run", "hidden.onnx", "--output", "hidden", "--checkpoint", "run/checkpoint")[0] == 0
     session = ort.InferenceSession(folder / "hidden.onnx", providers=["CPUExecutionProvider"])
