@@ -117,7 +117,9 @@ def test_a_killed_run_ends_with_the_same_bits(folder: Path) -> None:
         found += process.communicate()[0]
         kills += process.returncode == -signal.SIGKILL
     assert kills == 4
+    (folder / killed / ".trained_checkpoint.1.0.partial").write_bytes(b"left by a kill")
     status, rest, _ = run(folder, "train", killed, *KILLED, "--resume")
+    assert not list((folder / killed).glob(".*"))
     assert status == 0
     _same(folder / whole / "trained_checkpoint", folder / killed / "trained_checkpoint")
     every = [_without_time(line) for line in expected.splitlines() if "epoch" in line]
@@ -172,6 +174,29 @@ def test_a_run_is_repeated_and_resumed_with_its_own_settings_alone(folder: Path)
     status, text, error = run(folder, "train", one, *command, "--resume", "--batch-size", "8")
     assert status == 2 and "--batch-size was 32" in error and text == ""
     status, _, error = run(folder, "train", one, *command[2:], "--data", "valid.npz", "--resume")
+    assert status == 2 and "the data are not those" in error
+
+
+def test_words_are_data(folder: Path, tmp_path: Path) -> None:
+    """Strings go to the model, and belong to the data that a run is resumed with."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 20, "ai.onnx.ml" : 3]>
+        words (string[batch] word) => (float[batch, 3] scores) {
+            id = ai.onnx.ml.LabelEncoder <keys_strings = ["a", "b"], values_int64s = [1, 2], default_int64 = 0> (word)
+            scores = Gather (table, id)
+        }"""
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros((3, 3), np.float32), "table"))
+    onnx.save(model, tmp_path / "words.onnx")
+    words = np.array(["a", "b", "other"] * 20)
+    np.savez(tmp_path / "words.npz", word=words, labels=np.tile([2, 0, 1], 20))
+    np.savez(tmp_path / "others.npz", word=words[::-1], labels=np.tile([2, 0, 1], 20))
+    made = ["artifacts", "words.onnx", "--loss", "cross_entropy", "--optimizer", "adam", "--output", "scores"]
+    assert run(tmp_path, *made, "--out", "run")[0] == 0
+    command = ["train", "run", "--epochs", "30", "--lr", "0.1", "--valid-share", "0.2", "--accuracy", "scores"]
+    status, text, _ = run(tmp_path, *command, "--data", "words.npz")
+    assert status == 0 and "epoch 30/30" in text and "accuracy 100.00%" in text.splitlines()[-2]
+    status, _, error = run(tmp_path, *command, "--data", "others.npz", "--resume")
     assert status == 2 and "the data are not those" in error
 
 
@@ -329,6 +354,32 @@ def test_options_reach_the_loss_and_the_optimizer(folder: Path) -> None:
     before = read(folder / "full" / "p_checkpoint")
     np.testing.assert_array_equal(left.tensors["first_weight"], before.tensors["first_weight"])
     assert (left.tensors["second_weight"] != before.tensors["second_weight"]).any()
+
+
+def test_sequences_are_learned_by_ctc(tmp_path: Path) -> None:
+    """Targets and lengths are arrays of the data; an alignment that is not possible counts as 0 where asked."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 20]>
+        speech (float[batch, time, 8] sound) => (float[time, batch, 5] log_probs) {
+            scores = MatMul (sound, weight)
+            first = Transpose <perm = [1, 0, 2]> (scores)
+            log_probs = LogSoftmax (first)
+        }"""
+    )
+    random = np.random.default_rng(0)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros((8, 5), np.float32), "weight"))
+    onnx.save(model, tmp_path / "speech.onnx")
+    lengths = np.full(32, 6)
+    lengths[0] = 1  # too short for its labels
+    arrays = {"sound": random.standard_normal((32, 6, 8), np.float32), "targets": random.integers(1, 5, (32, 2))}
+    np.savez(tmp_path / "speech.npz", **arrays, input_lengths=lengths, target_lengths=np.full(32, 2))
+    for option, expected in (["--zero-infinity"], 0), ([], 2):
+        made = ["artifacts", "speech.onnx", "--loss", "ctc", *option, "--optimizer", "adam", "--out", "run"]
+        assert run(tmp_path, *made)[0] == 0
+        status, text, error = run(tmp_path, "train", "run", "--data", "speech.npz", "--epochs", "20", "--json")
+        assert status == expected and ("the loss is inf" in error) == (expected == 2)
+        losses = [json.loads(line).get("loss") for line in text.splitlines()]
+        assert not losses or losses[0] > losses[19] > 0
 
 
 def test_export_names_outputs_and_checkpoints(folder: Path) -> None:

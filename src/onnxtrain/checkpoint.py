@@ -15,14 +15,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
-from safetensors import SafetensorError
+from safetensors import SafetensorError, deserialize
 from safetensors import numpy as safetensors
 
 from onnxtrain.errors import CheckpointError, first_line
 from onnxtrain.portable import write_atomically
 
 _KEY, _FORMAT, _OPTIMIZER = "onnxtrain", 1, "optimizer/"
+_KINDS = {"F": "float", "I": "int", "U": "uint"}
+_OTHERS = {
+    "BOOL": np.bool_,
+    "BF16": ml_dtypes.bfloat16,
+    "F8_E4M3": ml_dtypes.float8_e4m3fn,
+    "F8_E5M2": ml_dtypes.float8_e5m2,
+}
+# element types by their names in safetensors, those included that its own reader for numpy leaves out
+_TYPES = {f"{k}{n}": np.dtype(f"{name}{n}") for k, name in _KINDS.items() for n in (8, 16, 32, 64) if f"{k}{n}" != "F8"}
+_TYPES |= {name: np.dtype(kind) for name, kind in _OTHERS.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +149,10 @@ def _parse(content: bytes, name: str) -> tuple[dict[str, Any], dict[str, np.ndar
     try:
         length = int.from_bytes(content[:8], "little")
         metadata = json.loads(content[8 : 8 + length]).get("__metadata__", {})
-        tensors = safetensors.load(content)
+        tensors = {
+            name: np.frombuffer(tensor["data"], _TYPES[tensor["dtype"]]).reshape(tensor["shape"])
+            for name, tensor in deserialize(content)
+        }
         header = json.loads(metadata[_KEY]) if _KEY in metadata else None
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise CheckpointError(f"{name} is damaged: {first_line(error)}", cure="use an earlier checkpoint") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import hashlib
 import json
 import os
@@ -16,7 +17,7 @@ import onnx_ir as ir
 
 from onnxtrain.errors import ArtifactError, first_line
 from onnxtrain.ir.functions import DOMAIN, OPAQUE, attach
-from onnxtrain.ir.graphs import describe, source_of
+from onnxtrain.ir.graphs import describe, source_of, values
 
 _FACTS = "onnxtrain.facts"  # key in the model's metadata: JSON for whoever runs it
 _SEAL = "onnxtrain.sha256"  # key in the model's metadata: digest of the file with zeros in its place
@@ -41,6 +42,10 @@ def to_proto(model: ir.Model, facts: Mapping[str, Any] | None = None) -> onnx.Mo
             raise ArtifactError(
                 f"{node.op_type} runs in PyTorch alone", node=describe(node), source=source_of(node), cure="remove it"
             )
+    names = collections.Counter(v.name for v in values(model.graph) if v.name)
+    if twice := [name for name, count in names.items() if count > 1]:
+        what = f"two values would be called {twice[0]}: the model has one, the artifacts need another"
+        raise ArtifactError(what, cure="rename the value of the model")
     model = ir.external_data.load_to_model(attach(model))  # the data lie beside another file
     needed = onnx.helper.find_min_ir_version_for(
         [onnx.helper.make_opsetid("", model.graph.opset_imports.get("", 20))], ignore_unknown=True

@@ -434,3 +434,77 @@ def test_a_loss_without_labels(tmp_path: Path) -> None:
 def _hidden(module: Module) -> np.ndarray:
     weights = module.state.parameters
     return rows() @ weights["first_weight"].data.T + weights["first_bias"].data
+
+
+HALF = """
+<ir_version: 10, opset_import: ["" : 20]>
+stored (%s[batch, 64] image) => (float[batch, 10] scores)
+{
+    table = Cast <to = 1> (stored)
+    pixels = Cast <to = 1> (image)
+    hidden = MatMul (pixels, table)
+    scores = MatMul (hidden, head)
+}
+"""
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_weights_that_are_stored_in_half_the_bits(tmp_path: Path, kind: str) -> None:
+    """bfloat16 is no type of numpy, nor of the reader of safetensors for numpy."""
+    random = np.random.default_rng(0)
+    dtype = helper.tensor_dtype_to_np_dtype(getattr(onnx.TensorProto, kind.upper()))
+    stored = (random.standard_normal((64, 8)) / 8).astype(dtype)
+    model = parser.parse_model(HALF % kind)
+    model.graph.initializer.append(numpy_helper.from_array(stored, "stored"))
+    model.graph.initializer.append(numpy_helper.from_array(random.standard_normal((8, 10), np.float32), "head"))
+    module, optimizer = loaded(artifacts(tmp_path, model, frozen_params=["stored"]))
+    losses = [step(module, optimizer, rows().astype(dtype), LABELS) for _ in range(5)]
+    assert losses[-1] < losses[0]
+    CheckpointState.save_checkpoint(module.state, tmp_path / "trained")
+    again = CheckpointState.load_checkpoint(tmp_path / "trained").parameters["stored"]
+    assert again.data.dtype == dtype and again.data.tobytes() == stored.tobytes()
+    module.export_model_for_inferencing(tmp_path / "trained.onnx")
+    kept = {i.name: i for i in onnx.load(tmp_path / "trained.onnx").graph.initializer}
+    assert numpy_helper.to_array(kept["stored"]).tobytes() == stored.tobytes()
+
+
+def test_doubles_are_trained(tmp_path: Path) -> None:
+    model = parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 20]>
+        line (double[batch, 64] image) => (double[batch, 10] scores) { scores = Gemm (image, weight) }"""
+    )
+    weight = np.random.default_rng(0).standard_normal((64, 10)) / 8
+    model.graph.initializer.append(numpy_helper.from_array(weight, "weight"))
+    module, optimizer = loaded(artifacts(tmp_path, model, optimizer=OptimType.SGD))
+    optimizer.set_learning_rate(0.5)
+    step(module, optimizer, rows().astype(np.float64), LABELS)
+    x = rows().astype(np.float64)
+    scores = np.exp(x @ weight)
+    slope = x.T @ (scores / scores.sum(1, keepdims=True) - np.eye(10)[LABELS]) / len(x)
+    np.testing.assert_allclose(module.state.parameters["weight"].data, weight - 0.5 * slope, rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        ("first_weight", "step"),
+        ("first_weight", "learning_rate"),
+        ("first_weight", "lazy_reset_grad"),
+        ("first_bias", "first_weight.exp_avg"),
+        ("first_bias", "first_weight_grad.accumulation.buffer"),
+        ("first_weight", "labels"),
+        ("hidden", "labels"),
+        ("image", "labels"),
+        ("hidden", "lazy_reset_grad"),
+    ],
+)
+def test_names_that_the_artifacts_need_are_errors(tmp_path: Path, old: str, new: str) -> None:
+    model = digits.network()
+    for value in (*model.graph.input, *model.graph.initializer):
+        value.name = new if value.name == old else value.name
+    for node in model.graph.node:
+        for names in (node.input, node.output):
+            names[:] = [new if name == old else name for name in names]
+    with pytest.raises(ArtifactError, match=rf"(called|the input) {new}.*\n.*rename"):
+        artifacts(tmp_path / "none", model)
+    assert not (tmp_path / "none").exists()

@@ -144,7 +144,7 @@ class Session:
     def _value(self, given: Any) -> ort.OrtValue:
         if isinstance(given, ort.OrtValue):
             return given
-        return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(given), self.place.kind, self.place.index)
+        return self.place.value(np.ascontiguousarray(given))
 
     def _run_with_strings(self, inputs: Mapping[str, Any]) -> list[Any]:
         """onnxruntime binds no strings: everything is handed over as arrays, and results are copied to their places."""

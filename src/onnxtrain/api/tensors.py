@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 
 from onnxtrain.checkpoint import Form
@@ -33,6 +34,13 @@ class Place:
         """A copy of an array in a place of its own."""
         return Tensor(np.array(array, order="C", copy=True), self)
 
+    def value(self, array: np.ndarray) -> ort.OrtValue:
+        """An array as onnxruntime sees it; on the CPU the memory is the array's."""
+        if array.dtype.isbuiltin == 1 or self.kind != "cpu":
+            return ort.OrtValue.ortvalue_from_numpy(array, self.kind, self.index)
+        kind = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)  # bfloat16 and the like, which are not numpy's own
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, kind)
+
 
 class Tensor:
     """One tensor in a fixed place, as onnxruntime sees it.
@@ -48,7 +56,7 @@ class Tensor:
     def __init__(self, array: np.ndarray, place: Place) -> None:
         self.form = Form.of(array)
         self._array = array if place.kind == "cpu" else None
-        self.value = ort.OrtValue.ortvalue_from_numpy(array, place.kind, place.index)
+        self.value = place.value(array)
 
     def numpy(self) -> np.ndarray:
         """A copy of the content."""

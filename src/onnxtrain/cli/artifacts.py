@@ -18,7 +18,7 @@ _EXAMPLES = """examples:
   onnxtrain artifacts model.onnx --loss cross_entropy --loss-input scores --output scores --label-smoothing 0.1 \\
       --optimizer adamw --weight-decay 0.01 --no-decay "*bias" --clip-norm 1 --out run
 """
-_OF_LOSS = ("reduction", "label_smoothing", "ignore_index", "axis", "beta")
+_OF_LOSS = ("reduction", "label_smoothing", "ignore_index", "axis", "beta", "blank", "zero_infinity")
 _OF_OPTIMIZER = ("betas", "eps", "weight_decay", "no_decay", "formula", "momentum", "dampening", "nesterov")
 
 
@@ -58,6 +58,8 @@ def _add_loss(group: Any) -> None:
     group.add_argument("--ignore-index", type=int, metavar="LABEL", help="label that does not count")
     group.add_argument("--class-axis", type=int, dest="axis", metavar="AXIS", help="of the scores; default: 1")
     group.add_argument("--beta", type=float, help="where smooth_l1 becomes straight")
+    group.add_argument("--blank", type=int, metavar="CLASS", help="of ctc: stands for no label; default: 0")
+    group.add_argument("--zero-infinity", action="store_true", default=None, help="of ctc: infinite losses count as 0")
 
 
 def _add_optimizer(group: Any) -> None:

@@ -117,7 +117,7 @@ class DataSet:
         digest = hashlib.sha256()
         for name, array in self.arrays.items():
             digest.update(json.dumps([name, str(array.dtype), array.shape]).encode())
-            digest.update(np.ascontiguousarray(array).tobytes())
+            digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         return digest.hexdigest()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import glob
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -39,6 +40,11 @@ class Files:
     def trained(self) -> Path:
         """What a run writes."""
         return self.folder / f"{self.prefix}trained_checkpoint"
+
+    def clean(self) -> None:
+        """Remove what a run left that was killed while it wrote its checkpoint."""
+        for partial in self.folder.glob(f".{glob.escape(self.trained.name)}.*.partial"):
+            partial.unlink(missing_ok=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,6 +152,7 @@ class Run:
         accuracy: tuple[str, str] | None = None,
     ) -> None:
         self.files, self.settings, self.data, self.held_out = files, settings, data, held_out
+        files.clean()
         self.is_resumed = resume and files.trained.exists()
         self.state = _state(files, settings, self.is_resumed)
         self.position = Position.read(self.state.properties)

@@ -48,12 +48,27 @@ class Base:
         return known[name]
 
     def input(self, name: str, dtype: ir.DataType, dims: Sequence[int | str | ir.SymbolicDim | None]) -> ir.Value:
-        """The graph input of that name, added where the model has none."""
+        """The graph input of that name, added where the model has none.
+
+        Raises:
+            ArtifactError: the name is taken by a weight, by another value, or by an input of another kind.
+        """
+        cure = "give it another name, or rename the value of the model"
         found = next((v for v in self.model.graph.inputs if v.name == name), None)
+        if name in self.weights or (found is None and any(v.name == name for v in values(self.model.graph))):
+            raise ArtifactError(f"the model has a value called {name}, which is no input", cure=cure)
         if found is None:
-            found = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(dims))
-            self.model.graph.inputs.append(found)
+            return self.add_input(name, dtype, dims)
+        kinds = {dtype, found.dtype}
+        if len(kinds) > 1 and not all(kind is not None and kind.is_integer() for kind in kinds):
+            raise ArtifactError(f"the input {name} is {found.dtype}, not {dtype}", cure=cure)
         return found
+
+    def add_input(self, name: str, dtype: ir.DataType, dims: Sequence[int | str | ir.SymbolicDim | None]) -> ir.Value:
+        """A new graph input; that its name is its own is checked when the model is finished."""
+        made = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(dims))
+        self.model.graph.inputs.append(made)
+        return made
 
     def weight(self, name: str) -> ir.Value:
         """The weight of that name: one of ``weights``, or any other floating initializer, which becomes one.
@@ -81,7 +96,7 @@ class Base:
         while unique in taken:
             unique, count = f"{name}_{count}", count + 1
         self.weights[unique] = tensor = ir.tensor(content, name=unique)
-        return self.input(unique, tensor.dtype, list(content.shape))
+        return self.add_input(unique, tensor.dtype, list(content.shape))
 
     def output(self, value: ir.Value, name: str | None = None) -> None:
         """Make a value an output of the graph, under another name where one is given."""

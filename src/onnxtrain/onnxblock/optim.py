@@ -41,7 +41,7 @@ class Slot:
         """A state of the parameter, zeros at first, of the parameter's shape or another one."""
         value = self.parameter
         dims = shapes.known_dims(value) if shape is None else shape
-        made = self.base.input(f"{value.name}.{name}", shapes.dtype_of(value), dims)
+        made = self.base.add_input(f"{value.name}.{name}", shapes.dtype_of(value), dims)
         self.states[str(made.name)] = 0.0
         return made
 
@@ -74,8 +74,8 @@ class Optimizer(Block, abc.ABC):
         if not parameters:
             raise ArtifactError("there is no parameter to train", cure="give the trainable parameters")
         base = self.base
-        self.rate = base.input(names.LEARNING_RATE, ir.DataType.FLOAT, [])
-        step = base.input(names.STEP, ir.DataType.INT64, [])
+        self.rate = base.add_input(names.LEARNING_RATE, ir.DataType.FLOAT, [])
+        step = base.add_input(names.STEP, ir.DataType.INT64, [])
         next_step = self.op.Add(step, self.op.constant(1, ir.DataType.INT64))
         base.output(next_step, names.updated(names.STEP))
         slots = [self._slot(base, tensor) for tensor in parameters]
@@ -96,7 +96,7 @@ class Optimizer(Block, abc.ABC):
             tensor = ir.from_proto(tensor)
         dims, name = [int(d) for d in tensor.shape], str(tensor.name)  # type: ignore[union-attr]
         return Slot(
-            base, base.input(name, tensor.dtype, dims), base.input(names.gradient(name), tensor.dtype, dims), {}
+            base, base.add_input(name, tensor.dtype, dims), base.add_input(names.gradient(name), tensor.dtype, dims), {}
         )
 
     def _describe(self, slots: Sequence[Slot]) -> dict[str, Any]:
