@@ -48,11 +48,17 @@ class Base:
         return known[name]
 
     def input(self, name: str, dtype: ir.DataType, dims: Sequence[int | str | ir.SymbolicDim | None]) -> ir.Value:
-        """The graph input of that name, added where the model has none."""
+        """The graph input of that name, added where the model has none.
+
+        Raises:
+            ArtifactError: the model has one of whole numbers where floating ones are meant, or the other way round.
+        """
         found = next((v for v in self.model.graph.inputs if v.name == name), None)
         if found is None:
             found = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(dims))
             self.model.graph.inputs.append(found)
+        elif found.dtype is not None and found.dtype.is_floating_point() != dtype.is_floating_point():
+            raise ArtifactError(f"the input {name} is {found.dtype}, not {dtype}", cure="give it another name")
         return found
 
     def weight(self, name: str) -> ir.Value:
