@@ -145,6 +145,35 @@ def test_the_gradient_is_that_of_fake_quantization(tmp_path: Path) -> None:
     np.testing.assert_allclose(state.parameters["b"].grad, b.grad, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("channels", [False, True])
+def test_scales_that_are_named_are_trained(tmp_path: Path, channels: bool) -> None:
+    nodes = [
+        helper.make_node("QuantizeLinear", ["w", "scale", "zero"], ["q"], axis=0),
+        helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["d"], axis=0),
+        helper.make_node("MatMul", ["x", "d"], ["y"]),
+    ]
+    w, form = RNG.normal(size=(5, 3)).astype(np.float32), (5,) if channels else ()
+    scale, zero = RNG.uniform(0.005, 0.02, form).astype(np.float32), np.full(form, 3, np.int8)
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["batch", k]) for n, k in (("x", 5), ("y", 3)))
+    tensors = [numpy_helper.from_array(v, n) for n, v in (("w", w), ("scale", scale), ("zero", zero))]
+    graph = helper.make_graph(nodes, "g", [x], [y], tensors)
+    given = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    files = generate_artifacts(given, ["w", "scale"], loss=LossType.MSELoss, artifact_directory=tmp_path)
+    state = CheckpointState.load_checkpoint(files["checkpoint"])
+    batch, target = RNG.normal(size=(16, 5)).astype(np.float32), RNG.normal(size=(16, 3)).astype(np.float32)
+    Module(files["training_model"], state)(batch, target)
+    leaves = [torch.tensor(v, requires_grad=True) for v in (w, scale.reshape(-1))]
+    zeros = torch.full((leaves[1].numel(),), 3.0)
+    if channels:
+        rounded = torch._fake_quantize_learnable_per_channel_affine(*leaves, zeros, 0, -128, 127, 1.0)
+    else:
+        rounded = torch._fake_quantize_learnable_per_tensor_affine(*leaves, zeros, -128, 127, 1.0)
+    torch.nn.functional.mse_loss(torch.tensor(batch) @ rounded, torch.tensor(target)).backward()
+    for name, leaf in zip(("w", "scale"), leaves, strict=True):
+        expected = leaf.grad.numpy().reshape(state.parameters[name].grad.shape)
+        np.testing.assert_allclose(state.parameters[name].grad, expected, rtol=2e-4, atol=1e-5)
+
+
 def test_models_without_quantized_weights_are_refused(network: Path, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="no weight that is stored as integers"):
         dequantize_weights(network)
