@@ -122,7 +122,8 @@ def test_the_gradient_is_that_of_fake_quantization(tmp_path: Path) -> None:
     ]
     constants = {
         "xs": np.array(0.02, np.float32), "xz": np.array(120, np.uint8), "w_quantized": weight, "ws": scale,
-        "b_quantized": bias, "bs": scale * np.float32(0.02), "ys": np.array(0.05, np.float32), "yz": np.array(3, np.int8),
+        "b_quantized": bias, "bs": scale * np.float32(0.02), "ys": np.array(0.05, np.float32),
+        "yz": np.array(3, np.int8),
     }  # fmt: skip
     x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["batch", k]) for n, k in (("x", 5), ("y", 3)))
     graph = helper.make_graph(nodes, "g", [x], [y], [numpy_helper.from_array(v, n) for n, v in constants.items()])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from onnxtrain.execute import Executable, backend
-from onnxtrain.gradient import build_gradient, tracked_outputs, undifferentiable
+from onnxtrain.gradient import build_gradient, registered_by_users, tracked_outputs, undifferentiable
 from onnxtrain.ir.graphs import ForwardGraph, Plan, Signature, TrainingGraph
 from onnxtrain.ir.passes import Record, save
 from onnxtrain.ir.verify import invalid
@@ -21,6 +22,9 @@ from onnxtrain.plan import make_plan
 
 if TYPE_CHECKING:
     from onnxtrain.capture import Captured, Numbers
+
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass
@@ -76,13 +80,18 @@ def capture_module(
     from onnxtrain.capture import Functions, GraphCache, trace, translate
 
     mode = "training" if module.training else "inference"
-    cache = GraphCache(options.cache_dir, options.cache_limit) if options.cache_dir is not None else None
+    rules, stops = registered_by_users()
+    cache = None
+    if options.cache_dir is not None and rules:
+        _LOG.info("the graph is not kept: the gradient rules of %s decide on it", ", ".join(map("::".join, rules)))
+    elif options.cache_dir is not None:
+        cache = GraphCache(options.cache_dir, options.cache_limit)
     functions = Functions(options.custom_autograd, options.keep_checkpoints)
     with report.stage("export"):
         shapes = options.static_shapes
         traced = trace(module, args, kwargs, static_shapes=shapes, numbers=numbers, functions=functions)
     with report.stage("translate"):
-        captured = translate(traced, opset=options.opset, cache=cache, refusals=_refusals(options))
+        captured = translate(traced, opset=options.opset, cache=cache, refusals=_refusals(options), decisive=stops)
     _dump(options, "torch_exported", mode, captured.graph.model)
     with report.stage("optimize"):
         report.passes += optimize(captured.graph, check=options.verify_passes)

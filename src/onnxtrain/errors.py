@@ -54,6 +54,10 @@ class GradientError(OnnxTrainError, RuntimeError):
     """The graph cannot be differentiated: a rule is missing or a value is not differentiable."""
 
 
+class RuleError(OnnxTrainError, RuntimeError):
+    """A gradient rule has a fault: it raised what is not an error of ours."""
+
+
 class BackendError(OnnxTrainError, RuntimeError):
     """A backend cannot run the plan."""
 

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 
 from onnxtrain import ORTModule
-from onnxtrain.errors import CaptureError
 
 
 class Calls(torch.nn.Module):
@@ -73,6 +72,69 @@ def test_a_size_of_one_that_must_stay_one() -> None:
     compare(lambda a, b: torch.block_diag(a, b).square().sum(), torch.rand(1, 2), torch.rand(3, 1))
 
 
-def test_running_statistics_that_would_be_lost_are_refused() -> None:
-    with pytest.raises(CaptureError, match="instance_norm updates running statistics"):
-        ORTModule(torch.nn.InstanceNorm1d(3, track_running_stats=True))(torch.randn(2, 3, 4))
+def test_sizes_that_depend_on_content_survive_a_second_translation() -> None:
+    wrapped = compare(lambda x: torch.cumprod(x[x > 0.8], 0).sum(), torch.rand(4, 6) + 0.5)
+    assert "aten::cumprod" in wrapped.graph("captured")
+
+
+def test_sizes_that_depend_on_content_keep_a_name_where_others_are_made_of_them() -> None:
+    def selected(x: torch.Tensor) -> torch.Tensor:
+        found = x[(x > 0.8).nonzero()[:, 0]]
+        return (found.reshape(-1, 2) / found.shape[0]).expand(3, -1, -1).sum()
+
+    compare(selected, torch.rand(4, 6) + 0.5)
+
+
+WHOLE = {
+    "a masked row of a softmax": lambda x: torch.ops.aten._safe_softmax(x.masked_fill(x > 0, float("-inf")), 0),
+    "the tail of a distribution": lambda x: torch.special.log_ndtr(x * 20),
+    "a value filled in twice": lambda x: torch.index_fill(x, 0, torch.tensor([1, 1, 0]), x.sum()),
+    "a diagonal": lambda x: torch.diagonal_scatter(x, x[0, :4]),
+    "corners aligned": lambda x: F.interpolate(
+        x[None, None], (3, 4), mode="bilinear", align_corners=True, antialias=True
+    ),
+    "a scale of its own": lambda x: F.interpolate(
+        x[None, None], scale_factor=(0.7, 0.8), mode="bilinear", antialias=True
+    ),
+    "gradients by counts": lambda x: F.embedding(torch.tensor([0, 1, 1, 3]), x, scale_grad_by_freq=True),
+    "a norm at zero": lambda x: torch.linalg.vector_norm(x * 0, 0.5, 1),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_what_torch_onnx_would_translate_otherwise(name: str) -> None:
+    wrapped = compare(WHOLE[name], torch.randn(4, 6))
+    assert "ATen(" in wrapped.graph("captured")
+
+
+@pytest.mark.parametrize("order", [1, 2, float("inf"), -float("inf")])
+@pytest.mark.parametrize("dims", [{}, {"keepdim": True}, {"dim": 1}, {"dim": (0, 1), "keepdim": True}])
+def test_norms(order: float, dims: dict[str, object]) -> None:
+    wrapped = compare(lambda x: torch.linalg.vector_norm(x, order, **dims), torch.randn(4, 6))
+    assert "ATen(" not in wrapped.graph("captured")
+
+
+EMPTY = {
+    "group_norm": (lambda x: F.group_norm(x, 2), (0, 4, 3)),
+    "pixel_shuffle": (lambda x: F.pixel_shuffle(x, 1), (1, 1, 0, 1)),
+    "rms_norm": (lambda x: F.rms_norm(x, (4,)), (0, 4)),
+    "unfold": (lambda x: F.unfold(x, 2), (0, 2, 5, 5)),
+    "matmul": (lambda x: torch.ones(5, 5, 0).requires_grad_() @ x, (0, 5)),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_tensors_without_elements(name: str) -> None:
+    function, shape = EMPTY[name]
+    compare(function, torch.randn(shape))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_without_a_batch_axis(causal: bool) -> None:
+    wrapped = compare(lambda q, k: F.scaled_dot_product_attention(q, k, k, is_causal=causal), *torch.rand(2, 3, 5, 8))
+    assert "ATen(" not in wrapped.graph("captured")
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.5, 1.0])
+def test_dropout_draws_what_eager_draws(rate: float) -> None:
+    compare(lambda x: F.dropout(F.dropout(x, rate, True), 0.5, True), torch.randn(4, 6))

@@ -6,14 +6,19 @@ import logging
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from onnxtrain import Options
 from onnxtrain.capture import GraphCache, trace, translate
 from onnxtrain.capture.cache import key
+from onnxtrain.compiler import Report, capture_module
+from onnxtrain.gradient import Context, gradient, register_custom_stop_gradient_edges
+from onnxtrain.gradient.registry import RULES, STOP_EDGES
 from onnxtrain.ir.printer import to_text
 
 BYTES = 2**24
@@ -130,6 +135,44 @@ def test_operators_of_the_users_own_library_are_not_kept(tmp_path: Path) -> None
 
     translate(traced(Custom()), cache=GraphCache(tmp_path, BYTES))
     assert entries(tmp_path) == []
+
+
+@pytest.fixture
+def tables() -> Iterator[None]:
+    """What a test registers is forgotten afterwards."""
+    before = [(table, dict(table)) for table in (RULES, STOP_EDGES)]
+    yield
+    for table, content in before:
+        table.clear()
+        table.update(content)
+
+
+def captured(folder: Path) -> str:
+    """The text of a graph whose tanh has a rule, so that torch need not take its gradient."""
+    options = Options(cache_dir=folder)
+    return to_text(capture_module(Mlp(), (torch.randn(3, 4),), {}, options, Report()).graph.model)
+
+
+def test_gradient_rules_of_users_decide_on_the_graph_and_are_not_part_of_an_entry(tmp_path: Path, tables: None) -> None:
+    assert "ATen(" not in captured(tmp_path) and len(entries(tmp_path)) == 1
+
+    @gradient("Tanh", replace=True)
+    def refuses(ctx: Context, dy: Any, x: Any) -> Any:
+        raise ctx.unsupported("the gradient of Tanh")
+
+    assert "aten::tanh" in captured(tmp_path), "the entry is of another rule"
+    assert len(entries(tmp_path)) == 1
+
+
+def test_stop_edges_are_part_of_the_key(tmp_path: Path, tables: None) -> None:
+    captured(tmp_path)
+    for _ in range(2):
+        register_custom_stop_gradient_edges([0], "", "Tanh")
+        captured(tmp_path)
+    assert len(entries(tmp_path)) == 2
+    register_custom_stop_gradient_edges([], "", "Tanh")
+    captured(tmp_path)
+    assert len(entries(tmp_path)) == 3
 
 
 PROGRAM = """

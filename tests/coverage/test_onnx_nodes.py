@@ -9,7 +9,6 @@ pytestmark = pytest.mark.slow
 
 # Tests that fail, by the beginning of their names, and why.
 KNOWN = {
-    "test_attention_": "qk_matmul_output_mode 1 and 2 are not available",
     "test_batchnorm_": "running statistics are not differentiated by the statistics before, as in torch",
     "test_convtranspose_output_shape": "onnxruntime pads at the other end than ONNX's reference",
     "test_scan": "the form of opset 8; and a state without dimensions, which ONNX's reference cannot take",

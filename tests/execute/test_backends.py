@@ -100,7 +100,8 @@ def test_other_opsets(op: str, opset: int) -> None:
 
 def test_every_lowering_is_used_by_a_row() -> None:
     used = {(DOMAIN, name) for name in ("ATen", "ATenGrad", "PythonOp", "PythonOpGrad", "DropoutGrad")}
-    used.add(("", "Dropout"))
+    drawn = ("Dropout", "Bernoulli", "Multinomial", "RandomNormal", "RandomUniform")  # tests of random numbers
+    used |= {("", f"{name}{end}") for name in drawn for end in ("", "Like")}
     for case in CASES:
         plan = prepare(case, np.float32, gradients=case.differentiable).plan
         used |= {(n.domain, n.op_type) for m in (plan.forward, plan.backward) if m is not None for n in m.graph}

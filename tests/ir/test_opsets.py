@@ -51,6 +51,31 @@ def test_newer_graphs_stay() -> None:
     assert model.graph.opset_imports[""] == 22
 
 
+NEWER = {
+    "default": ("y = Cast <to = 1, round_mode = 'up'> (x)", 24, ""),
+    "learned": ("y = Cast <to = 1, round_mode = 'down'> (x)", 24, "round_mode=down"),
+    "blocks": ("y = QuantizeLinear <output_dtype = 3, block_size = 2> (x, x)", 21, "block_size=2"),
+    "known": ("y = QuantizeLinear <output_dtype = 3> (x, x)", 21, ""),
+    "first of its kind": ("y = RMSNormalization <axis = 1> (x, x)", 26, ""),
+    "window": ("y = Attention <left_window_size = 2> (x, x, x)", 25, ""),
+    "unknown opset": ("y = Relu (x)", 27, "opset 27"),
+}
+
+
+@pytest.mark.parametrize(("line", "opset", "refused"), NEWER.values(), ids=NEWER)
+def test_what_operators_learned_later(line: str, opset: int, refused: str) -> None:
+    model = _model(line, opset)
+    if refused:
+        with pytest.raises(GraphError, match=refused):
+            raise_opset(model.graph)
+        return
+    raise_opset(model.graph)
+    assert model.graph.opset_imports[""] == opset
+    assert "round_mode" not in model.graph[0].attributes
+    kept = ("output_dtype", "axis", "left_window_size", "to")
+    assert set(model.graph[0].attributes) == {n for n in kept if f"{n} =" in line}
+
+
 def test_too_old_is_an_error_with_a_cure() -> None:
     with pytest.raises(GraphError, match="opset 11") as raised:
         raise_opset(_model("y = Relu (x)", 11).graph)

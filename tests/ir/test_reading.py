@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+import torch
 from onnx import TensorProto, helper, numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 
@@ -40,10 +42,12 @@ def run(graph: ForwardGraph, x: np.ndarray, weights: dict[str, np.ndarray]) -> n
     return np.asarray(y)
 
 
-def trains(graph: ForwardGraph) -> None:
-    """Every parameter receives a gradient on the torch backend."""
-    compiled = compile_graph(graph, graph.signature.parameters, graph.signature.outputs, Options(), Report())
-    assert compiled.training is not None and set(compiled.training.gradients) == set(graph.signature.parameters)
+def trains(graph: ForwardGraph, *backends: str) -> None:
+    """Every parameter receives a gradient on the backends."""
+    for name in backends or ("torch", "onnxruntime"):
+        options = Options(backend=name)
+        compiled = compile_graph(graph, graph.signature.parameters, graph.signature.outputs, options, Report())
+        assert compiled.training is not None and set(compiled.training.gradients) == set(graph.signature.parameters)
 
 
 FORMS = {
@@ -123,6 +127,23 @@ def test_a_weight_inside_of_a_body_trains() -> None:
     trains(graph)
 
 
+def test_outputs_that_no_node_makes() -> None:
+    """An input, and a weight, whose gradient then has two of its names wanted: one receives, one gives."""
+    proto = model("a = MatMul(x, w) y = Mul(a, v) v_grad = Relu(y)")
+    for name, shape in {"x": ["b", 4], "w": [4, 4], "v_grad": None}.items():
+        proto.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
+    graph = read_forward(proto)
+    assert graph.signature.outputs == ("y", "x", "w", "v_grad")
+    trains(graph)
+
+
+@pytest.mark.parametrize("prefix", ["const", "val", "node"])
+def test_names_that_we_would_give_as_well(prefix: str) -> None:
+    a, b, c, d = (f"{prefix}_{i}" for i in range(4))
+    rows = f"{a} = MatMul(x, w) {b} = Gelu({a}) {c} = Mul({b}, v) {d} = Softmax({c}) y = Pow({d}, {d})"
+    trains(read_forward(model(rows)))
+
+
 def test_statistics_are_no_weights() -> None:
     proto = model("a = MatMul(x, w) y = BatchNormalization(a, v, v, mean, var)")
     for name in ("mean", "var"):
@@ -136,6 +157,10 @@ def test_constants_train_where_they_are_named() -> None:
     proto = model("a = MatMul(x, w) b = Mul(a, k) y = Mul(b, v)")
     proto.graph.node.insert(0, constant)
     assert read_forward(proto).signature.parameters == ("w", "v")
+    everything = read_forward(FORMS["opset 25"], ["*"])
+    assert everything.signature.parameters == ("w", "v") and "s" in everything.model.graph.initializers
+    with pytest.raises(GraphError, match="s is not floating"):
+        read_forward(FORMS["opset 25"], ["s"])
     graph = read_forward(proto, ["k", "w"])
     assert graph.signature.parameters == ("k", "w") and "v" in graph.model.graph.initializers
     trains(graph)
@@ -152,6 +177,37 @@ def test_element_types_stay(dtype: int) -> None:
     graph = read_forward(proto)
     assert {int(v.dtype or 0) for v in (*graph.model.graph.inputs, *graph.model.graph.outputs)} == {dtype}
     verify(graph.model)
+
+
+@pytest.mark.parametrize("settings", [{"dynamo": False, "opset_version": 14}, {"dynamo": True, "opset_version": 23}])
+@pytest.mark.filterwarnings("ignore")
+def test_files_that_torch_wrote(settings: dict[str, Any], tmp_path: Path) -> None:
+    """Gradients by the names of the file are those of the module; weights that the exporter transposed are, too."""
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, activation="gelu", batch_first=True)
+    module = torch.nn.Sequential(torch.nn.Conv1d(3, 5, 2, padding=1), layer, torch.nn.Linear(8, 2)).train()
+    for parameter in module.parameters():  # exporters merge weights that are equal
+        torch.nn.init.normal_(parameter, std=0.5)
+    given = torch.randn(4, 3, 7)
+    path = tmp_path / "torch.onnx"
+    torch.onnx.export(module, (given,), path, input_names=["x"], do_constant_folding=False, **settings)
+    graph = read_forward(path)
+    y = module(given)
+    y.sum().backward()
+    compiled = compile_graph(graph, graph.signature.parameters, graph.signature.outputs, Options(), Report())
+    weights = {i.name: numpy_helper.to_array(i) for i in onnx.load(path).graph.initializer}
+    feeds = [given, *(torch.from_numpy(np.array(weights[n])) for n in graph.signature.parameters)]
+    (ours,), saved = compiled.executable.forward(feeds)
+    torch.testing.assert_close(ours, y.detach(), rtol=1e-4, atol=1e-5)
+    found = dict(zip(compiled.plan.gradients, compiled.executable.backward(saved, [torch.ones_like(y)]), strict=True))
+    expected = {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
+    assert len(found) == len(expected) and sum(n in expected for n in found) >= len(expected) // 2
+    for name, gradient in found.items():
+        known = (
+            [expected[name]] if name in expected else [t for g in expected.values() if g.dim() == 2 for t in (g, g.T)]
+        )
+        near = [torch.allclose(gradient, k, rtol=1e-3, atol=1e-4) for k in known if k.shape == gradient.shape]
+        assert any(near), name
 
 
 def test_functions_of_the_model_are_inlined() -> None:

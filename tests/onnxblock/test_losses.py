@@ -175,7 +175,7 @@ def test_classes_may_be_the_last_axis() -> None:
 def test_a_label_outside_of_the_classes_is_an_error(label: int, smoothing: float) -> None:
     x = RANDOM.standard_normal((3, 4), np.float32)
     loss = losses.CrossEntropyLoss(ignore_index=-100, label_smoothing=smoothing)
-    with pytest.raises(Exception, match="[Oo]ut of range|out of data bounds"):
+    with pytest.raises(Exception, match=r"[Oo]ut of range|out of data bounds"):
         run(loss, [x], {"labels": np.array([0, label, 1])})
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,8 @@ import torch.nn.functional as F
 
 from onnxtrain.ir.graphs import DOMAIN
 from op_cases.case import Case, Tensor, index, x
+
+FILLED = np.array([6, 5])
 
 
 def _attention() -> list[Case]:
@@ -56,6 +58,20 @@ def _onnx_attention() -> list[Case]:
         weights = (q @ k.mT * 8**-0.5).masked_fill(~kept, -1e300 if q.dtype == torch.float64 else -1e30).softmax(-1)
         return (weights * kept) @ v
 
+    def told(q: Tensor, k: Tensor, v: Tensor, m: Tensor, mode: int) -> tuple[Tensor, ...]:
+        product = q @ k.mT * 8**-0.5
+        scores = torch.tanh(product / 2.0) * 2.0
+        weights = (scores + m).softmax(-1)
+        return weights @ v, k, v, (product, scores, scores + m, weights)[mode]
+
+    def cached(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        rows, columns, count = torch.arange(5)[:, None], torch.arange(6), torch.tensor(FILLED)[:, None, None, None]
+        return attend(q, k, v, columns <= rows + count - 5)
+
+    def windowed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        distance = torch.arange(6) - torch.arange(5)[:, None]
+        return attend(q, k, v, (distance >= -2) & (distance <= 1))
+
     return [
         Case("Attention", (q, k, v), attend, opset=23),
         Case("Attention", (q, k, v), lambda q, k, v: attend(q, k, v, scale=0.3), {"scale": 0.3}, opset=23, label="scale"),
@@ -68,6 +84,17 @@ def _onnx_attention() -> list[Case]:
         Case("Attention", (x(2, 5, 32), x(2, 6, 16), x(2, 6, 16)), flat, heads, opset=23, label="flat"),
         Case(
             "Attention", (q, q, q, None, past, past), remembered, {"is_causal": 1}, opset=23, label="past", outputs=3,
+        ),
+        *(
+            Case(
+                "Attention", (q, k, v, x(5, 6)), lambda q, k, v, m, n=mode: told(q, k, v, m, n),
+                {"softcap": 2.0, "qk_matmul_output_mode": mode}, opset=23, label=f"told-{mode}", outputs=4,
+            )
+            for mode in range(4)
+        ),
+        Case("Attention", (q, k, v, None, None, None, FILLED), cached, {"is_causal": 1}, opset=24, label="cache"),
+        Case(
+            "Attention", (q, k, v), windowed, {"left_window_size": 2, "right_window_size": 1}, opset=25, label="window",
         ),
     ]  # fmt: skip
 
@@ -103,4 +130,25 @@ def _rotary() -> list[Case]:
     ]  # fmt: skip
 
 
-CASES = [*_attention(), *_onnx_attention(), *_rotary()]
+def _cache() -> list[Case]:
+    def written(cache: Tensor, update: Tensor, starts: Sequence[int], axis: int) -> Tensor:
+        made = []
+        for old, new, start in zip(cache.movedim(axis, 1), update.movedim(axis, 1), starts, strict=True):
+            rows = list(old)
+            for offset, row in enumerate(new):
+                rows[(start + offset) % len(rows)] = row
+            made.append(torch.stack(rows))
+        return torch.stack(made).movedim(1, axis)
+
+    given = (x(2, 3, 5, 4), x(2, 3, 2, 4))
+    return [
+        Case("TensorScatter", given, lambda a, b: written(a, b, (0, 0), 2), opset=24),
+        Case("TensorScatter", (*given, np.array([3, 1])), lambda a, b: written(a, b, (3, 1), 2), opset=24, label="places"),
+        Case(
+            "TensorScatter", (x(2, 5, 4), x(2, 2, 4), np.array([4, 1])), lambda a, b: written(a, b, (4, 1), 1),
+            {"mode": "circular", "axis": 1}, opset=24, label="circular",
+        ),
+    ]  # fmt: skip
+
+
+CASES = [*_attention(), *_onnx_attention(), *_rotary(), *_cache()]

@@ -31,7 +31,7 @@ def inference_model(model: onnx.ModelProto, names: Sequence[str], weights: Mappi
     for node in reversed(model.graph.node):
         if needed & set(node.output):
             nodes.append(node)
-            needed |= {*node.input, *_captured(node)}
+            needed |= {*node.input, *captured(node)}
     infos = {v.name: v for v in (*model.graph.value_info, *model.graph.output, *model.graph.input)}
     graph = onnx.GraphProto(name=model.graph.name)
     graph.node.extend(reversed(nodes))
@@ -47,8 +47,8 @@ def inference_model(model: onnx.ModelProto, names: Sequence[str], weights: Mappi
     return made
 
 
-def _captured(node: onnx.NodeProto) -> set[str]:
+def captured(node: onnx.NodeProto) -> set[str]:
     """Names that the bodies of a node read."""
     bodies = [a.g for a in node.attribute if a.HasField("g")]
-    read = {name for body in bodies for inner in body.node for name in (*inner.input, *_captured(inner))}
+    read = {name for body in bodies for inner in body.node for name in (*inner.input, *captured(inner))}
     return read | {output.name for body in bodies for output in body.output}

@@ -163,7 +163,10 @@ class Module:
             CheckpointError: the parameters are of different types, or have no content.
         """
         arrays = [p.held().view().reshape(-1) for p in self._chosen(trainable_only)]
-        return ort.OrtValue.ortvalue_from_numpy(np.concatenate(arrays) if arrays else np.zeros(0, np.float32))
+        flat = np.concatenate(arrays) if arrays else np.zeros(0, np.float32)
+        made = ort.OrtValue.ortvalue_from_shape_and_type(list(flat.shape), flat.dtype.type)  # memory of its own
+        made.update_inplace(flat)
+        return made
 
     def copy_buffer_to_parameters(self, buffer: ort.OrtValue | np.ndarray, trainable_only: bool = True) -> None:
         """Set all parameters, or those that are trained, from one vector as ``get_contiguous_parameters`` gives it.

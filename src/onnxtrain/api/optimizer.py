@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from onnxtrain.api.exporting import captured
 from onnxtrain.api.module import Module, form_of
 from onnxtrain.api.session import Session, Source, read_model
 from onnxtrain.api.tensors import Tensor
@@ -121,7 +122,7 @@ def unsafe_updates(model: onnx.ModelProto) -> list[str]:
         if last is None or updated(value.name) not in outputs:
             continue
         before = _ancestors(last, producers)
-        readers = [n for n in model.graph.node if value.name in n.input]
+        readers = [n for n in model.graph.node if value.name in n.input or value.name in captured(n)]
         in_time = all(id(n) in before or (n is last and n.op_type in _ELEMENTWISE) for n in readers)
         if not in_time:
             found.append(value.name)
@@ -131,7 +132,8 @@ def unsafe_updates(model: onnx.ModelProto) -> list[str]:
 def _ancestors(node: onnx.NodeProto, producers: dict[str, onnx.NodeProto]) -> set[int]:
     todo, seen = [node], set()
     while todo:
-        for name in todo.pop().input:
+        last = todo.pop()
+        for name in (*last.input, *captured(last)):
             before = producers.get(name)
             if before is not None and id(before) not in seen:
                 seen.add(id(before))

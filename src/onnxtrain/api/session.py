@@ -113,9 +113,10 @@ class Session:
         if self._has_strings:
             return self._run_with_strings(inputs)
         binding = self._binding
-        for name, given in inputs.items():
-            if name in self.inputs:
-                binding.bind_ortvalue_input(name, self._value(given))
+        # kept until after the run: a binding does not hold the memory of the arrays that it reads
+        given = {name: self._value(value) for name, value in inputs.items() if name in self.inputs}
+        for name, value in given.items():
+            binding.bind_ortvalue_input(name, value)
         for name in self._free:
             binding.bind_output(name, "cpu" if as_numpy else self.place.kind, 0 if as_numpy else self.place.index)
         self._call(lambda: self.session.run_with_iobinding(binding))

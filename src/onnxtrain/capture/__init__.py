@@ -88,7 +88,12 @@ def trace(
 
 
 def translate(
-    traced: Traced, *, opset: int = 20, cache: GraphCache | None = None, refusals: Refusals | None = None
+    traced: Traced,
+    *,
+    opset: int = 20,
+    cache: GraphCache | None = None,
+    refusals: Refusals | None = None,
+    decisive: Sequence[Any] = (),
 ) -> Captured:
     """The ONNX graph of a traced call.
 
@@ -97,6 +102,7 @@ def translate(
         opset: ONNX opset of the graph.
         cache: where graphs are kept.
         refusals: the nodes of a graph that later stages cannot take; what they stand for becomes ATen nodes.
+        decisive: what else than the graph and this package's own code ``refusals`` goes by; part of an entry's key.
 
     Raises:
         CaptureError: an operator cannot be translated.
@@ -105,7 +111,7 @@ def translate(
     def made() -> ForwardGraph:
         return to_graph(traced.program, traced.input_names, traced.buffers, opset, refusals)
 
-    settings = (traced.input_names, traced.buffers, opset, refusals is None)
+    settings = (traced.input_names, traced.buffers, opset, refusals is None, *decisive)
     graph = made() if cache is None else cache.graph(traced.program, settings, made)
     result = traced.flat.result
     assert result.schema is not None, "the forward ran, or export raised"

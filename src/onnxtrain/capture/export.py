@@ -17,9 +17,9 @@ import torch
 
 from onnxtrain.capture import autograd_functions
 from onnxtrain.capture.autograd_functions import Functions
-from onnxtrain.capture.recurrent_layers import WholeLayers
 from onnxtrain.capture.schema import Schema, flatten
-from onnxtrain.capture.source_lines import is_users, places_in, user_place
+from onnxtrain.capture.source_lines import is_users, places_in
+from onnxtrain.capture.substitutes import Substitutes
 from onnxtrain.capture.symbolic_sizes import Axis, OvergrownSizesError, expression_of, symbolic_sizes
 from onnxtrain.errors import CaptureError, OnnxTrainError, first_line
 
@@ -93,7 +93,7 @@ class FlatModule(torch.nn.Module):
         versions = [t._version for t in tensors]
         functions = autograd_functions.recording(self.module, self.result.calls, self._functions)
         sizes = symbolic_sizes(tensors, self.result.not_one)
-        with self._autocast.enter(), functions, WholeLayers(), sizes:
+        with self._autocast.enter(), functions, sizes, Substitutes():
             result = self.module.forward(*args, **kwargs)  # the module's own hooks run at every call, outside
         self.result.changed = tuple(t._version != v for t, v in zip(tensors, versions, strict=True))
         found, self.result.schema = flatten(result, "output")
@@ -124,7 +124,6 @@ def export(
             constant |= sizes.axes
         else:
             _refuse_changed_inputs(module, names)
-            _refuse_hidden_changes(program)
             return program
 
 
@@ -164,18 +163,6 @@ def _refuse_changed_inputs(module: FlatModule, names: Sequence[str]) -> None:
             raise CaptureError(
                 f"the forward pass modifies its input {name} in place",
                 cure=f"let it modify a copy: {name} = {name}.clone()",
-            )
-
-
-def _refuse_hidden_changes(program: torch.export.ExportedProgram) -> None:
-    """Raise CaptureError for running statistics of instance_norm, which torch changes without saying so."""
-    for node in program.graph.nodes:
-        if node.target is torch.ops.aten.instance_norm.default and node.args[3] is not None and node.args[5]:
-            place = user_place(node.meta.get("stack_trace") or "")
-            raise CaptureError(
-                "instance_norm updates running statistics, which torch.export does not record",
-                source="" if place is None else f"{place[0]}:{place[1]}",
-                cure="build the layer with track_running_stats=False",
             )
 
 

@@ -5,27 +5,15 @@ torch runs them on shapes by unrolling: the length would become a number, and ea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
+
+from onnxtrain.capture.substitutes import substitute
 
 Tensor = torch.Tensor
 _SETTINGS = "bool has_biases, int num_layers, float dropout, bool train, bool bidirectional, bool batch_first"
-
-
-class WholeLayers(TorchFunctionMode):
-    """Within it ``torch.lstm``, ``gru``, ``rnn_tanh`` and ``rnn_relu`` are operators of ours that know their shapes."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kind = getattr(func, "__name__", "")
-        if kind in _KINDS and not kwargs and _is_plain(kind, args):
-            states = list(args[1]) if kind == "lstm" else [args[1]]
-            return tuple(getattr(torch.ops.onnxtrain, kind)(args[0], states, list(args[2]), *args[3:]))
-        return func(*args, **(kwargs or {}))
 
 
 def _is_plain(kind: str, args: Sequence[Any]) -> bool:
@@ -60,7 +48,14 @@ def _define(kind: str, states: int) -> None:
         width = states[0].shape[-1] * (2 if bidirectional else 1)
         return x.new_empty(*x.shape[:-1], width), *(torch.empty_like(s) for s in states)
 
+    @substitute(getattr(torch, kind))
+    def whole(*args: Any, **kwargs: Any) -> Any:
+        """The operator of ours, which knows its shapes."""
+        if kwargs or not _is_plain(kind, args):
+            return NotImplemented
+        states = list(args[1]) if kind == "lstm" else [args[1]]
+        return tuple(getattr(torch.ops.onnxtrain, kind)(args[0], states, list(args[2]), *args[3:]))
 
-_KINDS = {"lstm": 2, "gru": 1, "rnn_tanh": 1, "rnn_relu": 1}
-for _kind, _states in _KINDS.items():
+
+for _kind, _states in {"lstm": 2, "gru": 1, "rnn_tanh": 1, "rnn_relu": 1}.items():
     _define(_kind, _states)

@@ -20,7 +20,7 @@ import onnx_ir as ir
 import torch
 
 from onnxtrain.capture import aten
-from onnxtrain.capture.translations import TRANSLATIONS, stays_whole
+from onnxtrain.capture.translations import TRANSLATIONS, WHOLE, stays_whole
 from onnxtrain.errors import CaptureError
 
 Overload: TypeAlias = torch._ops.OpOverload
@@ -39,7 +39,8 @@ class Translator:
 
     def __init__(self, program: torch.export.ExportedProgram, opset: int) -> None:
         self.program, self.opset = program, opset
-        self.whole: set[Overload] = set()
+        known = _registry(opset, frozenset())
+        self.whole: set[Overload] = {target for target in WHOLE if not known.is_registered(target)}
         self._made: dict[str | None, torch.fx.Node] = {}  # the calls of the decomposed program
         self._calls = {n.name: n for n in program.graph.nodes if n.op == "call_function"}
 
@@ -55,6 +56,7 @@ class Translator:
             with _silence():
                 registry = _registry(self.opset, frozenset(self.whole))
                 decomposed = _core._prepare_exported_program_for_export(self.program, registry=registry)
+                _identify_sizes(decomposed)
             if self._keep_unknown(decomposed, registry):
                 continue
             try:
@@ -119,7 +121,7 @@ class Translator:
         sources = node.meta.get("from_node") or []
         call = self._calls.get(sources[-1].name) if sources else None
         found: list[Any] = [call.target] if call is not None and aten.can_be_node(call) else []
-        found += [node.meta.get("original_aten"), node.target]
+        found += [target for target in (node.meta.get("original_aten"), node.target) if _gives_tensors(target)]
         own = _known(node.target)
         for target in map(_known, found):
             if target is not None and not target._schema.is_mutable and (target is own or target not in self.whole):
@@ -152,10 +154,40 @@ def _known(target: Any) -> Overload | None:
     return getattr(packet, target._overloadname)
 
 
+def _gives_tensors(target: Any) -> bool:
+    """Whether all that an operator returns are tensors, as an ATen node's results are."""
+    return isinstance(target, Overload) and all("Tensor" in str(made.type) for made in target._schema.returns)
+
+
 def _calls(program: torch.export.ExportedProgram) -> Iterator[torch.fx.Node]:
     for module in program.graph_module.modules():
         if isinstance(module, torch.fx.GraphModule):
             yield from (n for n in module.graph.nodes if n.op == "call_function" and isinstance(n.target, Overload))
+
+
+def _identify_sizes(program: torch.export.ExportedProgram) -> None:
+    """Let sizes that depend on content be the symbols that they were.
+
+    The pass for type promotion runs the calls again, which makes each such size anew, in the same order. One size would
+    have two names, and torch refuses to decompose a program once more while it knows of symbols that no call made.
+    """
+    calls = list(_calls(program))
+    environment = next((e for n in calls for e in _environments(n.meta.get("val"))), None)
+    if environment is None:
+        return
+    bound = [symbol for n in calls for symbol in n.meta.get("unbacked_bindings") or ()]
+    again = list(environment.pending_fresh_unbacked_symbols)
+    environment.pending_fresh_unbacked_symbols.clear()
+    for new, old in zip(again, bound, strict=True) if len(again) == len(bound) else ():
+        environment._rename_unbacked_to(new, old)
+
+
+def _environments(made: Any) -> Iterator[Any]:
+    """Where the symbols in the sizes of a call's results belong."""
+    for value in made if isinstance(made, list | tuple) else [made]:
+        for size in value.shape if isinstance(value, torch.Tensor) else [value]:
+            if isinstance(size, torch.SymInt | torch.SymFloat | torch.SymBool):
+                yield size.node.shape_env
 
 
 def _is_complex(node: torch.fx.Node) -> bool:

@@ -2,7 +2,7 @@
 
 from onnxtrain.gradient.build import build_gradient, gradient_errors, tracked_outputs, undifferentiable
 from onnxtrain.gradient.node_lists import register_custom_stop_gradient_edges, register_gradient
-from onnxtrain.gradient.registry import Context, gradient
+from onnxtrain.gradient.registry import Context, gradient, registered_by_users
 
 __all__ = [
     "Context",
@@ -11,6 +11,7 @@ __all__ = [
     "gradient_errors",
     "register_custom_stop_gradient_edges",
     "register_gradient",
+    "registered_by_users",
     "tracked_outputs",
     "undifferentiable",
 ]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnxtrain.errors import GradientError, OnnxTrainError
+from onnxtrain.errors import GradientError, OnnxTrainError, RuleError, first_line
 from onnxtrain.gradient.registry import Context, rule_of, stopped_inputs
 from onnxtrain.ir import functions, shapes
 from onnxtrain.ir.bodies import remove_unread
@@ -85,16 +85,7 @@ def gradient_errors(graph: ForwardGraph, outputs: Sequence[str] | None = None) -
     """
     model, walk = _start(graph)
     walk.seed(graph.signature.outputs if outputs is None else outputs)
-    errors: list[OnnxTrainError] = []
-    with walk.op.arithmetic():
-        for node in reversed(list(model.graph)):
-            try:
-                if not is_backward(node):
-                    walk.differentiate(node)
-            except OnnxTrainError as error:
-                errors.append(error)
-                walk.assume_gradients(node)
-    return model, errors[::-1]
+    return model, [error for _, error in walk.failures()][::-1]
 
 
 def tracked_outputs(graph: ForwardGraph) -> tuple[str, ...]:
@@ -145,26 +136,23 @@ def differentiate_body(body: ir.Graph, wanted: Sequence[bool], seeded: Sequence[
 
 
 def undifferentiable(graph: ForwardGraph) -> list[ir.Node]:
-    """The nodes without a gradient rule, or whose rule does not cover their case, were everything trained."""
+    """The nodes without a gradient rule, or whose rule does not cover their case, were everything trained.
+
+    Raises:
+        RuleError: a rule has a fault.
+    """
     model = ir.Model(graph.model.graph.clone(), ir_version=graph.model.ir_version)
-    nodes = list(model.graph)
+    originals = dict(zip(model.graph, graph.model.graph, strict=True))
     trained = {*graph.signature.user_inputs, *graph.signature.parameters}
     walk = _Walk(model.graph, [v for v in model.graph.inputs if v.name in trained])
-    visible = set(graph.signature.outputs)
-    expected = {y for y in model.graph.outputs if y.name in visible and y in walk.active}
+    walk.seed(graph.signature.outputs)
     found = []
-    with walk.op.arithmetic():
-        for node, original in reversed(list(zip(nodes, list(graph.model.graph), strict=True))):
-            walk.contributions = {y: y for y in node.outputs if y in expected}  # any value of the right type
-            if not walk.contributions or _stops(node):
-                continue
-            expected |= {x for x in node.inputs if x is not None and x in walk.active}
-            try:
-                walk.differentiate(node)
-            except Exception:  # whatever a rule trips over, it does not cover this case
-                if not can_expand(node):
-                    _LOG.info("the gradient of %s is left to torch", describe(node), exc_info=True)
-                    found.append(original)
+    for node, error in walk.failures():
+        if isinstance(error, RuleError):
+            raise error
+        if not can_expand(node):
+            _LOG.info("the gradient of %s is left to torch", describe(node), exc_info=error)
+            found.append(originals[node])
     return found
 
 
@@ -207,8 +195,26 @@ class _Walk:
                 if not is_backward(node):
                     self.differentiate(node)
 
+    def failures(self) -> list[tuple[ir.Node, OnnxTrainError]]:
+        """Differentiate all forward nodes, the last first; those without a gradient, as if they had one, and why."""
+        found = []
+        with self.op.arithmetic():
+            for node in reversed(list(self.graph)):
+                try:
+                    if not is_backward(node):
+                        self.differentiate(node)
+                except OnnxTrainError as error:
+                    found.append((node, error))
+                    self.assume_gradients(node)
+        return found
+
     def differentiate(self, node: ir.Node) -> None:
-        """Call the node's rule and hand the gradients it returns to the node's inputs."""
+        """Call the node's rule and hand the gradients it returns to the node's inputs.
+
+        Raises:
+            GradientError: the node has no gradient here.
+            RuleError: its rule raised what is not an error of ours.
+        """
         dys = [self.contributions.get(y) for y in node.outputs]
         wanted = [x in self.active for x in _flowing(node)]
         if not any(wanted) or all(dy is None for dy in dys) or _stops(node):
@@ -218,7 +224,12 @@ class _Walk:
             raise _no_rule(node)
         self.op.metadata = dict(node.metadata_props)
         attributes = {name: a.value for name, a in node.attributes.items()}
-        made = rule(Context(self.op, node, dys, wanted), dys[0], *node.inputs, **attributes)
+        try:
+            made = rule(Context(self.op, node, dys, wanted), dys[0], *node.inputs, **attributes)
+        except OnnxTrainError:
+            raise
+        except Exception as error:
+            raise _fault(node, error) from error
         gradients = made if isinstance(made, tuple | list) else (made,)
         for index, x in enumerate(node.inputs):
             if wanted[index] and x is not None:
@@ -295,6 +306,15 @@ def _no_gradient(node: ir.Node, index: int) -> GradientError:
         node=describe(node),
         source=source_of(node),
         cure="detach() that input if it is not trained",
+    )
+
+
+def _fault(node: ir.Node, error: Exception) -> RuleError:
+    return RuleError(
+        f"the gradient rule of {node.op_type} failed: {type(error).__name__}: {first_line(error)}",
+        node=describe(node),
+        source=source_of(node),
+        cure="correct the rule; where it does not cover a case it says so with ctx.unsupported(...)",
     )
 
 

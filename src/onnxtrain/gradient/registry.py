@@ -113,6 +113,13 @@ def stopped_inputs(node: ir.Node) -> frozenset[int]:
     )
 
 
+def registered_by_users() -> tuple[tuple[Key, ...], tuple[tuple[Key, tuple[int, ...]], ...]]:
+    """Which operators have a gradient rule that is not of this package, and the inputs through which none flows."""
+    own = f"{__package__}.rules."
+    rules = tuple(sorted(key for key, rule in RULES.items() if not getattr(rule, "__module__", "").startswith(own)))
+    return rules, tuple(sorted((key, tuple(sorted(edges))) for key, edges in STOP_EDGES.items()))
+
+
 def _keys(node: ir.Node) -> Iterator[Key]:
     """Under what a node may be registered, the most specific first."""
     operator = node.attributes.get("operator")
@@ -123,4 +130,14 @@ def _keys(node: ir.Node) -> Iterator[Key]:
     yield (node.domain, node.op_type)
 
 
-__all__ = ["DOMAIN", "RULES", "STOP_EDGES", "Context", "Rule", "gradient", "rule_of", "stopped_inputs"]
+__all__ = [
+    "DOMAIN",
+    "RULES",
+    "STOP_EDGES",
+    "Context",
+    "Rule",
+    "gradient",
+    "registered_by_users",
+    "rule_of",
+    "stopped_inputs",
+]

@@ -1,6 +1,8 @@
-"""ONNX's Attention and RotaryEmbedding (opset 23) written out; shapes as in Operators.md."""
+"""ONNX's Attention, RotaryEmbedding and TensorScatter (opset 23 to 25) written out; shapes as in Operators.md."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import onnx_ir as ir
 
@@ -13,39 +15,21 @@ Value = ir.Value
 
 
 def attention(op: Builder, node: ir.Node) -> list[Value]:
-    """Y, the keys and values with those of the past before them, and the scores or weights.
-
-    Raises:
-        ShapeError: the scores are asked for at a point other than 0 (the product) or 3 (the weights).
-    """
-    given = [shapes.operand(node, i) for i in range(6)]
+    """Y, the keys and values with those of the past before them, and the scores or weights."""
+    given = [shapes.operand(node, i) for i in range(7)]
     q, k, v = (_heads(op, node, given[i], name) for i, name in enumerate(("q", "kv", "kv")))
-    past = 0 if given[4] is None else op.size(given[4], 2)
     keys = k if given[4] is None else op.Concat(given[4], k, axis=2)
     values = v if given[5] is None else op.Concat(given[5], v, axis=2)
     scores = product = op.MatMul(_scaled(op, node, q), op.transpose(_shared(op, keys, q)))
     if cap := shapes.attribute(node, "softcap", 0.0):
         scores = op.Tanh(scores / cap) * cap
-    weights = _weights(op, node, scores, given[3], past)
+    biased = _biased(op, node, scores, given)
+    weights = _weights(op, node, biased, free=biased is scores)
     y = op.MatMul(weights, _shared(op, values, q))
     if shapes.rank(node.inputs[0]) == 3:  # type: ignore[arg-type]
         y = op.Reshape(op.Transpose(y, perm=[0, 2, 1, 3]), op.ints(0, 0, -1))
-    made = [y, keys, values][: len(node.outputs)]
-    if len(node.outputs) > 3:
-        made.append(_asked(node, {0: product, 3: weights}))
-    return made
-
-
-def _asked(node: ir.Node, known: dict[int, Value]) -> Value:
-    mode = shapes.attribute(node, "qk_matmul_output_mode", 0)
-    if mode not in known:
-        raise ShapeError(
-            f"Attention with qk_matmul_output_mode {mode} is not available",
-            node=describe(node),
-            source=source_of(node),
-            cure="ask for the product (0) or the weights (3)",
-        )
-    return known[mode]
+    made = [y, keys, values, (product, scores, biased, weights)[shapes.attribute(node, "qk_matmul_output_mode", 0)]]
+    return made[: len(node.outputs)]
 
 
 def _heads(op: Builder, node: ir.Node, x: Value | None, kind: str) -> Value:
@@ -76,15 +60,46 @@ def _shared(op: Builder, x: Value, q: Value) -> Value:
     return op.Reshape(wide, op.Concat(sizes[0], op.size(q, 1), *sizes[2:], axis=0), allowzero=1)
 
 
-def _weights(op: Builder, node: ir.Node, scores: Value, mask: Value | None, past: Value | int) -> Value:
-    """Softmax of the masked scores; a row that sees nothing gets zeros."""
-    dtype, free = shapes.dtype_of(scores), mask is None
+def _biased(op: Builder, node: ir.Node, scores: Value, given: list[Value | None]) -> Value:
+    """The scores with the mask added, and -∞ where a row does not see a column; themselves where it sees all."""
     minus_infinity, zero = op.like(float("-inf"), scores), op.like(0.0, scores)
+    mask, past, filled = given[3], given[4], given[6]
     if mask is not None:
-        bias = op.Where(mask, zero, minus_infinity) if mask.dtype == ir.DataType.BOOL else mask
-        scores = scores + bias
-    if shapes.attribute(node, "is_causal", 0):
-        scores, free = scores + op.Where(_seen(op, scores, past), zero, minus_infinity), False
+        scores = scores + (op.Where(mask, zero, minus_infinity) if mask.dtype == ir.DataType.BOOL else mask)
+    for seen in _seen(op, node, scores, past, filled):
+        scores = scores + op.Where(seen, zero, minus_infinity)
+    return scores
+
+
+def _seen(op: Builder, node: ir.Node, scores: Value, past: Value | None, filled: Value | None) -> Iterator[Value]:
+    """Conditions under which a row sees a column, to be broadcast to the scores.
+
+    A row stands after all of the past; where the keys are a cache that is filled so far, as the last rows of it.
+    """
+    causal = shapes.attribute(node, "is_causal", 0)
+    left, right = (shapes.attribute(node, f"{side}_window_size", -1) for side in ("left", "right"))
+    if filled is None and not causal and left < 0 and right < 0:
+        return
+    zero, one = op.constant(0), op.constant(1)
+    rows, columns = (op.Range(zero, op.Squeeze(op.size(scores, a), op.ints(0)), one) for a in (-2, -1))
+    rows = op.Unsqueeze(rows, op.ints(1))
+    if past is not None:
+        rows = rows + op.size(past, 2)
+    if filled is not None:
+        count = op.Unsqueeze(op.cast(filled, ir.DataType.INT64), op.ints(1, 2, 3))
+        rows = rows + (count - op.size(scores, -2))
+        yield op.Less(columns, count)
+    if causal:
+        yield op.LessOrEqual(columns, rows)
+    if right >= 0:
+        yield op.LessOrEqual(columns, rows + op.constant(right))
+    if left >= 0:
+        yield op.GreaterOrEqual(columns, rows - op.constant(left))
+
+
+def _weights(op: Builder, node: ir.Node, scores: Value, free: bool) -> Value:
+    """Softmax of the scores; a row that sees nothing gets zeros, which cannot be where all rows are free."""
+    dtype = shapes.dtype_of(scores)
     precise = op.cast(scores, ir.DataType(shapes.attribute(node, "softmax_precision", 0) or dtype))
     if free:
         return op.cast(op.Softmax(precise, axis=-1), dtype)
@@ -93,14 +108,6 @@ def _weights(op: Builder, node: ir.Node, scores: Value, mask: Value | None, past
     total = op.ReduceSum(exponentials, op.ints(-1), keepdims=1)
     nothing = op.Equal(total, op.like(0.0, total))
     return op.cast(exponentials / op.Where(nothing, op.like(1.0, total), total), dtype)
-
-
-def _seen(op: Builder, scores: Value, past: Value | int) -> Value:
-    """Whether a column is not after its row, which stands after all of the past."""
-    zero, one = op.constant(0), op.constant(1)
-    rows, columns = (op.Range(zero, op.Squeeze(op.size(scores, a), op.ints(0)), one) for a in (-2, -1))
-    rows = rows if isinstance(past, int) else rows + past
-    return op.LessOrEqual(op.Unsqueeze(columns, op.ints(0)), op.Unsqueeze(rows, op.ints(1)))
 
 
 def rotary_embedding(op: Builder, node: ir.Node) -> list[Value]:
@@ -112,32 +119,39 @@ def rotary_embedding(op: Builder, node: ir.Node) -> list[Value]:
     x, cos, sin = node.inputs[:3]
     assert x is not None and cos is not None and sin is not None
     positions = shapes.operand(node, 3)
+    return [turned(op, node, x, cos, sin, positions)]
+
+
+def turned(op: Builder, node: ir.Node, x: Value, cos: Value, sin: Value, positions: Value | None) -> Value:
+    """The heads of x turned by caches that have a row for each position, or, where there are none, for each of x."""
     if positions is not None:
         cos, sin = op.Gather(cos, positions, axis=0), op.Gather(sin, positions, axis=0)
     half, width = _half(node, x, cos), shapes.attribute(node, "rotary_embedding_dim", 0)
     cos, sin = op.Unsqueeze(cos, op.ints(1)), op.Unsqueeze(sin, op.ints(1))
-    turned = heads = _heads(op, node, x, "") if shapes.rank(x) == 4 else _rotary_heads(op, node, x)
+    part = heads = x if shapes.rank(x) == 4 else _rotary_heads(op, node, x, half)
     rest = None
     if width:
-        turned = op.Slice(heads, op.ints(0), op.ints(2 * half), op.ints(3))
+        part = op.Slice(heads, op.ints(0), op.ints(2 * half), op.ints(3))
         rest = op.Slice(heads, op.ints(2 * half), op.ints(2**62), op.ints(3))
     if shapes.attribute(node, "interleaved", 0):
-        pairs = op.Split(op.Reshape(turned, op.ints(0, 0, 0, half, 2)), op.ints(1, 1), axis=-1, outputs=2)
+        pairs = op.Split(op.Reshape(part, op.ints(0, 0, 0, half, 2)), op.ints(1, 1), axis=-1, outputs=2)
         a, b = (op.Squeeze(p, op.ints(-1)) for p in pairs)
         parts = [op.Unsqueeze(p, op.ints(-1)) for p in (cos * a - sin * b, sin * a + cos * b)]
         y = op.Reshape(op.Concat(*parts, axis=-1), op.ints(0, 0, 0, 2 * half))
     else:
-        a, b = op.Split(turned, op.ints(half, half), axis=-1, outputs=2)
+        a, b = op.Split(part, op.ints(half, half), axis=-1, outputs=2)
         y = op.Concat(cos * a - sin * b, sin * a + cos * b, axis=-1)
     y = y if rest is None else op.Concat(y, rest, axis=-1)
     if shapes.rank(x) == 3:
         y = op.Reshape(op.Transpose(y, perm=[0, 2, 1, 3]), op.ints(0, 0, -1))
-    return [y]
+    return y
 
 
-def _rotary_heads(op: Builder, node: ir.Node, x: Value) -> Value:
-    count = shapes.attribute(node, "num_heads")
-    return op.Transpose(op.Reshape(x, op.ints(0, 0, count, -1)), perm=[0, 2, 1, 3])
+def _rotary_heads(op: Builder, node: ir.Node, x: Value, half: int) -> Value:
+    """(batch, heads, length, width); where their number is not stated, all of a head is turned."""
+    count = shapes.attribute(node, "num_heads", 0)
+    sizes = op.ints(0, 0, count, -1) if count else op.ints(0, 0, -1, 2 * half)
+    return op.Transpose(op.Reshape(x, sizes), perm=[0, 2, 1, 3])
 
 
 def _half(node: ir.Node, x: Value, cos: Value) -> int:
@@ -149,3 +163,18 @@ def _half(node: ir.Node, x: Value, cos: Value) -> int:
     if shapes.rank(x) == 4 and isinstance(last, int):
         return last // 2
     raise ShapeError("the width of RotaryEmbedding's caches is not known", node=describe(node), source=source_of(node))
+
+
+def tensor_scatter(op: Builder, node: ir.Node) -> list[Value]:
+    """The cache with the update written over it from each sample's place on."""
+    cache, update, starts = (shapes.operand(node, i) for i in range(3))
+    assert cache is not None and update is not None
+    rank, zero, one = shapes.rank(cache), op.constant(0), op.constant(1)
+    axis = shapes.attribute(node, "axis", -2) % rank
+    places = op.Range(zero, op.Squeeze(op.size(update, axis), op.ints(0)), one)
+    places = op.Unsqueeze(places, op.ints(*(i for i in range(rank) if i != axis)))
+    if starts is not None:
+        places = op.Add(places, op.Unsqueeze(op.cast(starts, ir.DataType.INT64), op.ints(*range(1, rank))))
+    if shapes.attribute(node, "mode", "linear") == "circular":
+        places = op.Mod(places, op.Squeeze(op.size(cache, axis), op.ints(0)))
+    return [op.ScatterElements(cache, op.Expand(places, op.shape(update)), update, axis=axis)]

@@ -30,6 +30,7 @@ class Builder:
         self.graph, self.before, self.backward = graph, before, backward
         self.metadata: dict[str, str] = {}
         self._constants: dict[tuple[Any, ...], ir.Value] = {}
+        self._reserved: set[str] | None = None  # names of the user's values that a constant could have
 
     def __getattr__(self, op_type: str) -> Callable[..., Any]:
         if not op_type[:1].isupper():
@@ -148,7 +149,10 @@ class Builder:
         return made
 
     def _constant_name(self) -> str:
-        count, inputs = len(self.graph.initializers), {v.name for v in self.graph.inputs}
-        while f"const_{count}" in self.graph.initializers or f"const_{count}" in inputs:
+        if self._reserved is None:
+            values = (*self.graph.inputs, *(v for node in self.graph for v in node.outputs))
+            self._reserved = {v.name for v in values if v.name and v.name.startswith("const_")}
+        count = len(self.graph.initializers)
+        while f"const_{count}" in self.graph.initializers or f"const_{count}" in self._reserved:
             count += 1
         return f"const_{count}"

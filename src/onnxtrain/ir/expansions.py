@@ -6,17 +6,23 @@ from collections.abc import Callable, Iterator
 
 import onnx_ir as ir
 
-from onnxtrain.ir.attention import attention, rotary_embedding
+from onnxtrain.ir import contrib
+from onnxtrain.ir.attention import attention, rotary_embedding, tensor_scatter
 from onnxtrain.ir.bodies import BODY, bodies_of, inline, is_closed, replace
 from onnxtrain.ir.builder import Builder
 from onnxtrain.ir.graphs import DOMAIN, is_backward
 from onnxtrain.ir.recurrent import RECURRENT, expand_node
+from onnxtrain.ir.signals import short_time_fourier_transform
 
 EXPANSIONS: dict[str, Callable[[Builder, ir.Node], list[ir.Value]]] = {
     **dict.fromkeys(RECURRENT, expand_node),
     "Attention": attention,
     "RotaryEmbedding": rotary_embedding,
+    "TensorScatter": tensor_scatter,
+    "STFT": short_time_fourier_transform,
+    "SimplifiedLayerNormalization": contrib.simplified_layer_normalization,  # onnxruntime's, in the domain of ONNX
 }
+TABLES = {"": EXPANSIONS, contrib.DOMAIN: contrib.CONTRIB}
 
 
 def expand_nodes(model: ir.Model, kept: Callable[[ir.Node], bool]) -> ir.Model:
@@ -29,20 +35,30 @@ def expand_nodes(model: ir.Model, kept: Callable[[ir.Node], bool]) -> ir.Model:
     model = model.clone()
     for graph in list(_graphs(model.graph)):
         for node in [n for n in graph if can_expand(n) and not kept(n)]:
-            if BODY in node.attributes:
-                inline(graph, node)
-                continue
-            op = Builder(graph, before=node, backward=is_backward(node))
-            op.metadata = dict(node.metadata_props)
-            with op.arithmetic():
-                replace(graph, node, EXPANSIONS[node.op_type](op, node))
+            write_out(graph, node)
     return model
+
+
+def write_out(graph: ir.Graph, node: ir.Node) -> None:
+    """Put simpler nodes in the place of one that ``can_expand``, with types and shapes."""
+    if BODY in node.attributes:
+        inline(graph, node)
+        return
+    op = Builder(graph, before=node, backward=is_backward(node))
+    op.metadata = dict(node.metadata_props)
+    with op.arithmetic():
+        replace(graph, node, TABLES[node.domain][node.op_type](op, node))
 
 
 def can_expand(node: ir.Node) -> bool:
     """Whether a node can be written out in simpler ones."""
     carried = node.domain == DOMAIN and BODY in node.attributes and not is_closed(node)
-    return carried or (node.domain == "" and node.op_type in EXPANSIONS)
+    return carried or node.op_type in TABLES.get(node.domain, ())
+
+
+def is_fused(node: ir.Node) -> bool:
+    """Whether onnxruntime put the node into a model, in the place of simpler ones that ONNX has."""
+    return node.domain == contrib.DOMAIN or (node.domain, node.op_type) == ("", "SimplifiedLayerNormalization")
 
 
 def _graphs(graph: ir.Graph) -> Iterator[ir.Graph]:

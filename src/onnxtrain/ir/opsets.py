@@ -19,6 +19,8 @@ from onnxtrain.ir.graphs import describe, source_of
 LOWEST, SPOKEN, NEWEST = 13, 20, 26
 _KINDS = ("Mean", "Max", "Min", "Prod", "L1", "L2", "LogSum", "LogSumExp", "SumSquare")
 _REDUCTIONS = frozenset(f"Reduce{kind}" for kind in _KINDS)
+_NEWER_FORMS = {"Attention": 25}  # what these learned since opset 20 is known here
+_KNOWN = {("QuantizeLinear", "output_dtype")}
 _LARGEST_CONSTANT = 64  # elements: the content of axes and sizes decides how a node is converted
 _GRID_SAMPLE_MODES = {"bilinear": "linear", "bicubic": "cubic"}
 
@@ -87,15 +89,25 @@ def _learned(node: ir.Node, version: int, what: str) -> GraphError:
 def _later(op_type: str, version: int) -> tuple[dict[str, object], int]:
     """The attributes, with their defaults, that an operator learned since our form of it; and how many inputs it had.
 
-    Our form is that of opset 20, or the first of a newer operator.
+    Our form is that of opset 20, or the first of a newer operator, but for what the tables above say.
     """
-    schemas = [s for s in onnx.defs.get_all_schemas_with_history() if s.name == op_type and not s.domain]
-    schemas = sorted((s for s in schemas if s.since_version <= version), key=lambda s: s.since_version)
+    schemas = [s for s in _history().get(op_type, ()) if s.since_version <= version]
     if not schemas:
         return {}, 0
-    ours = next((s for s in reversed(schemas) if s.since_version <= SPOKEN), schemas[0])
-    added = {n: a for n, a in schemas[-1].attributes.items() if n not in ours.attributes}
+    spoken = _NEWER_FORMS.get(op_type, SPOKEN)
+    ours = next((s for s in reversed(schemas) if s.since_version <= spoken), schemas[0])
+    added = {n: a for n, a in schemas[-1].attributes.items() if n not in ours.attributes and (op_type, n) not in _KNOWN}
     return {n: onnx.helper.get_attribute_value(a.default_value) for n, a in added.items()}, ours.max_input
+
+
+@functools.cache
+def _history() -> dict[str, list[onnx.defs.OpSchema]]:
+    """All that ONNX's operators have been, the oldest first."""
+    found: dict[str, list[onnx.defs.OpSchema]] = {}
+    for schema in sorted(onnx.defs.get_all_schemas_with_history(), key=lambda s: s.since_version):
+        if not schema.domain:
+            found.setdefault(schema.name, []).append(schema)
+    return found
 
 
 def convert(model: ir.Model) -> ir.Model:

@@ -1,4 +1,4 @@
-"""An ``.onnx`` model as a ForwardGraph: functions inlined, weights as inputs, bodies closed, shapes inferred.
+"""An ``.onnx`` model as a ForwardGraph: functions and fused operators written out, weights as inputs, shapes inferred.
 
 Nothing is folded or left out, and inputs, outputs and initializers keep their names. The order matters: the opset is
 raised in ONNX's own form, and what is trained becomes an input before bodies are closed, which copies constants.
@@ -20,7 +20,8 @@ from onnx_ir.passes.common import InlinePass
 
 from onnxtrain.errors import GraphError, OnnxTrainError, first_line
 from onnxtrain.ir import functions, shapes
-from onnxtrain.ir.bodies import bodies_of, close_bodies
+from onnxtrain.ir.bodies import bodies_of, close_bodies, is_closed
+from onnxtrain.ir.expansions import can_expand, is_fused, write_out
 from onnxtrain.ir.graphs import DOMAIN, ForwardGraph, Signature, describe
 from onnxtrain.ir.opsets import LOWEST, convert, raise_opset, version_of
 from onnxtrain.ir.verify import operator_problems, verify
@@ -28,6 +29,7 @@ from onnxtrain.ir.verify import operator_problems, verify
 Source: TypeAlias = Path | str | onnx.ModelProto | ir.Model
 
 _FLOATING = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+_FILE_FORMAT = 10  # at least: initializers of older ones are inputs, too
 _SETTINGS = {  # inputs that are floating and no weights
     "Resize": (1, 2),
     "BatchNormalization": (3, 4),
@@ -41,9 +43,9 @@ def read_forward(source: Source, parameters: Sequence[str] = ()) -> ForwardGraph
 
     Args:
         source: the ``.onnx`` file, or the model itself, which is not changed. Data beside a file is found from there.
-        parameters: names or patterns (``"encoder.*"``) of the constants to train: of initializers, those of bodies
-            too, and of ``Constant`` nodes, by the name of their output. Where there is none, all floating initializers
-            that have dimensions, but for the sizes of Resize, scales of quantization and the statistics of
+        parameters: names or patterns (``"encoder.*"``) of the floating constants to train: of initializers, those of
+            bodies too, and of ``Constant`` nodes, by the name of their output. Where there is none, all floating
+            initializers that have dimensions, but for the sizes of Resize, scales of quantization and the statistics of
             BatchNormalization.
 
     Raises:
@@ -94,7 +96,7 @@ def _forward(model: ir.Model, chosen: tuple[str, ...]) -> ForwardGraph:
     graph = model.graph
     close_bodies(graph)
     verify(model, operators=False)
-    shapes.infer_graph(graph)
+    _write_out(graph)
     kept = {*graph.initializers, *chosen}
     inputs = tuple(str(v.name) for v in graph.inputs if v.name not in kept)
     ordered = {str(v.name): v for v in graph.inputs}
@@ -132,6 +134,7 @@ def _prepared(model: ir.Model) -> ir.Model:
     if version_of(model.graph) < LOWEST:
         model = convert(model)
     raise_opset(model.graph)
+    model.ir_version = max(model.ir_version, _FILE_FORMAT)
     for node in model.graph.all_nodes():
         for problem in operator_problems(node, model.graph.opset_imports):
             raise GraphError(problem, node=describe(node))
@@ -169,6 +172,19 @@ def _graphs(graph: ir.Graph) -> Iterator[ir.Graph]:
             yield from _graphs(body)
 
 
+def _write_out(graph: ir.Graph) -> None:
+    """Infer all shapes, and put ONNX's operators in the place of those that onnxruntime's optimizers made of them."""
+    for node in list(graph):
+        if is_fused(node) and can_expand(node):
+            write_out(graph, node)
+            continue
+        shapes.infer(node)
+        if is_closed(node):
+            for body in bodies_of(node):
+                _write_out(body)
+            shapes.infer(node)
+
+
 def _to_inputs(graph: ir.Graph, patterns: Sequence[str]) -> tuple[str, ...]:
     """Turn the constants to train into inputs of the outermost graph; says their names."""
     initializers = [(v, g) for g in _graphs(graph) for v in g.initializers.values()]
@@ -189,10 +205,19 @@ def _is_weight(value: ir.Value) -> bool:
 
 
 def _matching(known: list[tuple[ir.Value, ir.Graph]], patterns: Sequence[str]) -> list[tuple[ir.Value, ir.Graph]]:
-    found = {p: [pair for pair in known if fnmatch.fnmatchcase(str(pair[0].name), p)] for p in patterns}
+    """The constants that are floating and match a pattern."""
+    floating = [pair for pair in known if _is_floating(pair[0])]
+    found = {p: [pair for pair in floating if fnmatch.fnmatchcase(str(pair[0].name), p)] for p in patterns}
     if missing := [p for p, pairs in found.items() if not pairs]:
-        raise GraphError(f"no initializer is called {missing[0]}", cure="name initializers of the model")
+        other = any(fnmatch.fnmatchcase(str(value.name), missing[0]) for value, _ in known)
+        what = f"{missing[0]} is not floating" if other else f"no initializer is called {missing[0]}"
+        raise GraphError(what, cure="name floating initializers of the model")
     return list(dict.fromkeys(pair for pairs in found.values() for pair in pairs))
+
+
+def _is_floating(value: ir.Value) -> bool:
+    tensor = ir.convenience.get_const_tensor(value)
+    return tensor is not None and tensor.dtype in _FLOATING
 
 
 def _to_input(graph: ir.Graph, value: ir.Value, holder: ir.Graph) -> str:

@@ -60,7 +60,9 @@ _STOPS = """
     ArgMax ArgMin And Or Not Xor BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Equal Greater GreaterOrEqual
     Less LessOrEqual IsInf IsNaN NonZero Shape Size Range Constant ConstantOfShape EyeLike Floor Ceil Round Sign
     Hardmax Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike
-    QuantizeLinear DynamicQuantizeLinear StringNormalizer TfIdfVectorizer Unique onnxtrain::Detach"""
+    QuantizeLinear DynamicQuantizeLinear StringNormalizer TfIdfVectorizer Unique onnxtrain::Detach
+    HannWindow HammingWindow BlackmanWindow MelWeightMatrix BitCast NonMaxSuppression ConvInteger MatMulInteger
+    QLinearConv QLinearMatMul RegexFullMatch StringConcat StringSplit ImageDecoder"""
 TRAITS: dict[str, Trait] = {name: traits for traits, names in _GROUPS.items() for name in names.split()}
 TRAITS |= {name: TRAITS.get(name, Trait.NONE) | Trait.STOP for name in _STOPS.split()}
 PROBES = ("onnxtrain::probe", "onnxtrain::probe_backward")  # operators of torch, recorded as ATen nodes

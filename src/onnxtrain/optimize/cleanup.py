@@ -135,7 +135,7 @@ class NoOperationPass(ir.passes.InPlacePass):
             y = node.outputs[0]
             if x is None or not _is_noop(node, x, y) or len([o for o in node.outputs if o.uses()]) > 1:
                 continue
-            if y.is_graph_output():
+            if y.is_graph_output() or _names_a_size(x, y):
                 continue
             y.replace_all_uses_with(x)
             modified = True
@@ -189,6 +189,12 @@ def _is_neutral(node: ir.Node, same: bool) -> bool:
 def _same_dims(x: ir.Value, y: ir.Value) -> bool:
     a, b = shapes.dims_of(x), shapes.dims_of(y)
     return a is not None and a == b and all(isinstance(d, int) or d.value is not None for d in a)
+
+
+def _names_a_size(x: ir.Value, y: ir.Value) -> bool:
+    """Whether y has a size that depends on content under a name that x does not have; later sizes are made of it."""
+    known, named = ({d.value for d in shapes.dims_of(v) or () if isinstance(d, ir.SymbolicDim)} for v in (x, y))
+    return any(name and name.isidentifier() for name in named - known)
 
 
 def _join(node: ir.Node) -> bool:

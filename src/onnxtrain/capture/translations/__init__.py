@@ -35,7 +35,8 @@ WHOLE: dict[Any, Callable[[torch.fx.Node], bool]] = {}
 def whole(*targets: Any) -> Callable[[Callable[..., bool]], Callable[..., bool]]:
     """Register for which calls of an operator torch.onnx's translation is not what torch computes.
 
-    The function takes the traced call (``torch.fx.Node``); where it says True the call becomes an ATen node.
+    The function takes the traced call (``torch.fx.Node``); where it says True the call becomes an ATen node. Calls of
+    an operator without a translation, which would be taken apart, always do.
     """
 
     def register(function: Callable[[torch.fx.Node], bool]) -> Callable[[torch.fx.Node], bool]:

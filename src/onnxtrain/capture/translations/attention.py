@@ -8,7 +8,7 @@ import onnx_ir as ir
 import torch
 
 from onnxtrain.capture.aten import record_node
-from onnxtrain.capture.translations import number, standard, translation
+from onnxtrain.capture.translations import number, standard, translation, whole
 from onnxtrain.ir.traits import Trait, traits_of
 
 aten = torch.ops.aten
@@ -17,6 +17,10 @@ aten = torch.ops.aten
 @translation(aten.scaled_dot_product_attention.default)
 def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
     """One node where a fused kernel exists in both directions; Softmax(Q K^T) V otherwise (dropout, learned masks)."""
+    if len(query.shape) == 3:
+        batch = [_as_a_batch(x) for x in (query, key, value)]
+        made = attention(*batch, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        return standard().Squeeze(made, standard().Constant(value_ints=[0]))
     size = query.shape[-1]
     fixed = isinstance(scale, int | float) or (scale is None and isinstance(size, int))
     factor = (float(scale) if scale is not None else float(size) ** -0.5) if fixed else _scale_of(query, scale)
@@ -32,6 +36,24 @@ def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False,
         if not is_causal:
             return record_node("MaskedScaledDotProductAttention", [query, key, value, attn_mask], {"scale": factor})
     return _plain_attention(query, key, value, attn_mask, float(dropout_p), bool(is_causal), factor)
+
+
+def _as_a_batch(x: Any) -> Any:
+    batch = standard().Unsqueeze(x, standard().Constant(value_ints=[0]))
+    batch.type, batch.shape = x.type, ir.Shape([1, *x.shape])
+    return batch
+
+
+@whole(aten.scaled_dot_product_attention.default)
+def has_other_axes_than_heads(node: torch.fx.Node) -> bool:
+    """The translation is for (batch, heads, rows, width), and for (heads, rows, width)."""
+    return {x.meta["val"].dim() for x in node.args[:3]} not in ({3}, {4})
+
+
+@whole(aten._safe_softmax.default)
+def is_masked(node: torch.fx.Node) -> bool:
+    """A row that is masked altogether is 0, and so is its gradient, which the formula makes NaN."""
+    return True
 
 
 def _additive(mask: Any, model: Any) -> Any:

@@ -21,7 +21,7 @@ def is_scalar(node: torch.fx.Node) -> bool:
     return any(n.meta["val"].dim() == 0 for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor))
 
 
-@whole(aten._safe_softmax.default)
-def always(node: torch.fx.Node) -> bool:
-    """A row that is masked altogether is 0, and so is its gradient, which the formula of torch.onnx makes NaN."""
+@whole(aten.index_fill.int_Tensor, aten.diagonal_scatter.default)
+def is_filled_by_a_tensor(node: torch.fx.Node) -> bool:
+    """Taken apart, a value filled in twice gets the gradient of one place, and a diagonal is written in place."""
     return True

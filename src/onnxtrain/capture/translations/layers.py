@@ -32,6 +32,12 @@ def embedding(weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=
     return record_node("Embedding", [weight, indices], {"padding_idx": -1 if padding_idx is None else padding_idx})
 
 
+@whole(aten.embedding.default)
+def is_scaled_by_counts(node: torch.fx.Node) -> bool:
+    """The node knows no gradients divided by how often a row is read."""
+    return bool(node.kwargs.get("scale_grad_by_freq", node.args[3] if len(node.args) > 3 else False))
+
+
 @translation(aten.split.Tensor)
 def split(x, size, dim=0):
     """One Split node; as a sequence where the number of parts is not known."""

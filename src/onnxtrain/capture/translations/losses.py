@@ -1,12 +1,14 @@
-"""Cross entropy in all its forms: torch.onnx drops label smoothing, and knows no class probabilities."""
+"""Cross entropy in all its forms, where torch.onnx knows only the plain one, and the loss of alignments (CTC)."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import torch
 
-from onnxtrain.capture.aten import record_node
+from onnxtrain.capture import substitutes  # noqa: F401  (defines the operator of ctc_loss)
+from onnxtrain.capture.aten import ATEN, record_node
 from onnxtrain.capture.translations import number, standard, translation
 
 aten = torch.ops.aten
@@ -24,6 +26,14 @@ def cross_entropy(scores, target, weight=None, reduction=1, ignore_index=-100, l
     scores, target = op.Unsqueeze(scores, first), op.Unsqueeze(target, first)
     made = _loss(scores, target, weight, kind, ignore_index, label_smoothing, 2, probabilities)
     return op.Squeeze(made, first) if kind == "none" else made
+
+
+@translation(torch.ops.onnxtrain.ctc_loss.default)
+def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity):
+    """Torch's own operator, lengths as tensors."""
+    arguments = [*({"input": index} for index in range(4)), blank, reduction, zero_infinity]
+    call = {"operator": "aten::ctc_loss", "overload": "Tensor", "arguments": json.dumps(arguments), "keywords": "{}"}
+    return record_node(ATEN, [log_probs, targets, input_lengths, target_lengths], {**call, "results": 1})
 
 
 def _loss(

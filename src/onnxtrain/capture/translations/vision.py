@@ -49,6 +49,18 @@ def pads_what_is_cut(node: torch.fx.Node) -> bool:
     return mode != "constant" and any(isinstance(p, int) and p < 0 for p in node.args[1])
 
 
+@whole(aten._upsample_bilinear2d_aa.default, aten._upsample_bicubic2d_aa.default)
+def has_a_scale_of_its_own(node: torch.fx.Node) -> bool:
+    """Torch's smoothing kernel follows a scale that is given, or the distance of corners, ONNX's the sizes."""
+    return bool(node.args[2]) or any(scale is not None for scale in (*node.args[3:], *node.kwargs.values()))
+
+
+@whole(aten.pixel_shuffle.default, aten.pixel_unshuffle.default)
+def is_empty(node: torch.fx.Node) -> bool:
+    """A size of 0 is computed there, which ONNX's Reshape takes for a size to be copied."""
+    return 0 in node.meta["val"].shape
+
+
 @translation(*_AVERAGES)
 def average(x, size):
     """The mean over all places, where one is asked for."""
@@ -68,8 +80,10 @@ def batch_norm_training(x, weight, bias, running_mean, running_var, training, mo
     weight = _filled(running_mean, 1.0) if weight is None else weight
     bias = _filled(running_mean, 0.0) if bias is None else bias
     if not training:
-        y = standard().BatchNormalization(x, weight, bias, running_mean, running_var, epsilon=eps)
-        return y, running_mean, running_var, running_mean, running_var
+        op = standard()
+        y = op.BatchNormalization(x, weight, bias, running_mean, running_var, epsilon=eps)
+        nothing = op.CastLike(op.Constant(value_floats=[]), x)
+        return y, nothing, nothing, op.Identity(running_mean), op.Identity(running_var)
     y, new_mean, new_var, mean, inv_std = record_node(
         "BatchNormTraining",
         [x, weight, bias, running_mean, running_var],

@@ -55,7 +55,7 @@ def rows(op: Builder, x: Value) -> Value:
     if shapes.rank(x) == 2:
         return x
     width = op.Shape(x, start=-1)
-    return op.Reshape(x, op.Concat(op.ints(-1), width, axis=0))
+    return op.Reshape(x, op.Concat(op.ints(-1), width, axis=0), allowzero=1)
 
 
 @gradient("Linear", domain=DOMAIN)

@@ -147,7 +147,7 @@ def depth_to_space(ctx: Context, dy: Value, x: Value, *, blocksize: int, mode: s
         return op.SpaceToDepth(dy, blocksize=blocksize)
     block, rest = op.ints(blocksize), op.ints(-1)
     apart = op.Concat(op.size(x, 0), rest, op.size(x, 2), block, op.size(x, 3), block, axis=0)
-    return op.Reshape(op.Transpose(op.Reshape(dy, apart), perm=[0, 1, 3, 5, 2, 4]), op.shape(x))
+    return op.Reshape(op.Transpose(op.Reshape(dy, apart), perm=[0, 1, 3, 5, 2, 4]), op.shape(x), allowzero=1)
 
 
 @gradient("SpaceToDepth")

@@ -100,7 +100,9 @@ def _backward(
 
 @lowering("InstanceNormalization")
 def instance_normalization(x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: float = 1e-5) -> Tensor:
-    """Each channel of each sample by its own statistics."""
+    """Each channel of each sample by its own statistics, of which torch has none for an empty batch."""
+    if not x.numel():
+        return x * 1.0
     return torch.instance_norm(x, scale, bias, None, None, True, 0.0, epsilon, torch.backends.cudnn.enabled)
 
 
@@ -109,6 +111,9 @@ def instance_normalization_grad(
     dy: Tensor, x: Tensor, scale: Tensor, *, needed: Sequence[bool], epsilon: float = 1e-5
 ) -> Tensor | tuple[Tensor | None, ...] | None:
     """As one batch whose channels are all channels of all samples."""
+    if not x.numel():
+        made = (torch.zeros_like(x), torch.zeros_like(scale), torch.zeros_like(scale))[: len(needed)]
+        return made[0] if len(needed) == 1 else made
     batch, channels = x.shape[:2]
     planes, g = (t.reshape(1, batch * channels, *x.shape[2:]) for t in (x, dy))
     variance, mean = torch.var_mean(planes, (0, *range(2, x.dim())), correction=0)

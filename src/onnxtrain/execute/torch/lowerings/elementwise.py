@@ -102,8 +102,10 @@ def identity(x: Tensor) -> Tensor:
 
 @lowering("Div")
 def div(a: Tensor, b: Tensor) -> Tensor:
-    """Integers are divided towards zero."""
-    return torch.div(a, b) if a.is_floating_point() else torch.div(a, b, rounding_mode="trunc")
+    """Integers are divided towards zero, and by zero as by one: empty tensors have as many elements."""
+    if a.is_floating_point():
+        return torch.div(a, b)
+    return torch.div(a, b.masked_fill(b == 0, 1), rounding_mode="trunc")
 
 
 @lowering("Mod")
@@ -271,6 +273,9 @@ def dropout(
     p = 0.5 if ratio is None else float(ratio)
     if not active or p == 0.0:
         return x if outputs == 1 else (x, torch.ones_like(x, dtype=torch.bool))
+    if p == 1.0:  # where eager draws nothing
+        mask = torch.zeros_like(x, dtype=torch.bool)
+        return x * mask if outputs == 1 else (x * mask, mask)
     y, mask = torch.native_dropout(x, p, True)
     return y if outputs == 1 else (y, mask)
 

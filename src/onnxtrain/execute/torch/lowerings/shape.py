@@ -20,7 +20,15 @@ def reshape(x: Tensor, shape: Any, *, allowzero: int = 0) -> Tensor:
     """Zero copies a dimension, unless ``allowzero``."""
     if not allowzero and 0 in shape:
         shape = tuple(x.shape[i] if d == 0 else d for i, d in enumerate(shape))
+    if 0 in shape and -1 in shape:
+        shape = _without_rest(x.shape, shape)
     return x.reshape(shape)
+
+
+def _without_rest(have: Any, shape: Any) -> tuple[int, ...]:
+    """The shape of an empty tensor, where torch cannot tell -1: what it would be if the empty axes were not there."""
+    full, named = (int(np.prod([d for d in sizes if d > 0], dtype=np.int64)) for sizes in (have, shape))
+    return tuple(full // named if d == -1 else d for d in shape)
 
 
 @lowering("Flatten", view=True)

@@ -1,38 +1,18 @@
-"""The command line: ``onnxtrain ops`` and ``onnxtrain check``; what a command needs is imported when it runs."""
+"""``onnxtrain ops`` and ``onnxtrain check``: what can be trained."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import json
-import sys
-from collections.abc import Callable, Sequence
+from typing import Any
 
-from onnxtrain import __version__
 from onnxtrain.errors import OnnxTrainError
 from onnxtrain.options import BACKENDS, Options
 
-_FAILED = 2  # exit status of a command that could not do its work; 1 is its finding
 
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return the exit status: 0 is well, 1 means that something was found, 2 that it failed."""
-    given = _parser().parse_args(arguments)
-    run: Callable[[argparse.Namespace], int] = given.run
-    try:
-        return run(given)
-    except OnnxTrainError as error:
-        print(f"onnxtrain: {error}", file=sys.stderr)
-        return _FAILED
-    except BrokenPipeError:  # the reader of a pipe has seen enough
-        sys.stderr.close()
-        return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("onnxtrain", description="Train PyTorch modules and ONNX models as one graph.")
-    parser.add_argument("--version", action="version", version=__version__)
-    commands = parser.add_subparsers(required=True, metavar="command")
+def add_to(commands: Any) -> None:
+    """Add both commands."""
     ops = commands.add_parser("ops", help="which operators can be trained through, and where they run")
     ops.add_argument("name", nargs="*", help="operators to show; all where none is given")
     ops.add_argument("--missing", action="store_true", help="only operators without a gradient or a lowering")
@@ -50,7 +30,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     check.add_argument("--json", action="store_true", help="print JSON")
     check.set_defaults(run=_check)
-    return parser
 
 
 def _ops(given: argparse.Namespace) -> int:
@@ -74,7 +53,3 @@ def _check(given: argparse.Namespace) -> int:
     found = check_model(given.model, options=Options(backend=given.backend), parameters=given.train)
     print(json.dumps(found.as_dict(), indent=1, ensure_ascii=False) if given.json else found)
     return 0 if found else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,286 @@
+"""Training artifacts against eager PyTorch on the CPU: ``python -m benchmarks.on_device``.
+
+Both train the same model from the same weights on the same batches, one step each in turn in one process; memory is
+measured in a process of its own for each, and must not grow over many steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import gc
+import logging
+import multiprocessing
+import os
+import resource
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import transformers
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from benchmarks import report
+from benchmarks.measure import Result, disagreement
+from onnxtrain.api import CheckpointState, Module, Optimizer
+from onnxtrain.artifacts import LossType, generate_artifacts
+from onnxtrain.onnxblock import optim
+
+RATE = 1e-4
+VARIANTS = ("eager", "eager-fused", "artifacts")
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """What is trained.
+
+    Args:
+        build: the model, with random weights.
+        inputs: the arrays of a batch.
+        classes: labels are random classes.
+        dynamic: names of the dynamic axes of each input.
+    """
+
+    build: Callable[[], nn.Module]
+    inputs: Callable[[np.random.Generator], dict[str, np.ndarray]]
+    classes: int
+    dynamic: dict[str, dict[int, str]]
+
+
+class Logits(nn.Module):
+    """A Transformers classifier that returns its logits."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self.model(ids, attention_mask=mask).logits
+
+
+def _mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
+
+
+def _cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(64 * 7 * 7, 128), nn.ReLU(), nn.Linear(128, 10),
+    )  # fmt: skip
+
+
+def _bert() -> nn.Module:
+    config = transformers.BertConfig(
+        hidden_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        intermediate_size=1024,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        num_labels=10,
+    )
+    return Logits(transformers.BertForSequenceClassification(config))
+
+
+def _sentences(random: np.random.Generator) -> dict[str, np.ndarray]:
+    ids = random.integers(0, 30522, (16, 128))
+    mask = (np.arange(128) < random.integers(64, 129, (16, 1))).astype(np.int64)
+    return {"ids": ids, "mask": mask}
+
+
+_TEXT = {0: "batch", 1: "length"}
+WORKLOADS = {
+    "mlp": Workload(_mlp, lambda r: {"input": r.standard_normal((64, 784), np.float32)}, 10, {"input": {0: "batch"}}),
+    "cnn": Workload(
+        _cnn, lambda r: {"input": r.standard_normal((32, 1, 28, 28), np.float32)}, 10, {"input": {0: "batch"}}
+    ),
+    "bert_mini": Workload(_bert, _sentences, 10, {"ids": _TEXT, "mask": _TEXT}),
+}
+
+
+class Eager:
+    """The model in eager PyTorch."""
+
+    def __init__(self, workload: Workload, model: nn.Module, folder: Path, fused: bool) -> None:
+        self.model = model
+        self.optimizer = torch.optim.AdamW(model.parameters(), RATE, weight_decay=1e-2, fused=fused)
+
+    def step(self, inputs: dict[str, np.ndarray], labels: np.ndarray) -> float:
+        """One training step; the loss."""
+        loss = F.cross_entropy(self.model(*map(torch.from_numpy, inputs.values())), torch.from_numpy(labels))
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.item()
+
+
+class Artifacts:
+    """The same model from its .onnx file."""
+
+    def __init__(self, workload: Workload, model: nn.Module, folder: Path) -> None:
+        inputs = workload.inputs(np.random.default_rng(0))
+        with _quiet():
+            program = torch.onnx.export(
+                model,
+                tuple(map(torch.from_numpy, inputs.values())),
+                dynamo=True,
+                optimize=False,
+                verbose=False,
+                dynamic_shapes=tuple(workload.dynamic[name] for name in inputs),
+            )
+        program.save(folder / "model.onnx")
+        files = generate_artifacts(
+            folder / "model.onnx",
+            loss=LossType.CrossEntropyLoss,
+            optimizer=optim.AdamW(eps=1e-8, weight_decay=1e-2, formula="torch"),
+            artifact_directory=folder,
+            batch_statistics=True,
+        )
+        self.state = CheckpointState.load_checkpoint(files["checkpoint"])
+        self.module = Module(files["training_model"], self.state)
+        self.optimizer = Optimizer(files["optimizer_model"], self.module)
+        self.optimizer.set_learning_rate(RATE)
+
+    def step(self, inputs: dict[str, np.ndarray], labels: np.ndarray) -> float:
+        """One training step; the loss."""
+        loss = self.module(*inputs.values(), labels)
+        self.optimizer.step()
+        self.module.lazy_reset_grad()
+        return float(loss)
+
+
+def make(variant: str, workload: Workload, folder: Path) -> Any:
+    """A variant in training, from the same weights each time."""
+    torch.manual_seed(0)
+    model = workload.build().train()
+    if variant == "artifacts":
+        return Artifacts(workload, model, folder)
+    return Eager(workload, model, folder, fused=variant == "eager-fused")
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def batches(workload: Workload, count: int) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
+    """The same batches each time."""
+    random = np.random.default_rng(1)
+    for _ in range(count):
+        inputs = workload.inputs(random)
+        yield inputs, random.integers(0, workload.classes, len(next(iter(inputs.values()))))
+
+
+def time_steps(name: str, steps: int, warmup: int) -> list[Result]:
+    """All variants in turn, whoever begins rotating."""
+    workload = WORKLOADS[name]
+    with tempfile.TemporaryDirectory() as folder:
+        made = [(Result(v), make(v, workload, Path(folder))) for v in VARIANTS]
+        for index, (inputs, labels) in enumerate(batches(workload, steps + warmup)):
+            turn = index % len(made)
+            for result, trained in [*made[turn:], *made[:turn]]:
+                start = time.perf_counter()
+                loss = trained.step(inputs, labels)
+                seconds = time.perf_counter() - start
+                result.losses.append(loss)
+                result.first = result.first or seconds
+                if index >= warmup:
+                    result.seconds.append(seconds)
+    return [result for result, _ in made]
+
+
+@dataclasses.dataclass
+class Memory:
+    """Bytes of a process: before the first step, the most until a tenth of the steps, and the most of all of them."""
+
+    start: int
+    early: int
+    late: int
+
+
+def measure_memory(name: str, variant: str, steps: int) -> Memory:
+    """A variant alone in a fresh process."""
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(1) as pool:
+        return pool.apply(_memory, (name, variant, steps))
+
+
+def _memory(name: str, variant: str, steps: int) -> Memory:
+    workload = WORKLOADS[name]
+    with tempfile.TemporaryDirectory() as folder:
+        trained = make(variant, workload, Path(folder))
+        data = list(batches(workload, 4))
+        gc.collect()
+        start, early = _resident(), 0
+        for index in range(steps):
+            trained.step(*data[index % len(data)])
+            if index + 1 == max(steps // 10, 3):
+                early = _peak()
+        return Memory(start, early, _peak())
+
+
+def _resident() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def show_memory(console: Console, name: str, found: dict[str, Memory], steps: int) -> None:
+    """Print what each variant took beyond what it had before its first step, and how much of that came late."""
+    table = Table(title=f"{name}: memory of {steps} steps")
+    for column in ("variant", "before", "most during steps", "growth after a tenth of them"):
+        table.add_column(column, justify="left" if column == "variant" else "right")
+    for variant, memory in found.items():
+        row = (memory.start, memory.late - memory.start, memory.late - memory.early)
+        table.add_row(variant, *(f"{n / 2**20:.1f} MiB" for n in row))
+    console.print(table)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run; 0 where all losses agree."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.on_device", description=__doc__)
+    parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=", ".join(WORKLOADS))
+    parser.add_argument("--steps", type=int, default=40, help="timed steps")
+    parser.add_argument("--warmup", type=int, default=5)
+    parser.add_argument("--memory-steps", type=int, default=2000, help="steps of the memory measurement; 0 is none")
+    parser.add_argument("--json", type=Path, default=Path("out/on_device.json"))
+    options = parser.parse_args(arguments)
+    if unknown := set(options.workloads) - set(WORKLOADS):
+        parser.error(f"there is no workload {', '.join(sorted(unknown))}")
+    console, found, failed = Console(), [], False
+    for name in options.workloads or WORKLOADS:
+        results = time_steps(name, options.steps, options.warmup)
+        report.show(console, name, results)
+        problem = disagreement(results, "float32")
+        console.print(f"[red]losses disagree: {problem}[/red]" if problem else "losses agree with eager")
+        failed |= bool(problem)
+        entry = report.as_json(name, {"steps": options.steps}, results)
+        if options.memory_steps:
+            memory = {v: measure_memory(name, v, options.memory_steps) for v in ("eager", "artifacts")}
+            show_memory(console, name, memory, options.memory_steps)
+            entry["memory"] = {v: dataclasses.asdict(m) for v, m in memory.items()}
+        found.append(entry)
+        report.write(options.json, found)
+    console.print(f"written to {options.json.resolve()}")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

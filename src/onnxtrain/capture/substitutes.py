@@ -1,0 +1,238 @@
+"""Calls that torch.export cannot record, or would make depend on sizes, replaced by equal ones while it traces.
+
+The table maps functions of torch to functions that take the same arguments and return NotImplemented for calls that
+are to be left alone.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+Tensor = torch.Tensor
+_REDUCTIONS = ("none", "mean", "sum")
+SUBSTITUTES: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+
+class Substitutes(TorchFunctionMode):
+    """Within it the functions of the table are replaced."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        substitute = SUBSTITUTES.get(func)
+        made = NotImplemented if substitute is None else substitute(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {})) if made is NotImplemented else made
+
+
+def substitute(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register what takes the place of functions of torch.
+
+    Raises:
+        ValueError: one of them has a substitute already.
+    """
+
+    def register(made: Callable[..., Any]) -> Callable[..., Any]:
+        for function in functions:
+            if function in SUBSTITUTES:
+                raise ValueError(f"the substitute of {function} is registered twice")
+            SUBSTITUTES[function] = made
+        return made
+
+    return register
+
+
+@substitute(F.gaussian_nll_loss)
+def gaussian_nll_loss(
+    input: Tensor, target: Tensor, var: Tensor | float, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
+) -> Any:
+    """(log var + (input - target)² / var) / 2; torch looks into ``var`` first and refuses what is negative.
+
+    As in torch ``var`` is at least ``eps``, and gets a gradient as if it were not bounded.
+    """
+    if reduction not in _REDUCTIONS or isinstance(var, float):
+        return NotImplemented
+    if var.dim() < input.dim() and var.shape == input.shape[:-1]:
+        var = var.unsqueeze(-1)
+    bounded = var + (var.clamp(min=eps) - var).detach()
+    losses = 0.5 * (bounded.log() + (input - target) ** 2 / bounded)
+    if full:
+        losses = losses + 0.5 * math.log(2.0 * math.pi)
+    return losses if reduction == "none" else losses.mean() if reduction == "mean" else losses.sum()
+
+
+@substitute(F.instance_norm)
+def instance_norm(
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Any:
+    """Running statistics are updated in sight: torch does so inside, without saying that it does.
+
+    They move towards the mean over the batch of each sample's mean and unbiased variance.
+    """
+    if running_mean is None or running_var is None or not use_input_stats:
+        return NotImplemented
+    with torch.no_grad():
+        variance, mean = torch.var_mean(input, dim=tuple(range(2, input.dim())), correction=1)
+        for running, now in ((running_mean, mean), (running_var, variance)):
+            running.copy_((1.0 - momentum) * running + momentum * now.mean(0))
+    return F.instance_norm(input, None, None, weight, bias, True, momentum, eps)
+
+
+@substitute(torch.cov, Tensor.cov)
+def cov(input: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None) -> Any:
+    """Covariance of rows as ``torch.cov`` documents it, without its look at the content of the weights."""
+    if input.dim() > 2 or input.numel() == 0:
+        return NotImplemented
+    rows = input if input.dim() == 2 else input.reshape(1, -1)
+    weights = fweights if aweights is None else aweights if fweights is None else fweights * aweights
+    if weights is None:
+        centred = weighted = rows - rows.mean(1, keepdim=True)
+        count = torch.scalar_tensor(rows.shape[1], device=rows.device) - correction
+    else:
+        total = weights.sum()
+        centred = rows - (rows * weights).sum(1, keepdim=True) / total
+        weighted, unbiased = centred * weights, total
+        if aweights is not None and correction:
+            unbiased = (weights * aweights).sum() / total
+        count = total - correction * (unbiased if aweights is not None else 1)
+    return (weighted @ centred.mH / count.clamp(min=0)).squeeze()
+
+
+@substitute(torch.corrcoef, Tensor.corrcoef)
+def corrcoef(input: Tensor) -> Any:
+    """The covariance over the deviations of both rows, cut to [-1, 1]."""
+    made = NotImplemented if input.is_complex() else cov(input)
+    if made is NotImplemented:
+        return made
+    if made.dim() == 0:
+        return made / made
+    deviation = made.diagonal().sqrt()
+    return (made / deviation.unsqueeze(1) / deviation.unsqueeze(0)).clamp(-1, 1)
+
+
+@substitute(torch.combinations)
+def combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> Any:
+    """Rows of increasing places, selected once: torch selects each column for itself, as if their lengths differed."""
+    if r < 2:
+        return NotImplemented
+    places = torch.arange(input.shape[0], device=input.device)
+    rows = torch.cartesian_prod(*[places] * r)
+    before, after = rows[:, :-1], rows[:, 1:]
+    kept = (before <= after if with_replacement else before < after).all(1)
+    return input[rows[kept]]
+
+
+@substitute(torch.narrow, Tensor.narrow)
+def narrow(input: Tensor, dim: int, start: int | Tensor, length: int) -> Any:
+    """A start that a tensor holds, as places: torch.export loses track of a slice that starts there."""
+    if not isinstance(start, Tensor):
+        return NotImplemented
+    first = torch.where(start < 0, start + input.shape[dim], start)
+    return input.index_select(dim, first + torch.arange(length, device=input.device))
+
+
+@substitute(torch.take, Tensor.take)
+def take(input: Tensor, index: Tensor) -> Any:
+    """At a place that one number says: torch would read it."""
+    return NotImplemented if index.dim() else torch.take(input, index.reshape(1)).reshape(())
+
+
+@substitute(F.nll_loss)
+def nll_loss(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Any:
+    """Of one example, whose label torch would read: its share of a mean is 1, or there is none and the mean is NaN."""
+    if input.dim() != 1 or size_average is not None or reduce is not None or reduction not in _REDUCTIONS:
+        return NotImplemented
+    kept = target != ignore_index
+    place = torch.where(kept, target, 0).reshape(1)
+    loss = -input[place].reshape(())
+    if reduction == "mean":
+        return torch.where(kept if weight is None else kept & (weight[place].reshape(()) != 0), loss, math.nan)
+    return torch.where(kept, loss if weight is None else loss * weight[place].reshape(()), 0.0)
+
+
+@substitute(torch.ctc_loss)
+def ctc_loss(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor | Sequence[int],
+    target_lengths: Tensor | Sequence[int],
+    blank: int = 0,
+    reduction: int = 1,
+    zero_infinity: bool = False,
+) -> Any:
+    """One operator: a step of it, which torch would show, returns a table as long as the longest target."""
+    lengths = (n if isinstance(n, Tensor) else torch.tensor(n) for n in (input_lengths, target_lengths))
+    return torch.ops.onnxtrain.ctc_loss(log_probs, targets, *lengths, blank, reduction, zero_infinity)
+
+
+@substitute(F.ctc_loss)
+def ctc_loss_by_name(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor | Sequence[int],
+    target_lengths: Tensor | Sequence[int],
+    blank: int = 0,
+    reduction: str = "mean",
+    zero_infinity: bool = False,
+) -> Any:
+    """The same with the reduction by name."""
+    if reduction not in _REDUCTIONS:
+        return NotImplemented
+    kind = _REDUCTIONS.index(reduction)
+    return ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, kind, zero_infinity)
+
+
+def _as_a_batch(loss: Callable[..., Any]) -> None:
+    parameters = inspect.signature(loss)
+
+    @substitute(loss)
+    def of_one(*args: Any, **kwargs: Any) -> Any:
+        """Scores of one example as a batch, since torch would read its label; and no chunks, which depend on sizes."""
+        given = parameters.bind(*args, **kwargs).arguments
+        chunked, single = given.pop("options", None), given["input"].dim() == 1
+        if not single or given["target"].is_floating_point():
+            return loss(**given) if chunked is not None else NotImplemented
+        made = loss(**given | {name: given[name].unsqueeze(0) for name in ("input", "target")})
+        return made.reshape(()) if made.dim() else made
+
+
+for _loss in (F.cross_entropy, F.linear_cross_entropy):
+    _as_a_batch(_loss)
+
+
+_CTC = (
+    "Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, int blank, int reduction, bool zero"
+)
+
+
+@torch.library.custom_op("onnxtrain::ctc_loss", mutates_args=(), schema=f"({_CTC}) -> Tensor")
+def _ctc_loss(log_probs: Tensor, *rest: Any) -> Tensor:
+    return torch.ctc_loss(log_probs, *rest)
+
+
+@_ctc_loss.register_fake
+def _(
+    log_probs: Tensor, targets: Tensor, lengths: Tensor, of: Tensor, blank: int, reduction: int, zero: bool
+) -> Tensor:
+    return log_probs.new_empty(log_probs.shape[1:-1] if reduction == 0 else ())

@@ -1,0 +1,68 @@
+"""Random numbers: torch's own, so ``torch.manual_seed`` decides them and not the seed that a node states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from onnxtrain.execute.torch.dtypes import torch_dtype
+from onnxtrain.execute.torch.registry import lowering
+
+Tensor = torch.Tensor
+
+
+@lowering("RandomNormal")
+def random_normal(
+    *,
+    shape: Sequence[int],
+    device: torch.device,
+    dtype: int = 1,
+    mean: float = 0.0,
+    scale: float = 1.0,
+    seed: float | None = None,
+) -> Tensor:
+    """Normally distributed numbers of a mean and a standard deviation."""
+    return torch.randn(tuple(shape), dtype=torch_dtype(dtype), device=device).mul_(scale).add_(mean)
+
+
+@lowering("RandomNormalLike")
+def random_normal_like(
+    x: Tensor, *, dtype: int, mean: float = 0.0, scale: float = 1.0, seed: float | None = None
+) -> Tensor:
+    """The same in the shape of another tensor."""
+    return torch.randn(x.shape, dtype=torch_dtype(dtype), device=x.device).mul_(scale).add_(mean)
+
+
+@lowering("RandomUniform")
+def random_uniform(
+    *,
+    shape: Sequence[int],
+    device: torch.device,
+    dtype: int = 1,
+    low: float = 0.0,
+    high: float = 1.0,
+    seed: float | None = None,
+) -> Tensor:
+    """Numbers of an interval, all equally likely."""
+    return torch.rand(tuple(shape), dtype=torch_dtype(dtype), device=device).mul_(high - low).add_(low)
+
+
+@lowering("RandomUniformLike")
+def random_uniform_like(
+    x: Tensor, *, dtype: int, low: float = 0.0, high: float = 1.0, seed: float | None = None
+) -> Tensor:
+    """The same in the shape of another tensor."""
+    return torch.rand(x.shape, dtype=torch_dtype(dtype), device=x.device).mul_(high - low).add_(low)
+
+
+@lowering("Bernoulli")
+def bernoulli(x: Tensor, *, dtype: int, seed: float | None = None) -> Tensor:
+    """1 with the probability that x states, else 0."""
+    return torch.bernoulli(x).to(torch_dtype(dtype))
+
+
+@lowering("Multinomial")
+def multinomial(x: Tensor, *, dtype: int = 6, sample_size: int = 1, seed: float | None = None) -> Tensor:
+    """Classes drawn, with replacement, by the logarithms of their probabilities (batch, classes)."""
+    return torch.multinomial(x.float().softmax(-1), sample_size, replacement=True).to(torch_dtype(dtype))

@@ -1,0 +1,118 @@
+"""Calls that torch.export cannot record train all the same, as eager does, with sizes that change."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from onnxtrain import ORTModule
+from onnxtrain.capture.substitutes import SUBSTITUTES, substitute
+
+
+class Call(torch.nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        return self.function(*tensors)
+
+
+def check(module: torch.nn.Module, *batches: tuple[torch.Tensor, ...]) -> ORTModule:
+    """Outputs, gradients and buffers as eager has them, for each batch in turn."""
+    wrapped, eager = ORTModule(copy.deepcopy(module)), module
+    for batch in batches:
+        results = []
+        for run in (wrapped, eager):
+            leaves = [t.clone().requires_grad_(t.is_floating_point()) for t in batch]
+            y = run(*leaves)
+            torch.manual_seed(3)
+            y.backward(torch.randn(y.shape))
+            results.append([y.detach(), *(x.grad for x in leaves if x.requires_grad), *run.buffers()])
+        torch.testing.assert_close(*results, equal_nan=True)
+    return wrapped
+
+
+def scores(steps: int, batch: int) -> torch.Tensor:
+    return torch.randn(steps, batch, 6).log_softmax(-1)
+
+
+CALLS: dict[str, tuple[Callable[..., Any], list[tuple[torch.Tensor, ...]]]] = {
+    "gaussian_nll_loss": (
+        lambda x, t, v: F.gaussian_nll_loss(x, t, v - 0.3, full=True, eps=0.1),  # part of it is below eps
+        [(torch.rand(n, 3), torch.rand(n, 3), torch.rand(n, 3) + 0.31) for n in (2, 5)],
+    ),
+    "cov": (lambda x: x.cov(correction=0), [(torch.rand(n, 5),) for n in (2, 4)]),
+    "cov, weights": (
+        lambda x, w: torch.cov(x, aweights=w, fweights=torch.arange(5) + 1),
+        [(torch.rand(3, 5), torch.rand(5))],
+    ),
+    "corrcoef": (lambda x: torch.corrcoef(x), [(torch.rand(n, 5),) for n in (2, 4)]),
+    "combinations": (lambda x: torch.combinations(x, 3).prod(1), [(torch.rand(n),) for n in (4, 6)]),
+    "narrow": (lambda x, start: x.narrow(1, start, 2), [(torch.rand(2, 5), torch.tensor(s)) for s in (1, -2)]),
+    "ctc_loss": (
+        lambda x, t, n, m: F.ctc_loss(x, t, n, m, zero_infinity=True),
+        [
+            (scores(k, b), torch.randint(1, 6, (b, 3)), torch.full((b,), k), torch.full((b,), 2))
+            for k, b in ((8, 2), (9, 3))
+        ],
+    ),
+    "ctc_loss, lengths as numbers": (
+        lambda x, t: F.ctc_loss(x, t, (8, 7), (3, 1), blank=5, reduction="none"),
+        [(scores(8, 2), torch.randint(0, 5, (2, 3)))],
+    ),
+    "one label": (
+        lambda x, t: F.cross_entropy(x, t),
+        [(torch.rand(4), torch.tensor(2)), (torch.rand(7), torch.tensor(5))],
+    ),
+    "one label, ignored": (
+        lambda x, t: F.nll_loss(x, t, ignore_index=2, reduction="sum"),
+        [(torch.rand(4), torch.tensor(2))],
+    ),
+    "one label, weighted": (
+        lambda x, t: F.nll_loss(x, t, torch.arange(4.0)),
+        [(torch.rand(4), torch.tensor(label)) for label in (1, 2)],
+    ),
+    "one place": (lambda x, i: x.take(i), [(torch.rand(3, 4), torch.tensor(i)) for i in (7, -1)]),
+    "one label, not reduced": (
+        lambda x, t: F.cross_entropy(x, t, reduction="none"),
+        [(torch.rand(4), torch.tensor(2))],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_as_eager(name: str) -> None:
+    function, batches = CALLS[name]
+    check(Call(function), *batches)
+
+
+def test_running_statistics_of_instance_norm() -> None:
+    layer = torch.nn.InstanceNorm2d(3, affine=True, track_running_stats=True, momentum=0.3)
+    wrapped = check(layer, *((torch.randn(b, 3, 4, 5),) for b in (2, 3)))
+    assert not torch.equal(wrapped.running_mean, torch.zeros(3))
+    check(layer.eval(), (torch.randn(2, 3, 4, 5),))
+
+
+def test_a_loss_in_chunks() -> None:
+    if not hasattr(F, "linear_cross_entropy"):
+        pytest.skip("this torch has no linear_cross_entropy")
+    options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=2)
+    labels = torch.tensor([0, 3, 1, 2])
+    check(
+        Call(lambda x, w: F.linear_cross_entropy(x, w, labels, options=options)), (torch.rand(4, 5), torch.rand(6, 5))
+    )
+
+
+def test_outside_of_capture_torch_is_itself_and_a_function_is_replaced_once() -> None:
+    with pytest.raises(ValueError, match="negative"):
+        F.gaussian_nll_loss(torch.ones(2), torch.ones(2), -torch.ones(2))
+    with pytest.raises(ValueError, match="registered twice"):
+        substitute(next(iter(SUBSTITUTES)))(lambda: None)
