@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -202,3 +203,57 @@ def test_saliency_of_a_convolutional_network_from_a_file(tmp_path: Path) -> None
     y.backward(torch.eye(2, 3, dtype=torch.float64))
     np.testing.assert_allclose(found["y"], y.detach(), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(found["x_grad"], x.grad, rtol=1e-4, atol=1e-5)
+
+
+class Energy(torch.nn.Module):
+    """A number made of what a layer gives."""
+
+    def __init__(self, *layers: torch.nn.Module) -> None:
+        super().__init__()
+        self.layers = layers[0] if len(layers) == 1 else torch.nn.Sequential(*layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layers(x)
+        return torch.sin(y[0] if isinstance(y, tuple) else y).pow(3).sum()
+
+
+class SelfAttention(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        return torch.nn.functional.scaled_dot_product_attention(y, y, y)
+
+
+def convolved(*layers: torch.nn.Module) -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3, padding=1), torch.nn.Tanh(), *layers)
+
+
+LAYERS = {
+    "lstm": lambda: torch.nn.LSTM(3, 4, batch_first=True),
+    "attention": SelfAttention,
+    "convolution": convolved,
+    "average pool": lambda: convolved(torch.nn.AvgPool2d(2)),
+    "max pool": lambda: convolved(torch.nn.MaxPool2d(2)),
+    "group norm": lambda: convolved(torch.nn.GroupNorm(1, 2)),
+    "upsample": lambda: convolved(torch.nn.Upsample(scale_factor=2, mode="bilinear")),
+}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_second_derivatives_of_layers(layer: str) -> None:
+    torch.manual_seed(0)
+    module = Energy(LAYERS[layer]()).eval()
+    x = torch.randn(2, 5, 3) if layer in ("lstm", "attention") else torch.randn(2, 1, 4, 4)
+    file = io.BytesIO()
+    torch.onnx.export(module, (x,), file, input_names=["x"], output_names=["e"], dynamo=False, opset_version=20)
+    once = gradient_graph(onnx.load_from_string(file.getvalue()), "x", "e")
+    seed = RNG.normal(size=x.shape).astype(np.float32)
+    found = run(gradient_graph(once, "x", "x_grad", seeds=True), x=x.numpy(), x_grad_grad=seed)
+    leaf = x.double().requires_grad_()
+    (first,) = torch.autograd.grad(module.double()(leaf), leaf, create_graph=True)
+    (second,) = torch.autograd.grad(first, leaf, torch.tensor(seed).double())
+    np.testing.assert_allclose(found["x_grad"], first.detach(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found["x_grad_1"], second, rtol=1e-3, atol=1e-5 * float(second.abs().max()))
