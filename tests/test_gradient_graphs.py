@@ -13,7 +13,7 @@ import pytest
 import torch
 from onnx import numpy_helper, parser
 
-from onnxtrain import gradient_graph
+from onnxtrain import gradient_graph, lora
 from onnxtrain.api import CheckpointState, Module
 from onnxtrain.artifacts import LossType, generate_artifacts
 from onnxtrain.errors import GradientError
@@ -257,3 +257,24 @@ def test_second_derivatives_of_layers(layer: str) -> None:
     (second,) = torch.autograd.grad(first, leaf, torch.tensor(seed).double())
     np.testing.assert_allclose(found["x_grad"], first.detach(), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(found["x_grad_1"], second, rtol=1e-3, atol=1e-5 * float(second.abs().max()))
+
+
+def test_data_beside_the_file_comes_along(tmp_path: Path) -> None:
+    """Weights and large tables of a file are in what is made of it, wherever that is run."""
+    given = model("a = Gather(order, i) b = Gather(x, a) c = MatMul(b, w1) y = Tanh(c)", "float[b, 8] y", "float")
+    for name, content in {"order": np.arange(4)[::-1].copy(), "i": np.array([3, 1, 2, 0])}.items():
+        given.graph.initializer.append(numpy_helper.from_array(content, name))
+    expected = run(gradient_graph(given, ["x", "w1"]), x=X.astype(np.float32))
+    onnx.save(given, tmp_path / "model.onnx", save_as_external_data=True, location="model.data", size_threshold=0)
+    made = gradient_graph(tmp_path / "model.onnx", ["x", "w1"])
+    adapted = lora(tmp_path / "model.onnx", "w1", rank=2)
+    files = generate_artifacts(
+        tmp_path / "model.onnx", loss=LossType.MSELoss, artifact_directory=tmp_path / "artifacts"
+    )
+    (tmp_path / "model.data").unlink()
+    for name, array in run(made, x=X.astype(np.float32)).items():
+        np.testing.assert_array_equal(array, expected[name])
+    np.testing.assert_array_equal(run(adapted, x=X.astype(np.float32))["y"], expected["y"])
+    state = CheckpointState.load_checkpoint(files["checkpoint"])
+    loss = Module(files["training_model"], state)(X.astype(np.float32), np.zeros((4, 8), np.float32))
+    np.testing.assert_allclose(loss, (expected["y"] ** 2).mean(), rtol=1e-6)

@@ -165,7 +165,6 @@ def _reached(base: Base, loss: str, names: Sequence[str]) -> tuple[str, ...]:
     inputs = tuple(str(v.name) for v in model.graph.inputs)
     graph = ForwardGraph(model, Signature(inputs, (), (), (loss,), {}, tuple(names)))
     optimize(graph)  # as what is trained will be: quantization has a gradient once it is one operator
-    optimize(graph)
     if not tracked_outputs(graph):
         return ()
     found = build_gradient(graph, [loss]).gradients
