@@ -295,6 +295,9 @@ def test_files_of_adapters(tmp_path: Path) -> None:
     (plain,), (adapted,) = session.run(None, {"ids": IDS}), session.run(None, {"ids": IDS}, options)
     assert np.abs(plain - adapted).max() > 0.01
     np.testing.assert_allclose(adapted, run(model, IDS), rtol=1e-5, atol=1e-6)
+    merged = merge_lora(adapter_inputs(model))
+    assert [i.name for i in merged.graph.input] == ["ids"]
+    np.testing.assert_allclose(run(merged, IDS), adapted, rtol=1e-4, atol=1e-5)
 
 
 def test_wrong_targets_are_errors() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 from onnx import numpy_helper, parser
 
-from onnxtrain import gradient_graph
+from onnxtrain import gradient_graph, lora
 from onnxtrain.api import CheckpointState, Module
 from onnxtrain.artifacts import LossType, generate_artifacts
 from onnxtrain.errors import GradientError
@@ -202,3 +203,78 @@ def test_saliency_of_a_convolutional_network_from_a_file(tmp_path: Path) -> None
     y.backward(torch.eye(2, 3, dtype=torch.float64))
     np.testing.assert_allclose(found["y"], y.detach(), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(found["x_grad"], x.grad, rtol=1e-4, atol=1e-5)
+
+
+class Energy(torch.nn.Module):
+    """A number made of what a layer gives."""
+
+    def __init__(self, *layers: torch.nn.Module) -> None:
+        super().__init__()
+        self.layers = layers[0] if len(layers) == 1 else torch.nn.Sequential(*layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layers(x)
+        return torch.sin(y[0] if isinstance(y, tuple) else y).pow(3).sum()
+
+
+class SelfAttention(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        return torch.nn.functional.scaled_dot_product_attention(y, y, y)
+
+
+def convolved(*layers: torch.nn.Module) -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3, padding=1), torch.nn.Tanh(), *layers)
+
+
+LAYERS = {
+    "lstm": lambda: torch.nn.LSTM(3, 4, batch_first=True),
+    "attention": SelfAttention,
+    "convolution": convolved,
+    "average pool": lambda: convolved(torch.nn.AvgPool2d(2)),
+    "max pool": lambda: convolved(torch.nn.MaxPool2d(2)),
+    "group norm": lambda: convolved(torch.nn.GroupNorm(1, 2)),
+    "upsample": lambda: convolved(torch.nn.Upsample(scale_factor=2, mode="bilinear")),
+}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_second_derivatives_of_layers(layer: str) -> None:
+    torch.manual_seed(0)
+    module = Energy(LAYERS[layer]()).eval()
+    x = torch.randn(2, 5, 3) if layer in ("lstm", "attention") else torch.randn(2, 1, 4, 4)
+    file = io.BytesIO()
+    torch.onnx.export(module, (x,), file, input_names=["x"], output_names=["e"], dynamo=False, opset_version=20)
+    once = gradient_graph(onnx.load_from_string(file.getvalue()), "x", "e")
+    seed = RNG.normal(size=x.shape).astype(np.float32)
+    found = run(gradient_graph(once, "x", "x_grad", seeds=True), x=x.numpy(), x_grad_grad=seed)
+    leaf = x.double().requires_grad_()
+    (first,) = torch.autograd.grad(module.double()(leaf), leaf, create_graph=True)
+    (second,) = torch.autograd.grad(first, leaf, torch.tensor(seed).double())
+    np.testing.assert_allclose(found["x_grad"], first.detach(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found["x_grad_1"], second, rtol=1e-3, atol=1e-5 * float(second.abs().max()))
+
+
+def test_data_beside_the_file_comes_along(tmp_path: Path) -> None:
+    """Weights and large tables of a file are in what is made of it, wherever that is run."""
+    given = model("a = Gather(order, i) b = Gather(x, a) c = MatMul(b, w1) y = Tanh(c)", "float[b, 8] y", "float")
+    for name, content in {"order": np.arange(4)[::-1].copy(), "i": np.array([3, 1, 2, 0])}.items():
+        given.graph.initializer.append(numpy_helper.from_array(content, name))
+    expected = run(gradient_graph(given, ["x", "w1"]), x=X.astype(np.float32))
+    onnx.save(given, tmp_path / "model.onnx", save_as_external_data=True, location="model.data", size_threshold=0)
+    made = gradient_graph(tmp_path / "model.onnx", ["x", "w1"])
+    adapted = lora(tmp_path / "model.onnx", "w1", rank=2)
+    files = generate_artifacts(
+        tmp_path / "model.onnx", loss=LossType.MSELoss, artifact_directory=tmp_path / "artifacts"
+    )
+    (tmp_path / "model.data").unlink()
+    for name, array in run(made, x=X.astype(np.float32)).items():
+        np.testing.assert_array_equal(array, expected[name])
+    np.testing.assert_array_equal(run(adapted, x=X.astype(np.float32))["y"], expected["y"])
+    state = CheckpointState.load_checkpoint(files["checkpoint"])
+    loss = Module(files["training_model"], state)(X.astype(np.float32), np.zeros((4, 8), np.float32))
+    np.testing.assert_allclose(loss, (expected["y"] ** 2).mean(), rtol=1e-6)

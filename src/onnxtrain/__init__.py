@@ -15,6 +15,7 @@ _PUBLIC = {
     "verify": "onnxtrain.ortmodule",
     "check": "onnxtrain.ortmodule",
     "check_model": "onnxtrain.blockers",
+    "dequantize_weights": "onnxtrain.quantized_weights",
     "gradient_graph": "onnxtrain.gradient_graphs",
     "lora": "onnxtrain.adapters",
     "merge_lora": "onnxtrain.adapters",

@@ -30,7 +30,12 @@ Source: TypeAlias = Path | str | onnx.ModelProto | ir.Model
 
 _FLOATING = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _FILE_FORMAT = 10  # at least: initializers of older ones are inputs, too
-_SETTINGS = {"Resize": (1, 2), "BatchNormalization": (3, 4)}  # inputs that are floating and no weights
+_SETTINGS = {  # inputs that are floating and no weights
+    "Resize": (1, 2),
+    "BatchNormalization": (3, 4),
+    "QuantizeLinear": (1,),
+    "DequantizeLinear": (1,),
+}
 
 
 def read_forward(source: Source, parameters: Sequence[str] = ()) -> ForwardGraph:
@@ -40,7 +45,8 @@ def read_forward(source: Source, parameters: Sequence[str] = ()) -> ForwardGraph
         source: the ``.onnx`` file, or the model itself, which is not changed. Data beside a file is found from there.
         parameters: names or patterns (``"encoder.*"``) of the floating constants to train: of initializers, those of
             bodies too, and of ``Constant`` nodes, by the name of their output. Where there is none, all floating
-            initializers that have dimensions, but for the sizes of Resize and the statistics of BatchNormalization.
+            initializers that have dimensions, but for the sizes of Resize, scales of quantization and the statistics of
+            BatchNormalization.
 
     Raises:
         GraphError: the model cannot be read, its opset cannot be brought to one that graphs use, or it has no such
@@ -54,8 +60,8 @@ def read_forward(source: Source, parameters: Sequence[str] = ()) -> ForwardGraph
 def read_weights(source: Source, more: Sequence[str] = ()) -> tuple[ForwardGraph, dict[str, ir.TensorProtocol]]:
     """The forward pass that a model holds with all its weights as inputs, and what they contain.
 
-    Weights are the floating initializers that have dimensions, but for the sizes of Resize; statistics of
-    BatchNormalization are among them. None of them is differentiated yet.
+    Weights are the floating initializers that have dimensions, but for the sizes of Resize and scales of quantization;
+    statistics of BatchNormalization are among them. None of them is differentiated yet.
 
     Args:
         source: as for ``read_forward``.

@@ -66,7 +66,7 @@ def known_dims(value: ir.Value) -> Dims:
         ShapeError: its rank is not known.
     """
     if value.shape is None:
-        raise ShapeError(f"the rank of {value.name} is not known")
+        raise _unknown("rank", value)
     return tuple(value.shape)
 
 
@@ -78,8 +78,18 @@ def rank(value: ir.Value) -> int:
 def dtype_of(value: ir.Value) -> ir.DataType:
     """The element type of a value (ShapeError where it is not known)."""
     if value.dtype is None:
-        raise ShapeError(f"the element type of {value.name} is not known")
+        raise _unknown("element type", value)
     return value.dtype
+
+
+def _unknown(what: str, value: ir.Value) -> ShapeError:
+    node = value.producer()
+    return ShapeError(
+        f"the {what} of {value.name} is not known",
+        node=describe(node) if node else "",
+        source=source_of(node) if node else "",
+        cure="state its type and shape in the model's value_info",
+    )
 
 
 def constant_of(value: ir.Value | None) -> np.ndarray | None:

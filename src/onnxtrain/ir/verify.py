@@ -107,9 +107,15 @@ def _problems_of_call(node: ir.Node, opsets: Mapping[str, int]) -> Iterator[str]
     version = opsets.get(node.domain)
     if version is None:
         yield f"the domain {node.domain!r} has no opset version"
-    elif not onnx.defs.has(node.op_type, version, node.domain):
+    elif node.domain in _known_domains() and not onnx.defs.has(node.op_type, version, node.domain):
         yield f"there is no operator {node.op_type} in opset {version} of the domain {node.domain!r}"
     yield from operator_problems(node, opsets)
+
+
+@functools.cache
+def _known_domains() -> frozenset[str]:
+    """The domains whose operators ONNX knows; those of others come from libraries that a session loads."""
+    return frozenset(schema.domain for schema in onnx.defs.get_all_schemas())
 
 
 def operator_problems(node: ir.Node, opsets: Mapping[str, int]) -> Iterator[str]:

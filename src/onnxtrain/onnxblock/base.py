@@ -80,10 +80,10 @@ class Base:
         if name not in self.weights:
             known = [*self.weights, *(n for n, v in graph.initializers.items() if is_floating(v))]
             if name not in known:
-                raise ArtifactError(
-                    f"the model has no floating initializer {name}{close_to(name, known)}",
-                    cure="name initializers of the model",
-                )
+                cure = "name initializers of the model"
+                if name in graph.initializers:
+                    cure = "integers behind DequantizeLinear become weights by onnxtrain.dequantize_weights(model)"
+                raise ArtifactError(f"the model has no floating initializer {name}{close_to(name, known)}", cure=cure)
             value = graph.initializers.pop(name)
             self.weights[name], value.const_value = value.const_value, None  # type: ignore[assignment]
             graph.inputs.append(value)

@@ -52,7 +52,7 @@ class ForwardBlock(Block):
     def to_model_proto(self) -> Any:
         """The model with its weights as initializers."""
         base = self.built()
-        model = _with_outputs(base.model, self._outputs)
+        model = _with_outputs(base, self._outputs)
         restore_weights(model, base.weights)
         return to_proto(model)
 
@@ -99,7 +99,7 @@ class TrainingBlock(ForwardBlock):
         return _training_model(base, self._outputs, trainable, self.batch_statistics), self._evaluation_model(base)
 
     def _evaluation_model(self, base: Base) -> onnx.ModelProto:
-        model = _with_outputs(base.model, self._outputs)
+        model = _with_outputs(base, self._outputs)
         for node in model.graph.all_nodes():
             _evaluate(node)
         inputs = [str(v.name) for v in model.graph.inputs if v.name not in base.weights]
@@ -161,10 +161,10 @@ def reached_weights(base: Base, loss: str) -> tuple[str, ...]:
 
 def _reached(base: Base, loss: str, names: Sequence[str]) -> tuple[str, ...]:
     """Which of the weights have a gradient."""
-    model = _with_outputs(base.model, [loss])
+    model = _with_outputs(base, [loss])
     inputs = tuple(str(v.name) for v in model.graph.inputs)
     graph = ForwardGraph(model, Signature(inputs, (), (), (loss,), {}, tuple(names)))
-    optimize(graph)
+    optimize(graph)  # as what is trained will be: quantization has a gradient once it is one operator
     if not tracked_outputs(graph):
         return ()
     found = build_gradient(graph, [loss]).gradients
@@ -177,9 +177,10 @@ def _named(base: Base, name: str) -> ir.TensorProtocol:
     return tensor
 
 
-def _with_outputs(model: ir.Model, names: Sequence[str]) -> ir.Model:
-    """A copy of the model whose outputs are these values, under these names."""
-    model = model.clone()
+def _with_outputs(base: Base, names: Sequence[str]) -> ir.Model:
+    """A copy of the model whose outputs are these values, under these names; weights are its last inputs."""
+    model = base.model.clone()
+    model.graph.inputs[:] = sorted(model.graph.inputs, key=lambda v: v.name in base.weights)
     held = Base(model)
     found = [held.value(n) for n in names]
     model.graph.outputs.clear()
@@ -206,7 +207,7 @@ def _training_model(
     base: Base, outputs: Sequence[str], trainable: Sequence[str], batch_statistics: bool
 ) -> onnx.ModelProto:
     """Forward and backward in one model, gradients added to buffers."""
-    model = _with_outputs(base.model, outputs)
+    model = _with_outputs(base, outputs)
     loss = model.graph.outputs[0]
     if shapes.known_dims(loss) != () or not loss.dtype or not loss.dtype.is_floating_point():
         raise ArtifactError(f"the loss {loss.name} has shape {loss.shape}, not that of a scalar", cure="reduce it")

@@ -6,6 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.ir import shapes
+from onnxtrain.ir.bodies import replace
 from onnxtrain.ir.builder import Builder
 
 
@@ -23,8 +24,7 @@ class FakeQuantPass(ir.passes.InPlacePass):
 
 def _fuse(graph: ir.Graph, node: ir.Node) -> bool:
     before = None if node.inputs[0] is None else node.inputs[0].producer()
-    y = node.outputs[0]
-    if before is None or before.domain or before.op_type != "QuantizeLinear" or y.is_graph_output():
+    if before is None or before.domain or before.op_type != "QuantizeLinear":
         return False
     if not _agree(before, node):
         return False
@@ -41,7 +41,7 @@ def _fuse(graph: ir.Graph, node: ir.Node) -> bool:
         form = op.ints(*(-1 if i == axis % rank else 1 for i in range(rank)))
         scale = op.Reshape(scale, form)
         zero = op.Reshape(zero, form) if shapes.rank(zero) else zero
-    y.replace_all_uses_with(op.FakeQuant(x, scale, zero, quant_min=bounds[0], quant_max=bounds[1]))
+    replace(graph, node, [op.FakeQuant(x, scale, zero, quant_min=bounds[0], quant_max=bounds[1])])
     return True
 
 

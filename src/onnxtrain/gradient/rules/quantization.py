@@ -16,10 +16,14 @@ Value = ir.Value
 def fake_quant(
     ctx: Context, dy: Value, x: Value, scale: Value, zero_point: Value, *, quant_min: int = -128, quant_max: int = 127
 ) -> Any:
-    """dx = dy where x is inside of the range, 0 elsewhere."""
-    if any(ctx.wanted[1:]):
-        raise ctx.unsupported("the gradient of the scale and zero point of FakeQuant")
-    return ctx.op.FakeQuantGrad(dy, x, scale, zero_point, quant_min=quant_min, quant_max=quant_max), None, None
+    """dx = dy where x is inside of the range, 0 elsewhere.
+
+    dscale = dy (y - x) / scale inside, dy y / scale outside: Learned Step Size Quantization, arXiv 1902.08153.
+    """
+    if any(ctx.wanted[2:]):
+        raise ctx.unsupported("the gradient of the zero point of FakeQuant")
+    dx = ctx.op.FakeQuantGrad(dy, x, scale, zero_point, quant_min=quant_min, quant_max=quant_max)
+    return dx, (dy * ctx.y - dx * x) / scale, None
 
 
 @gradient("DequantizeLinear")
