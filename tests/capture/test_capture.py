@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from onnxtrain import Options, ORTModule
 from onnxtrain.capture import capture
-from onnxtrain.errors import BackendError
+from onnxtrain.errors import BackendError, CaptureError
 from onnxtrain.ir import shapes
 from onnxtrain.ir.graphs import source_of
 from onnxtrain.ir.verify import verify
@@ -213,3 +213,19 @@ def test_a_float_minus_a_mask_of_integers() -> None:
         loss.backward()
     torch.testing.assert_close(*losses)
     torch.testing.assert_close(wrapped.weight.grad, eager.weight.grad)
+
+
+@pytest.mark.parametrize("is_parameter", [False, True])
+def test_a_change_in_place_that_autograd_does_not_see_is_refused(is_parameter: bool) -> None:
+    """Eager passes the gradient on as if the values had not been changed; a graph would lose it."""
+
+    class Clamped(torch.nn.Linear):
+        def forward(self, x):
+            y = self.weight if is_parameter else super().forward(x).clone()
+            with torch.no_grad():
+                y.clamp_(-0.1, 0.1)  # the line
+            return super().forward(x) if is_parameter else y
+
+    with pytest.raises(CaptureError, match="clamp_ changes a tensor under") as caught:
+        capture(Clamped(4, 4).train(), [torch.randn(3, 4)], {})
+    assert caught.value.source.startswith(__file__)

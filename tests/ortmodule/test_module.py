@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+import subprocess
+import sys
 from typing import Any, NamedTuple
 
 import pytest
@@ -437,3 +439,11 @@ def test_generated_lines_are_in_tracebacks() -> None:
     except RuntimeError as error:
         text = "".join(traceback.format_exception(error))
     assert "ops.Linear(x" in text
+
+
+def test_the_terminal_shows_the_summary_alone() -> None:
+    """Neither torch.export's chatter nor torch.onnx's."""
+    code = "import torch, onnxtrain\nonnxtrain.ORTModule(torch.nn.Linear(2, 2))(torch.ones(1, 2)).sum().backward()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.stdout == ""
+    assert [line for line in done.stderr.splitlines() if not line.startswith((" ", "onnxtrain:"))] == []

@@ -15,20 +15,38 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from onnxtrain.errors import CaptureError
+
 Tensor = torch.Tensor
 _REDUCTIONS = ("none", "mean", "sum")
+_HARMLESS = frozenset(("requires_grad_", "detach_", "retain_grad_"))
 SUBSTITUTES: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
 class Substitutes(TorchFunctionMode):
-    """Within it the functions of the table are replaced."""
+    """Within it the functions of the table are replaced, and changes that autograd does not see are refused."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        _refuse_hidden_change(func, args)
         substitute = SUBSTITUTES.get(func)
         made = NotImplemented if substitute is None else substitute(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {})) if made is NotImplemented else made
+
+
+def _refuse_hidden_change(func: Callable[..., Any], args: Sequence[Any]) -> None:
+    """A tensor changed in place under ``no_grad`` keeps its gradient in eager PyTorch; a traced graph would lose it."""
+    name = getattr(func, "__name__", "")
+    if torch.is_grad_enabled() or not args or not name.endswith("_") or name.endswith("__") or name in _HARMLESS:
+        return
+    changed = args[0]
+    if isinstance(changed, Tensor) and changed.requires_grad:
+        raise CaptureError(
+            f"{name} changes a tensor under torch.no_grad() whose gradient eager PyTorch passes on as if nothing had "
+            "happened",
+            cure=f"write y = x + (x.{name.rstrip('_')}(...) - x).detach(), or change parameters outside of forward",
+        )
 
 
 def substitute(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

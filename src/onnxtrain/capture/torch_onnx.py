@@ -203,9 +203,10 @@ def _torchlib(opset: int) -> dict[Any, list[Any]]:
     """The translations of torch.onnx and ours, which come first; made once, since that takes a second."""
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-    registry = ONNXRegistry.from_torchlib(opset)
-    for target, function in TRANSLATIONS.items():
-        registry.register_op(target, function)
+    with _silence():
+        registry = ONNXRegistry.from_torchlib(opset)
+        for target, function in TRANSLATIONS.items():
+            registry.register_op(target, function)
     return registry.functions
 
 
