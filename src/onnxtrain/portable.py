@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import glob
 import hashlib
 import json
 import os
@@ -86,17 +87,24 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise
 
 
-def save(proto: onnx.ModelProto, path: Path | str) -> None:
-    """Write a model: in one file, or with its weights beside it in ``{name}.data`` where it is larger than 2 GB."""
+def save(model: ir.Model, path: Path | str) -> None:
+    """Write a model: in one file, or with its weights in another beside it where they are larger than 2 GB.
+
+    That other file is ``{name}.data``, or has a number in its name where there is one: a kill at any moment leaves the
+    old model with its old weights or the new one with the new.
+    """
     path = Path(path)
-    if proto.ByteSize() < _LARGEST:
-        write_atomically(path, proto.SerializeToString())
+    if sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value) < _LARGEST:
+        write_atomically(path, ir.to_proto(model).SerializeToString())
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    data, partial = f"{path.name}.data", path.with_name(f".{path.name}.partial")
-    path.with_name(data).unlink(missing_ok=True)
-    onnx.save(proto, partial, save_as_external_data=True, location=data)
+    before = list(path.parent.glob(f"{glob.escape(path.name)}*.data"))
+    data = f"{path.name}.data" if not before else f"{path.name}.{uuid.uuid4().hex[:8]}.data"
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    ir.save(model, partial, external_data=data)
     partial.replace(path)
+    for old in before:
+        old.unlink()
 
 
 def sealed(proto: onnx.ModelProto) -> bytes:

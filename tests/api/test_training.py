@@ -508,3 +508,25 @@ def test_names_that_the_artifacts_need_are_errors(tmp_path: Path, old: str, new:
     with pytest.raises(ArtifactError, match=rf"(called|the input) {new}.*\n.*rename"):
         artifacts(tmp_path / "none", model)
     assert not (tmp_path / "none").exists()
+
+
+def test_models_too_large_for_one_file_have_their_weights_beside_them(
+    plain: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exported twice, so that the weights of the first model are replaced and nothing else is left."""
+    monkeypatch.setattr("onnxtrain.portable._LARGEST", 1000)
+    module, optimizer = loaded(plain)
+    path = tmp_path / "large.onnx"
+    for _ in range(2):
+        step(module, optimizer, rows(), LABELS)
+        module.export_model_for_inferencing(path)
+        assert len(list(tmp_path.iterdir())) == 2 and path.stat().st_size < 5000
+        session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+        made = session.run(None, {"image": rows()})[0]
+        with monkeypatch.context() as patch:
+            patch.setattr("onnxtrain.portable._LARGEST", 2**31)
+            module.export_model_for_inferencing(tmp_path.parent / "whole.onnx")
+        whole = ort.InferenceSession(tmp_path.parent / "whole.onnx", providers=["CPUExecutionProvider"])
+        assert (made == whole.run(None, {"image": rows()})[0]).all()
+    again = artifacts(tmp_path / "again", str(path))  # type: ignore[arg-type]
+    assert float(loaded(again)[0].eval()(rows(), LABELS)) == float(module.eval()(rows(), LABELS))

@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 
 from onnxtrain.errors import ArtifactError, close_to
+from onnxtrain.ir.reading import restore_weights
 
 
-def inference_model(model: onnx.ModelProto, names: Sequence[str], weights: Mapping[str, np.ndarray]) -> onnx.ModelProto:
+def inference_model(model: onnx.ModelProto, names: Sequence[str], weights: Mapping[str, np.ndarray]) -> ir.Model:
     """What some values of a model need, with weights as initializers.
 
     Args:
@@ -35,16 +37,17 @@ def inference_model(model: onnx.ModelProto, names: Sequence[str], weights: Mappi
     infos = {v.name: v for v in (*model.graph.value_info, *model.graph.output, *model.graph.input)}
     graph = onnx.GraphProto(name=model.graph.name)
     graph.node.extend(reversed(nodes))
-    graph.input.extend(i for i in model.graph.input if i.name in needed and i.name not in weights)
+    graph.input.extend(i for i in model.graph.input if i.name in needed)
     graph.output.extend(infos.get(n, onnx.ValueInfoProto(name=n)) for n in names)
     graph.initializer.extend(i for i in model.graph.initializer if i.name in needed)
-    graph.initializer.extend(onnx.numpy_helper.from_array(a, n) for n, a in weights.items() if n in needed)
     graph.value_info.extend(v for v in model.graph.value_info if v.name in needed and v.name not in names)
     called = {(n.domain, n.op_type) for n in nodes}
     made = onnx.ModelProto(ir_version=model.ir_version, producer_name="onnxtrain", graph=graph)
     made.opset_import.extend(model.opset_import)
     made.functions.extend(model.functions if any(d for d, _ in called) else ())
-    return made
+    exported = ir.from_proto(made)  # weights may be larger than what a proto can hold
+    restore_weights(exported, {n: ir.tensor(a, name=n) for n, a in weights.items() if n in needed})
+    return exported
 
 
 def captured(node: onnx.NodeProto) -> set[str]:
