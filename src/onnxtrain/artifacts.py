@@ -203,7 +203,7 @@ def _choose(
 ) -> None:
     """Tell the block what is trained."""
     if requires_grad is None:
-        reached = reached_weights(built, block._outputs[0])
+        reached = reached_weights(built, block.outputs[0])
         requires_grad = [n for n in reached if not any(fnmatch.fnmatchcase(n, p) for p in frozen or ())]
     for name in requires_grad:
         block.requires_grad(name)

@@ -26,17 +26,21 @@ _GOLDEN = 0x9E3779B1  # 2³² / the golden ratio: multiples of it are spread eve
 
 
 class ForwardBlock(Block):
-    """A block whose outputs are the outputs of the whole model."""
+    """A block whose outputs are the outputs of the whole model.
+
+    Attributes:
+        outputs: their names, once it is built.
+    """
 
     def __init__(self) -> None:
         self._base: Base | None = None
-        self._outputs: tuple[str, ...] = ()
+        self.outputs: tuple[str, ...] = ()
 
     def __call__(self, *names: Any, **named: Any) -> Any:
         """Build the block; what it returns are the model's outputs."""
         made = self.build(*names, **named)
         self._base = self.base
-        self._outputs = made if isinstance(made, tuple) else (made,)
+        self.outputs = made if isinstance(made, tuple) else (made,)
         return made
 
     def built(self) -> Base:
@@ -52,7 +56,7 @@ class ForwardBlock(Block):
     def to_model_proto(self) -> Any:
         """The model with its weights as initializers."""
         base = self.built()
-        model = _with_outputs(base, self._outputs)
+        model = _with_outputs(base, self.outputs)
         restore_weights(model, base.weights)
         return to_proto(model)
 
@@ -96,21 +100,21 @@ class TrainingBlock(ForwardBlock):
             GradientError: the loss cannot be differentiated.
         """
         base, trainable = self.built(), self._chosen()
-        return _training_model(base, self._outputs, trainable, self.batch_statistics), self._evaluation_model(base)
+        return _training_model(base, self.outputs, trainable, self.batch_statistics), self._evaluation_model(base)
 
     def _evaluation_model(self, base: Base) -> onnx.ModelProto:
-        model = _with_outputs(base, self._outputs)
+        model = _with_outputs(base, self.outputs)
         for node in model.graph.all_nodes():
             _evaluate(node)
         inputs = [str(v.name) for v in model.graph.inputs if v.name not in base.weights]
-        facts = {"kind": "evaluation", "inputs": inputs, "outputs": list(self._outputs), "weights": list(base.weights)}
+        facts = {"kind": "evaluation", "inputs": inputs, "outputs": list(self.outputs), "weights": list(base.weights)}
         return to_proto(model, facts | {"predictions": list(base.predictions)})
 
     def _chosen(self) -> tuple[str, ...]:
         """The weights that are trained, in the order of the model."""
         base = self.built()
         if self._trainable is None:
-            self._trainable = _trainable(base, self._outputs[0], self._asked)
+            self._trainable = _trainable(base, self.outputs[0], self._asked)
         return self._trainable
 
 
