@@ -10,11 +10,12 @@ FAST_TESTS ?= -m "not slow" tests/ir tests/gradient tests/optimize tests/plan te
 
 BIN     = $(VENV)/bin
 READY   = $(VENV)/.installed
+NODE    = examples/anywhere/node_modules
 OFFLINE = HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST  = $(OFFLINE) $(BIN)/python -m pytest
 
-.PHONY: help demo test check bench golden operators coverage docs clean
+.PHONY: help demo test check bench golden operators coverage javascript docs clean
 
 help:
 	@echo "make demo    fine-tune a real transformer, eager and ORTModule side by side"
@@ -24,6 +25,7 @@ help:
 	@echo "make golden  write the golden graphs again"
 	@echo "make operators  write docs/operators.md again"
 	@echo "make coverage   train a step of each Transformers architecture; ARGS=\"--only LlamaForCausalLM\" chooses"
+	@echo "make javascript  get what trains artifacts in Node and in a browser"
 	@echo "make docs    build the documentation"
 
 $(READY): pyproject.toml
@@ -32,6 +34,20 @@ $(READY): pyproject.toml
 	$(PIP) "$(TORCH)"
 	$(PIP) -e ".[dev,demo]"
 	@touch $(READY)
+
+# What trains artifacts outside of Python: npm packages, and a browser where this may be installed. Tests that lack
+# them are skipped and say so.
+$(NODE)/.installed: examples/anywhere/package.json
+	@if command -v npm >/dev/null; then \
+	  cd examples/anywhere && npm install --ignore-scripts --no-package-lock --no-audit --no-fund --loglevel=error \
+	    || echo "npm cannot install the packages: tests in JavaScript are skipped"; \
+	else echo "npm is not there: tests in JavaScript are skipped"; fi
+	@if ! command -v chromium-headless-shell chromium >/dev/null && command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; \
+	then (apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y chromium-headless-shell) >/dev/null 2>&1 \
+	    || echo "apt-get cannot install Chromium: tests in a browser are skipped"; fi
+	@mkdir -p $(NODE) && touch $@
+
+javascript: $(NODE)/.installed
 
 demo: $(READY)
 	$(OFFLINE) $(BIN)/python examples/finetune_minilm.py $(ARGS)
@@ -43,7 +59,7 @@ check: $(READY)
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(PYTEST) -n $(JOBS) $(FAST_TESTS)
 
-test: check
+test: check javascript
 	$(PYTEST) -n $(JOBS)
 
 bench: $(READY)
@@ -63,4 +79,4 @@ docs: $(READY)
 	$(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache build dist site out
+	rm -rf $(VENV) $(NODE) .pytest_cache .ruff_cache .import_linter_cache build dist site out
