@@ -67,6 +67,8 @@ class Translator:
             else:
                 self._made = {n.name: n for n in _calls(decomposed)}
                 made.model = _core.onnxscript_apis.convert_version(made.model, self.opset)
+                for node in made.model.graph.all_nodes():
+                    node.version = None  # within branches it is the opset that introduced the operator, not the graph's
                 _restore_complex(made)
                 return made
 
