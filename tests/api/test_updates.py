@@ -13,7 +13,7 @@ from onnx import parser
 
 from onnxtrain import artifact_names, onnxblock
 from onnxtrain.api import CheckpointState, Module, Optimizer
-from onnxtrain.api.optimizer import unsafe_updates
+from onnxtrain.api.in_place import unsafe_updates
 from onnxtrain.artifacts import LossType, generate_artifacts, seal
 from onnxtrain.errors import ArtifactError
 from onnxtrain.onnxblock import optim
@@ -216,3 +216,35 @@ def test_an_optimizer_of_ones_own_is_used(tmp_path: Path) -> None:
     parameter = state.parameters["second_bias"]
     assert parameter.grad is not None
     np.testing.assert_array_equal(parameter.data, before - np.sign(parameter.grad) * np.float32(1e-3))
+
+
+TWICE = """
+<ir_version: 10, opset_import: ["" : 20]>
+twice (float[batch, 4] x) => (float[batch, 4] y)
+{
+    first = BatchNormalization <training_mode = 1> (x, scale, bias, mean, var)
+    active = Tanh (first)
+    y = BatchNormalization <training_mode = 1> (active, scale, bias, mean, var)
+}
+"""
+
+
+@pytest.mark.parametrize("order", [ort.ExecutionOrder.DEFAULT, ort.ExecutionOrder.PRIORITY_BASED])
+def test_a_normalization_called_twice_moves_its_statistics_twice(order: ort.ExecutionOrder, tmp_path: Path) -> None:
+    """As in torch; the momentum of ONNX is one minus torch's, and its variance is the biased one."""
+    model = onnx.parser.parse_model(TWICE)
+    for name, value in (("scale", 1.5), ("bias", 0.5), ("mean", 0.0), ("var", 1.0)):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.full(4, value, np.float32), name))
+    files = generate_artifacts(model, loss=LossType.MSELoss, artifact_directory=tmp_path)
+    options = ort.SessionOptions()
+    options.execution_order = order
+    state = CheckpointState.load_checkpoint(files["checkpoint"])
+    module = Module(files["training_model"], state, session_options=options)
+    x = np.random.default_rng(0).standard_normal((16, 4)).astype(np.float32) + 1
+    module(x, np.zeros_like(x))
+    mean, var, given = np.zeros(4), np.ones(4), x.astype(np.float64)
+    for _ in range(2):
+        mean, var = 0.9 * mean + 0.1 * given.mean(0), 0.9 * var + 0.1 * given.var(0)
+        given = np.tanh((given - given.mean(0)) / np.sqrt(given.var(0) + 1e-5) * 1.5 + 0.5)
+    np.testing.assert_allclose(state.parameters["mean"].data, mean, rtol=1e-5)
+    np.testing.assert_allclose(state.parameters["var"].data, var, rtol=1e-5)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from onnxtrain import onnxblock
-from onnxtrain.api.optimizer import unsafe_updates
+from onnxtrain.api.in_place import unsafe_updates
 from onnxtrain.errors import ArtifactError
 from onnxtrain.onnxblock import optim
 

@@ -12,6 +12,7 @@ import onnxruntime as ort
 
 from onnxtrain.api.batches import check_batch
 from onnxtrain.api.exporting import inference_model
+from onnxtrain.api.in_place import unsafe_updates
 from onnxtrain.api.session import Session, Source, read_model
 from onnxtrain.api.state import CheckpointState, Parameter
 from onnxtrain.api.tensors import Place, Tensor
@@ -51,6 +52,9 @@ class Module:
         self.state, self.training, self.place = state, True, Place(device)
         proto, self._facts, name = read_model(train_model_uri, "training")
         _match(state, self._facts, proto, name)
+        if unsafe := unsafe_updates(proto, self._updates()):
+            what = f"{name} may read {unsafe[0]} after it is overwritten"
+            raise ArtifactError(what, cure="let each old value be read only by what its new value depends on")
         state.move(self.place)
         state.random = {"seed": seed, "draws": 0} if seed is not None else {"seed": 0, "draws": 0} | state.random
         self._proto, self._name, self._options = proto, name, session_options
@@ -109,6 +113,10 @@ class Module:
         if self._eval is not None:
             self._eval.bind(parameters, {}, self._eval_facts["outputs"])
         self._is_bound = True
+
+    def _updates(self) -> dict[str, str]:
+        """The output that is written over each input: gradients so far, and running statistics."""
+        return dict(map(accumulation, self._facts["trainable"])) | self._facts["updates"]
 
     def gradients(self) -> dict[str, Tensor]:
         """The gradient of each trained parameter, in place; zeros before the first training step."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from onnxtrain.api.exporting import captured
+from onnxtrain.api.in_place import unsafe_updates
 from onnxtrain.api.module import Module, form_of
 from onnxtrain.api.session import Session, Source, read_model
 from onnxtrain.api.tensors import Tensor
@@ -15,7 +15,6 @@ from onnxtrain.artifact_names import LEARNING_RATE, STEP, gradient, updated
 from onnxtrain.errors import ArtifactError, CheckpointError
 
 _FIRST_RATE = 1e-3
-_ELEMENTWISE = frozenset(("Add", "Sub", "Mul", "Div", "Identity", "Where", "Cast"))
 
 
 class Optimizer:
@@ -106,36 +105,3 @@ class Optimizer:
     def settings(self) -> dict[str, Any]:
         """What a checkpoint keeps of the optimizer besides tensors."""
         return self._module.state.settings
-
-
-def unsafe_updates(model: onnx.ModelProto) -> list[str]:
-    """Inputs X that could be overwritten before they are read, if ``X.out`` were written over X.
-
-    An update is safe in every order of execution that respects dependencies where each node that reads X is one that
-    the node which makes ``X.out`` depends on, or is that node itself and works element by element.
-    """
-    producers = {o: n for n in model.graph.node for o in n.output}
-    outputs = {o.name for o in model.graph.output}
-    found = []
-    for value in model.graph.input:
-        last = producers.get(updated(value.name))
-        if last is None or updated(value.name) not in outputs:
-            continue
-        before = _ancestors(last, producers)
-        readers = [n for n in model.graph.node if value.name in n.input or value.name in captured(n)]
-        in_time = all(id(n) in before or (n is last and n.op_type in _ELEMENTWISE) for n in readers)
-        if not in_time:
-            found.append(value.name)
-    return found
-
-
-def _ancestors(node: onnx.NodeProto, producers: dict[str, onnx.NodeProto]) -> set[int]:
-    todo, seen = [node], set()
-    while todo:
-        last = todo.pop()
-        for name in (*last.input, *captured(last)):
-            before = producers.get(name)
-            if before is not None and id(before) not in seen:
-                seen.add(id(before))
-                todo.append(before)
-    return seen

@@ -14,6 +14,7 @@ from onnxtrain.artifact_names import RESET, accumulation, updated
 from onnxtrain.errors import ArtifactError
 from onnxtrain.gradient import build_gradient, tracked_outputs
 from onnxtrain.ir import shapes
+from onnxtrain.ir.builder import Builder
 from onnxtrain.ir.functions import attach
 from onnxtrain.ir.graphs import ForwardGraph, Signature, TrainingGraph
 from onnxtrain.ir.reading import restore_weights
@@ -159,8 +160,7 @@ def _some(names: Sequence[str]) -> str:
 def reached_weights(base: Base, loss: str) -> tuple[str, ...]:
     """The weights that a loss depends on through operators with a gradient, running statistics left out."""
     statistics = {v.name for n in base.model.graph if n.op_type == "BatchNormalization" for v in n.inputs[3:5] if v}
-    found = _reached(base, loss, list(base.weights))
-    return tuple(n for n in found if n not in statistics)
+    return _reached(base, loss, [n for n in base.weights if n not in statistics])
 
 
 def _reached(base: Base, loss: str, names: Sequence[str]) -> tuple[str, ...]:
@@ -241,7 +241,7 @@ def _training_model(
 
 def _statistics(graph: ir.Graph, batch_statistics: bool) -> dict[str, str]:
     """Make the running statistics that batches change outputs of the graph; says input and output by name."""
-    op, updates = Base(ir.Model(graph, ir_version=10)), {}
+    latest: dict[ir.Value, ir.Value] = {}
     for node in [n for n in graph if n.op_type == "BatchNormalization" and n.domain == ""]:
         if batch_statistics:
             node.attributes["training_mode"] = ir.AttrInt64("training_mode", 1)
@@ -249,11 +249,17 @@ def _statistics(graph: ir.Graph, batch_statistics: bool) -> dict[str, str]:
             continue
         node.resize_outputs(3)
         shapes.infer(node)
-        for old, new in zip(node.inputs[3:5], node.outputs[1:3], strict=True):
-            if old is not None and old.is_graph_input() and str(old.name) not in updates:
-                updates[str(old.name)] = updated(str(old.name))
-                op.output(new, updated(str(old.name)))
-    return updates
+        for index, new in ((3, node.outputs[1]), (4, node.outputs[2])):
+            old = node.inputs[index]
+            if old is None or not old.is_graph_input():
+                continue
+            if old in latest:  # a layer that is called twice moves its statistics twice
+                node.replace_input_with(index, Builder(graph, before=node).Detach(latest[old]))
+            latest[old] = new
+    base = Base(ir.Model(graph, ir_version=10))
+    for old, new in latest.items():
+        base.output(new, updated(str(old.name)))
+    return {str(old.name): updated(str(old.name)) for old in latest}
 
 
 def _seed(graph: ir.Graph) -> int:
