@@ -248,6 +248,8 @@ def _statistics(graph: ir.Graph, batch_statistics: bool) -> dict[str, str]:
         if not shapes.attribute(node, "training_mode", 0):
             continue
         node.resize_outputs(3)
+        for new in node.outputs[1:]:
+            new.name = new.name or f"{node.outputs[0].name}__{new.index()}"
         shapes.infer(node)
         for index, new in ((3, node.outputs[1]), (4, node.outputs[2])):
             old = node.inputs[index]
