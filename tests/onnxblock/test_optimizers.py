@@ -182,3 +182,17 @@ def test_what_makes_no_sense_is_refused() -> None:
         optim.SGD()([])
     with pytest.raises(ArtifactError, match="not built"):
         optim.SGD().to_model_proto()
+
+
+def test_a_checkpoint_can_tell_optimizers_apart() -> None:
+    """By name and by every setting, the clipping of gradients among them."""
+    made = [
+        optim.AdamW(),
+        optim.AdamW(eps=1e-8),
+        optim.AdamW(clip_grad=optim.ClipGradNorm(1.0)),
+        optim.AdamW(clip_grad=optim.ClipGradNorm(2.0)),
+        optim.AdamW(no_decay=["*bias"]),
+        optim.Adam(eps=1e-6),
+    ]
+    assert len({block.describe() for block in made}) == len(made)
+    assert optim.AdamW().describe() == optim.AdamW().describe()

@@ -103,7 +103,10 @@ class Optimizer(Block, abc.ABC):
 
     def describe(self) -> str:
         """The optimizer and its settings, to compare a checkpoint with."""
-        settings = {k: v for k, v in vars(self).items() if isinstance(v, int | float | str | tuple) and k[0] != "_"}
+        plain = (int, float, str, tuple)
+        settings = {k: v for k, v in vars(self).items() if isinstance(v, plain) and k[0] != "_"}
+        if self.clip_grad is not None:
+            settings["clip_grad"] = repr(self.clip_grad)
         return f"{type(self).__name__} {json.dumps(settings, sort_keys=True)}"
 
     def to_model_proto(self) -> onnx.ModelProto:
