@@ -40,6 +40,7 @@ from onnxtrain.artifacts import LossType, generate_artifacts
 from onnxtrain.onnxblock import optim
 
 RATE = 1e-4
+PAUSE = 0.05  # seconds between steps: the threads of one library go on spinning for a while and would slow the other
 VARIANTS = ("eager", "eager-fused", "artifacts")
 
 
@@ -196,6 +197,7 @@ def time_steps(name: str, steps: int, warmup: int) -> list[Result]:
         for index, (inputs, labels) in enumerate(batches(workload, steps + warmup)):
             turn = index % len(made)
             for result, trained in [*made[turn:], *made[:turn]]:
+                time.sleep(PAUSE)
                 start = time.perf_counter()
                 loss = trained.step(inputs, labels)
                 seconds = time.perf_counter() - start

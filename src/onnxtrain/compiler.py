@@ -15,6 +15,7 @@ from onnxtrain.execute import Executable, backend
 from onnxtrain.gradient import build_gradient, registered_by_users, tracked_outputs, undifferentiable
 from onnxtrain.ir.graphs import ForwardGraph, Plan, Signature, TrainingGraph
 from onnxtrain.ir.passes import Record, save
+from onnxtrain.ir.traits import Trait, traits_of
 from onnxtrain.ir.verify import invalid
 from onnxtrain.optimize import apply_registered, hoist_casts, optimize, optimize_training
 from onnxtrain.options import Options
@@ -106,9 +107,15 @@ def _refusals(options: Options) -> Callable[[ForwardGraph], list[ir.Node]] | Non
 
     def refused(graph: ForwardGraph) -> list[ir.Node]:
         nodes = graph.model.graph
-        return [*invalid(nodes), *(n for n in nodes if not chosen.runs(n)), *undifferentiable(graph)]
+        odd = [n for n in nodes if not chosen.runs(n) or _draws_otherwise(n)]
+        return [*invalid(nodes), *odd, *undifferentiable(graph)]
 
     return refused
+
+
+def _draws_otherwise(node: ir.Node) -> bool:
+    """Whether a node takes random numbers from torch's generator in another way than the call it translates."""
+    return node.domain == "" and node.op_type != "Dropout" and Trait.RANDOM in traits_of(node)
 
 
 def compile_graph(

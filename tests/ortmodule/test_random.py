@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
 from models import ARCHITECTURES, build
+from parity import pair
 
 from onnxtrain import Options, ORTModule
 
@@ -83,3 +85,17 @@ def test_loss_statistics_on_onnxruntime() -> None:
     means, spreads = [s.mean().item() for s in samples], [s.std().item() for s in samples]
     assert abs(means[0] - means[1]) < 5 * spreads[1] / 200**0.5
     assert 0.7 < spreads[0] / spreads[1] < 1.4
+
+
+@pytest.mark.parametrize("draw", [F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout])
+def test_dropout_of_other_kinds_draws_as_eager(draw: Callable[..., torch.Tensor]) -> None:
+    class Dropping(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return draw(x, 0.4, self.training)
+
+    wrapped, eager = pair(Dropping())
+    x = torch.randn(4, 6, 3, 2, 2, requires_grad=True)
+    torch.manual_seed(3)
+    expected = eager(x)
+    torch.manual_seed(3)
+    torch.testing.assert_close(wrapped(x), expected, rtol=0, atol=0)

@@ -170,7 +170,7 @@ class Inspector:
         self._reads = [(operator.itemgetter(*n), t) for n, (t, _) in zip(labels, watched, strict=True) if n]
         self._labels = [n for n in labels if n]
         kinds = tuple((type(m), tuple(m._parameters), tuple(m._buffers)) for m in modules)
-        live = tuple(tuple(h) for h in hooks if h)
+        live = tuple(tuple(n for n, hook in h.items() if not getattr(hook, "is_over", False)) for h in hooks if h)
         shapes, classes = tuple(p.shape for p in self._owned), tuple(map(type, self._owned))
         self._structure = _Structure(
             kinds, tuple(map(id, modules)), live, shapes, classes, tuple(self._labels), self._generation

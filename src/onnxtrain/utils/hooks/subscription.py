@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
+from torch.utils.hooks import RemovableHandle
 
 from onnxtrain.errors import HookError
 from onnxtrain.execute.torch.effects import is_silent
@@ -32,6 +33,11 @@ class _Hook:
 
     def __init__(self, serial: int, name: str = "", is_outmost: bool = False) -> None:
         self.serial, self.name, self.is_outmost = serial, name, is_outmost
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its subscription has ended, so that it does nothing."""
+        return self.serial not in _SUBSCRIPTIONS
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (0,)
@@ -81,6 +87,7 @@ class Subscription:
         _SUBSCRIPTIONS.pop(self.serial, None)
         for hook in self._hooks:
             hook.remove()
+        RemovableHandle({})  # counts as a change of hooks, which makes ORTModule look at them again
         for handle in self._probes:
             unregister(handle)
 
