@@ -87,7 +87,9 @@ class Subscription:
         _SUBSCRIPTIONS.pop(self.serial, None)
         for hook in self._hooks:
             hook.remove()
-        RemovableHandle({})  # counts as a change of hooks, which makes ORTModule look at them again
+        RemovableHandle(
+            collections.OrderedDict()
+        )  # counts as a change of hooks, which makes ORTModule look at them again
         for handle in self._probes:
             unregister(handle)
 
