@@ -23,6 +23,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+# threads that spin while they wait take the cores from whoever runs next: the two libraries would slow each other
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import numpy as np
 import onnx
 import onnx.inliner
