@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from onnxtrain.ir.graphs import DOMAIN
-from op_cases.case import Case, Tensor, x
+from op_cases.case import Case, Given, Tensor, x
 
 LEVELS = np.random.default_rng(3).integers(-100, 100, (3, 4)).astype(np.int32)
 
@@ -28,6 +28,11 @@ def _quantization() -> list[Case]:
             a, torch.tensor(scales, dtype=a.dtype)[:, None], torch.tensor(zeros, dtype=a.dtype)[:, None], -16, 15
         )
 
+    def learned(a: Tensor, scale: Tensor) -> Tensor:
+        level = a / scale
+        level = level + (level.round() - level).detach()
+        return ((level + 3).clamp(-16, 15) - 3) * scale
+
     def quantized(a: Tensor) -> Tensor:
         return (
             (torch.round(a / torch.tensor(scales, dtype=a.dtype)) + torch.tensor(points))
@@ -47,6 +52,10 @@ def _quantization() -> list[Case]:
         Case(
             "FakeQuant", (x(3, 4, 2), scales.reshape(4, 1), zeros.reshape(4, 1)), each,
             {"quant_min": -16, "quant_max": 15}, DOMAIN, label="channels",
+        ),
+        Case(
+            "FakeQuant", (x(6, 4), Given((4,), 0.05, 0.2), np.array(3.0)), learned,
+            {"quant_min": -16, "quant_max": 15}, DOMAIN, label="learned-scale",
         ),
         Case("QuantizeLinear", (x(3, 4), scales, points), quantized, differentiable=False),
         Case("DequantizeLinear", (LEVELS, x(), np.array(3, np.int32)), lambda s: (torch.tensor(LEVELS) - 3) * s),
