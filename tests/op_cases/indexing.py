@@ -119,11 +119,6 @@ def _choices() -> list[Case]:
         Case("OneHot", (index(3, high=4), np.array(4), x(2)), lambda i, v: chosen(i, v, 4, -1), label="values"),
         Case("OneHot", (index(3, 2, high=4, low=-4), np.array(4), x(2)), lambda i, v: chosen(i, v, 4, 0), {"axis": 0}, label="axis0"),
         Case("OneHot", (index(3, 2, high=7, low=-7), np.array(4), x(2)), lambda i, v: chosen(i, v, 4, 1), {"axis": -2}, label="outside"),
-        Case("FlattenAndUnpad", (x(2, 3, 4, 5), ints(0, 4, 5)), lambda a: (a.flatten(0, 1)[[0, 4, 5]], torch.tensor([2, 3])),
-             domain=DOMAIN, outputs=2),
-        Case("PadAndUnflatten", (x(3, 4, 5), ints(4, 0, 5), ints(2, 3)),
-             lambda a: torch.zeros(6, 4, 5, dtype=a.dtype).index_copy(0, torch.tensor([4, 0, 5]), a).reshape(2, 3, 4, 5), domain=DOMAIN),
-        Case("PadAndUnflatten", (x(2), ints(1, 3), ints(2, 2)), lambda a: torch.stack((a * 0, a), 1), domain=DOMAIN, label="numbers"),
         Case("Unique", (c,), lambda a: torch.tensor([1.0, 2.0, 3.0]), differentiable=False),
         Case(
             "Unique", (c,), lambda a: (torch.tensor([3.0, 1.0, 2.0]), torch.tensor([0, 1, 3]), torch.tensor([0, 1, 1, 2, 0, 0]),

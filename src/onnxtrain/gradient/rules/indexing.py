@@ -162,15 +162,3 @@ def one_hot(ctx: Context, dy: Value, indices: Value, depth: Value, values: Value
     marks = op.OneHot(indices, depth, op.constant(np.array([0, 1]), shapes.dtype_of(dy)), axis=axis)
     sums = [op.ReduceSum(dy * m, keepdims=0) for m in (op.like(1.0, dy) - marks, marks)]
     return None, None, op.Concat(*(op.Unsqueeze(s, op.ints(0)) for s in sums), axis=0)
-
-
-@gradient("FlattenAndUnpad", domain=DOMAIN)
-def flatten_and_unpad(ctx: Context, dy: Value, x: Value, indices: Value) -> Any:
-    """The rows back in their places, zeros in the others."""
-    return ctx.op.PadAndUnflatten(dy, indices, ctx.op.Shape(x, start=0, end=2))
-
-
-@gradient("PadAndUnflatten", domain=DOMAIN)
-def pad_and_unflatten(ctx: Context, dy: Value, rows: Value, indices: Value, sizes: Value) -> Any:
-    """The rows of dy at the indices."""
-    return ctx.op.FlattenAndUnpad(dy, indices, outputs=2)[0]

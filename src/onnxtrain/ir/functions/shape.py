@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from onnxscript import opset20 as op
-from onnxscript import values
 
-from onnxtrain.ir.functions import DOMAIN, VERSION, function
-
-own = values.Opset(DOMAIN, VERSION)
+from onnxtrain.ir.functions import function
 
 
 @function()
@@ -47,18 +44,3 @@ def PadGrad(dy, shape, pads, mode: str = "reflect"):
     zeros = op.Expand(op.CastLike(op.Constant(value_float=0.0), dy), op.Reshape(count, minus_one))
     summed = op.ScatterElements(zeros, op.Reshape(taken, minus_one), op.Reshape(dy, minus_one), axis=0, reduction="add")
     return op.Reshape(summed, shape, allowzero=1)
-
-
-@function()
-def FlattenAndUnpad(x, indices):
-    """Rows of x (d1, d2, ...) at their indices among all d1 * d2, and the sizes d1 and d2."""
-    rows = op.Reshape(x, op.Concat(op.Constant(value_ints=[-1]), op.Shape(x, start=2), axis=0))
-    return op.Gather(rows, indices, axis=0), op.Shape(x, start=0, end=2)
-
-
-@function()
-def PadAndUnflatten(rows, indices, sizes):
-    """Rows placed at their indices among all d1 * d2 of ``sizes``, the others 0: (d1, d2, ...)."""
-    matrix = op.Reshape(rows, op.Concat(op.Shape(indices), op.Constant(value_ints=[-1]), axis=0))
-    whole = op.Concat(op.ReduceProd(sizes, keepdims=1), op.Shape(matrix, start=1), axis=0)
-    return op.Reshape(own.AddRows(matrix, indices, whole), op.Concat(sizes, op.Shape(rows, start=1), axis=0))

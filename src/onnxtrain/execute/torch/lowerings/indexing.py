@@ -180,17 +180,3 @@ def constant_of_shape(shape: Any, *, device: str, value: Any = None) -> Tensor:
 def range_(start: float, limit: float, delta: float, *, dtype: int, device: str) -> Tensor:
     """start, start + delta, … below limit."""
     return torch.arange(start, limit, delta, dtype=torch_dtype(dtype), device=device)
-
-
-@lowering("FlattenAndUnpad", domain=DOMAIN)
-def flatten_and_unpad(x: Tensor, indices: Tensor, *, outputs: int = 2) -> tuple[Tensor, ...] | Tensor:
-    """Rows at their indices among those of the first two axes, whose sizes come too."""
-    rows = torch.index_select(x.flatten(0, 1), 0, indices)
-    return rows if outputs == 1 else (rows, torch.tensor(x.shape[:2], device=x.device))
-
-
-@lowering("PadAndUnflatten", domain=DOMAIN, host=(2,))
-def pad_and_unflatten(rows: Tensor, indices: Tensor, sizes: Any) -> Tensor:
-    """Rows placed in zeros."""
-    y = torch.zeros(math.prod(sizes), *rows.shape[1:], dtype=rows.dtype, device=rows.device)
-    return y.index_copy_(0, indices, rows).unflatten(0, tuple(sizes))

@@ -1,0 +1,48 @@
+"""Operators on rows without padding: what they take out has as many rows as there are row numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from onnxtrain.ir.graphs import DOMAIN
+from onnxtrain.ir.shape_rules.sizes import dims_from
+from onnxtrain.ir.shapes import Facts, dtype_of, fresh_dims, known_dims, shape_rule
+
+
+@shape_rule("ShrunkenGather", domain=DOMAIN)
+def shrunken_gather(node: ir.Node) -> Sequence[Facts]:
+    """(T, ...) of (N, ...)."""
+    x, indices = node.inputs
+    assert x is not None and indices is not None
+    return [Facts(dtype_of(x), (*known_dims(indices), *known_dims(x)[1:]))]
+
+
+@shape_rule("ShrunkenGatherGrad", domain=DOMAIN)
+def shrunken_gather_grad(node: ir.Node) -> Sequence[Facts]:
+    """The shape that the last operand holds."""
+    dy, _, shape = node.inputs
+    assert dy is not None
+    return [Facts(dtype_of(dy), dims_from(shape, node.outputs[0]))]
+
+
+@shape_rule("FlattenAndUnpad", domain=DOMAIN)
+def flatten_and_unpad(node: ir.Node) -> Sequence[Facts]:
+    """(T, ...) of (B, S, ...); and B and S."""
+    x, rows = node.inputs
+    assert x is not None and rows is not None
+    dims = known_dims(x)
+    return [
+        Facts(dtype_of(x), (*known_dims(rows), *dims[2:])),
+        Facts(ir.DataType.INT64, (2,), dims[:2]),
+    ]
+
+
+@shape_rule("PadAndUnflatten", domain=DOMAIN)
+def pad_and_unflatten(node: ir.Node) -> Sequence[Facts]:
+    """(B, S, ...) of (T, ...), as the last operand says."""
+    x, _, shape = node.inputs
+    assert x is not None
+    first = dims_from(shape, node.outputs[0]) or fresh_dims(node.outputs[0], 2)
+    return [Facts(dtype_of(x), (*first, *known_dims(x)[1:]))]
