@@ -65,6 +65,14 @@ class Options:
         deterministic: only kernels that give the same bits each time; ORTModule follows torch's own switch.
         ignored_attributes: names of attributes of the module whose changes do not concern its forward pass.
         conv_algo_search: how cuDNN chooses convolution algorithms in onnxruntime, ``"HEURISTIC"`` or ``"EXHAUSTIVE"``.
+        compute_optimizer: skip work that nothing visible depends on; off turns off all that follows.
+        sparse_optimizer: compute only rows that matter, such as those with a label; needs ``compute_optimizer``.
+        embedding_sparse_optimizer: leave padding out of everything; needs ``sparse_optimizer``.
+        strict: outputs at padded positions are what eager computes there, so padding that they show is computed; else
+            they are zeros where rows were dropped.
+        lazy_outputs: outputs beside a loss (logits) are computed when they are first read.
+        density_threshold: rows are dropped where a smaller share than this is needed.
+        print_input_density: print the share of needed rows of each step.
         cache_dir: folder that keeps translated graphs for the next process; None keeps nothing.
         cache_limit: bytes that this folder may take.
         save_onnx: folder that receives one ``.onnx`` file for each stage; None saves nothing.
@@ -90,6 +98,13 @@ class Options:
     deterministic: bool = False
     ignored_attributes: tuple[str, ...] = ()
     conv_algo_search: str = "HEURISTIC"
+    compute_optimizer: bool = True
+    sparse_optimizer: bool = True
+    embedding_sparse_optimizer: bool = True
+    strict: bool = False
+    lazy_outputs: bool = True
+    density_threshold: float = 0.95
+    print_input_density: bool = False
     cache_dir: Path | None = None
     cache_limit: int = 2**30
     save_onnx: Path | None = None
@@ -112,7 +127,22 @@ class Options:
                 )
         if self.cache_limit <= 0:
             raise OptionError(f"cache_limit={self.cache_limit} is not a number of bytes", cure="choose a positive one")
+        if not 0.0 <= self.density_threshold <= 1.0:
+            raise OptionError(
+                f"density_threshold={self.density_threshold} is not a share",
+                cure="choose one from 0 to 1; 0 drops none",
+            )
         _ = self.policy
+
+    @property
+    def drops_rows(self) -> bool:
+        """Whether rows that do not matter may be dropped."""
+        return self.compute_optimizer and self.sparse_optimizer
+
+    @property
+    def padding_elimination(self) -> bool:
+        """Whether padding may be left out."""
+        return self.drops_rows and self.embedding_sparse_optimizer
 
     @property
     def policy(self) -> Fallback:
@@ -192,10 +222,12 @@ ENVIRONMENT: tuple[Variable | Missing, ...] = (
     Variable("ORTMODULE_ALLOW_AUTOGRAD_CHECKPOINT", _truth, "keep_checkpoints", "1: checkpoints stay as they are"),
     Variable("ORTMODULE_SKIPPED_AUTOGRAD_FUNCTIONS", str, note="nothing to skip: names do not clash"),
     Variable("ORTMODULE_ROCM_TEST", str, note="of the predecessor's own tests"),
-    Missing("ORTMODULE_ENABLE_COMPUTE_OPTIMIZER"),
-    Missing("ORTMODULE_ENABLE_SPARSE_OPTIMIZER"),
-    Missing("ORTMODULE_ENABLE_EMBEDDING_SPARSE_OPTIMIZER"),
-    Missing("ORTMODULE_PRINT_INPUT_DENSITY"),
+    Variable("ORTMODULE_ENABLE_COMPUTE_OPTIMIZER", _truth, "compute_optimizer", "0: nothing is skipped"),
+    Variable("ORTMODULE_ENABLE_SPARSE_OPTIMIZER", _truth, "sparse_optimizer", "0: all rows are computed"),
+    Variable(
+        "ORTMODULE_ENABLE_EMBEDDING_SPARSE_OPTIMIZER", _truth, "embedding_sparse_optimizer", "0: padding is computed"
+    ),
+    Variable("ORTMODULE_PRINT_INPUT_DENSITY", _truth, "print_input_density", "1: print each step's density"),
     Missing("ORTMODULE_PRINT_MEMORY_STATS"),
     Missing("ORTMODULE_MEMORY_OPT_LEVEL"),
     Missing("ORTMODULE_MEMORY_OPT_CONFIG", ()),

@@ -21,6 +21,7 @@ FLOATING = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT
 FLOATING |= {ir.DataType.COMPLEX64, ir.DataType.COMPLEX128}
 
 _LOG = logging.getLogger(__name__)
+_ONLY_TYPE = {"CastLike": frozenset((1,))}  # inputs of which nothing but the element type is read
 _ZERO = frozenset(("Floor", "Ceil", "Round", "Sign"))
 
 
@@ -291,7 +292,7 @@ def _reachable(graph: ir.Graph, targets: Sequence[ir.Value]) -> set[ir.Value]:
 
 def _flowing(node: ir.Node) -> list[ir.Value | None]:
     """The node's inputs, with None for those through which no gradient flows."""
-    stopped = stopped_inputs(node)
+    stopped = stopped_inputs(node) | _ONLY_TYPE.get(node.op_type, frozenset())
     return [None if i in stopped else x for i, x in enumerate(node.inputs)]
 
 

@@ -36,6 +36,7 @@ class Signature:
         outputs: values handed back to the user, in order.
         buffer_updates: buffer name to the output value that holds its new content.
         differentiable: the parameters and user inputs whose gradient is wanted.
+        rows: inputs that say which rows of others are computed.
         casts: inputs that are parameters in another element type, by name.
     """
 
@@ -45,12 +46,13 @@ class Signature:
     outputs: tuple[str, ...]
     buffer_updates: dict[str, str]
     differentiable: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
     casts: dict[str, Cast] = dataclasses.field(default_factory=dict)
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """All graph inputs in order: user inputs, parameters, buffers, casts of parameters."""
-        return self.user_inputs + self.parameters + self.buffers + tuple(self.casts)
+        """All graph inputs in order: user inputs, parameters, buffers, rows, casts of parameters."""
+        return self.user_inputs + self.parameters + self.buffers + self.rows + tuple(self.casts)
 
 
 @dataclasses.dataclass

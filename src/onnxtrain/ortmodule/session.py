@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import onnx_ir as ir
 import torch
@@ -13,11 +13,34 @@ from onnxtrain.capture import Captured, Numbers
 from onnxtrain.compiler import Compiled, Report, capture_module, compile_graph
 from onnxtrain.errors import UnsupportedDataError
 from onnxtrain.ir.traits import Trait, traits_of
+from onnxtrain.optimize.rows import RowSet, text_of
 from onnxtrain.options import Options
 from onnxtrain.ortmodule import verification
 from onnxtrain.ortmodule.casts import CastCache
 from onnxtrain.ortmodule.checks import is_gathered
 from onnxtrain.ortmodule.guards import size_check
+from onnxtrain.ortmodule.rows import DENSE, NOTHING, Batch, RowPlan, rows_in_order
+
+_Key: TypeAlias = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], frozenset[RowSet]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+    """The graph for one batch.
+
+    Args:
+        compiled: the compiled graph.
+        batch: what was found of the batch.
+        rows: the inputs of the graph that say which rows.
+        waiting: outputs that it does not have: they are computed when they are read.
+        zeros: outputs that are zeros beside the rows of a set.
+    """
+
+    compiled: Compiled
+    batch: Batch = NOTHING
+    rows: tuple[Any, ...] = ()
+    waiting: frozenset[str] = frozenset()
+    zeros: Mapping[str, RowSet] = dataclasses.field(default_factory=dict)
 
 
 class Session:
@@ -59,7 +82,11 @@ class Session:
         self._parameters = [self._place(name) for name in self.signature.parameters]
         self._buffers = [self._place(name) for name in self.signature.buffers]
         self._updated = [self._place(name) for name in self.signature.buffer_updates]
-        self._variants: dict[tuple[str, ...], Compiled] = {}
+        self._variants: dict[_Key, Compiled] = {}
+        self._row_plans: dict[_Key, RowPlan] = {}
+        self._inspectors: dict[int, Compiled] = {}
+        self.read: set[str] = set()  # outputs that were computed late because somebody read them
+        self.exact = False  # whether nothing may be skipped: a step is compared with eager's random numbers
         self.casts = CastCache() if self.options.cache_casts else None
         self._watched: dict[int, frozenset[str]] = {}
         self.expected: tuple[str, ...] | None = None  # outputs that will receive a gradient
@@ -83,24 +110,85 @@ class Session:
             return []
         return [name for name, x in zip(self.signature.inputs, inputs, strict=True) if x.requires_grad]
 
-    def variant(self, differentiable: Sequence[str], outputs: Sequence[str]) -> Compiled:
-        """The compiled graph whose given outputs receive gradients; compiled when first asked for."""
-        key = (*differentiable, "", *outputs)
+    def choose(
+        self, inputs: Mapping[str, torch.Tensor], differentiable: Sequence[str], outputs: Sequence[str]
+    ) -> Chosen:
+        """The compiled graph for a batch whose given outputs receive gradients; compiled when first asked for.
+
+        Args:
+            inputs: all graph inputs by name.
+            differentiable: names of the inputs whose gradient is wanted.
+            outputs: names of the outputs that receive one.
+        """
+        if not differentiable or not self.options.drops_rows or self.exact:
+            return Chosen(self.variant(differentiable, outputs))
+        plan = self.row_plan(differentiable, outputs)
+        batch = self._inspect(plan, inputs)
+        if plan.changes_nothing(batch.active):
+            return Chosen(self.variant(differentiable, outputs), batch)
+        compiled = self.variant(differentiable, outputs, plan, batch.active)
+        packed = plan.packed(batch.active)
+        return Chosen(compiled, batch, tuple(rows_in_order(packed, batch)), plan.waiting, packed.zeros)
+
+    def row_plan(self, differentiable: Sequence[str], outputs: Sequence[str]) -> RowPlan:
+        """Which rows matter where these outputs receive gradients and those that were read before are shown."""
+        key = (tuple(differentiable), tuple(outputs), tuple(sorted(self.read)), DENSE)
+        if key not in self._row_plans:
+            named = {str(v.name): v for v in self.captured.graph.model.graph.outputs}
+            lazy = self.options.lazy_outputs and any(_is_scalar(named[n]) for n in outputs)
+            beside = [n for n in self.signature.outputs if n not in outputs]
+            late = [n for n in beside if lazy and n not in self.read and not _is_scalar(named[n])]
+            shown = dict.fromkeys(outputs, True) | {n: self.options.strict for n in beside if n not in late}
+            with self.report.stage("rows"):
+                plan = RowPlan(self.captured.graph, self.signature.parameters, shown, late, self.options)
+            self._row_plans[key] = plan
+        return self._row_plans[key]
+
+    def _inspect(self, plan: RowPlan, inputs: Mapping[str, torch.Tensor]) -> Batch:
+        if plan.inspection is None:
+            return NOTHING
+        if id(plan) not in self._inspectors:
+            graph = plan.inspection.graph
+            self._inspectors[id(plan)] = compile_graph(graph, (), (), self.options, self.report, self._device())
+        found, _ = self._inspectors[id(plan)].executable.forward(list(inputs.values()))
+        return plan.batch([as_torch(t) for t in found], inputs)
+
+    def _device(self) -> str:
+        return next((str(t.device) for t in self.module.parameters()), "cpu")
+
+    def variant(
+        self,
+        differentiable: Sequence[str],
+        outputs: Sequence[str],
+        plan: RowPlan | None = None,
+        active: frozenset[RowSet] = DENSE,
+    ) -> Compiled:
+        """The compiled graph whose given outputs receive gradients, for some rows; made when first asked for.
+
+        Args:
+            differentiable: names of the inputs whose gradient is wanted.
+            outputs: names of the outputs that receive one.
+            plan: which rows matter; None computes all rows and outputs.
+            active: the sets whose rows alone are computed.
+        """
+        key = (tuple(differentiable), tuple(outputs), () if plan is None else plan.outputs, active)
         if key not in self._variants:
-            device = next((str(t.device) for t in self.module.parameters()), "cpu")
-            made = compile_graph(self.captured.graph, differentiable, outputs, self.options, self.report, device)
+            graph = self.captured.graph
+            if plan is not None:
+                with self.report.stage("rows"):
+                    graph = plan.packed(active).graph
+            made = compile_graph(graph, differentiable, outputs, self.options, self.report, self._device())
             self._variants[key] = made
             self._watched[id(made)] = _visible(made)
         return self._variants[key]
 
     def variants(self) -> list[str]:
-        """What was compiled: which outputs receive gradients, and how many tensors."""
+        """What was compiled: which outputs receive gradients, how many tensors, and for which rows."""
         found = []
-        for key in self._variants:
-            split = key.index("") if "" in key else len(key)
-            gradients, outputs = key[:split], key[split + 1 :]
+        for gradients, outputs, _, active in self._variants:
+            rows = "".join(f"; rows where {text_of(s)}" for s in sorted(active, key=text_of))
             found.append(
-                f"compiled for gradients of {len(gradients)} tensors from {', '.join(outputs)}"
+                f"compiled for gradients of {len(gradients)} tensors from {', '.join(outputs)}{rows}"
                 if gradients
                 else "compiled without gradients"
             )
@@ -136,6 +224,10 @@ class Session:
     def restore(self, outputs: Sequence[torch.Tensor]) -> Any:
         """The user's output structure with these tensors in it."""
         return self.captured.outputs.restore([outputs[i] for i in self.captured.sources])
+
+
+def _is_scalar(value: ir.Value) -> bool:
+    return value.shape is not None and len(value.shape) == 0
 
 
 def _visible(compiled: Compiled) -> frozenset[str]:

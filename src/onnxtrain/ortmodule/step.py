@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import logging
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,9 +12,15 @@ import torch
 
 from onnxtrain.compiler import Compiled
 from onnxtrain.errors import GradientError
+from onnxtrain.execute.torch.dtypes import torch_dtype
+from onnxtrain.ir import shapes
 from onnxtrain.ortmodule import randomness
-from onnxtrain.ortmodule.session import Session, as_torch
+from onnxtrain.ortmodule.deferred import DeferredTensor
+from onnxtrain.ortmodule.rows import size_of, symbol_sizes
+from onnxtrain.ortmodule.session import Chosen, Session, as_torch
 from onnxtrain.ortmodule.verification import Verification
+
+_LOG = logging.getLogger(__name__)
 
 
 def run(session: Session, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -21,17 +30,22 @@ def run(session: Session, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]
     if not differentiable:
         compiled = session.variant((), ())
         outputs, _ = compiled.executable.forward(inputs)
-        return _finish(session, outputs)
-    compiled = session.variant(differentiable, session.predicted_outputs())
+        return _finish(session, compiled, outputs)
     named = dict(zip(session.signature.inputs, inputs, strict=True))
-    state = _State(session, compiled, named, differentiable)
-    return list(_Step.apply(state, *(named[name] for name in differentiable)))
+    starts_verification = session.options.verify and session.verification is None
+    session.exact = starts_verification and session.is_random
+    state = _State(session, session.choose(named, differentiable, session.predicted_outputs()), named, differentiable)
+    made = _Step.apply(state, *(named[name] for name in differentiable))
+    found = dict(zip(state.compiled.plan.signature.outputs, made, strict=True))
+    if not state.chosen.waiting:
+        return list(found.values())
+    return [found[n] if n in found else state.deferred(n) for n in session.signature.outputs]
 
 
-def _finish(session: Session, outputs: Sequence[Any]) -> list[torch.Tensor]:
+def _finish(session: Session, compiled: Compiled, outputs: Sequence[Any]) -> list[torch.Tensor]:
     """Write buffers back; the user's outputs as torch tensors."""
     made = [as_torch(v) for v in outputs]
-    count = len(session.signature.outputs)
+    count = len(compiled.plan.signature.outputs)
     session.write_buffers(made[count:])
     seen: set[int] = set()
     for index, tensor in enumerate(made[:count]):
@@ -45,9 +59,9 @@ class _State:
     """What one step keeps between its forward and its backward."""
 
     def __init__(
-        self, session: Session, compiled: Compiled, inputs: dict[str, torch.Tensor], differentiable: Sequence[str]
+        self, session: Session, chosen: Chosen, inputs: dict[str, torch.Tensor], differentiable: Sequence[str]
     ) -> None:
-        self.session, self.compiled, self.differentiable = session, compiled, list(differentiable)
+        self.session, self.chosen, self.differentiable = session, chosen, list(differentiable)
         users = session.signature.user_inputs
         self.inputs = inputs | {name: inputs[name].detach() for name in users}
         self.random = randomness.state() if session.is_random else None
@@ -60,6 +74,12 @@ class _State:
         self.visible: list[tuple[str, torch.Tensor, int]] = []
         self.like: dict[str, tuple[torch.Size, torch.dtype, torch.device]] = {}
         self.verification: Verification | None = None
+        self.late: Late | None = None
+
+    @property
+    def compiled(self) -> Compiled:
+        """The compiled graph."""
+        return self.chosen.compiled
 
     def forward(self) -> list[torch.Tensor]:
         """Run the forward pass and note the versions of all tensors that the user could change before the backward."""
@@ -69,25 +89,31 @@ class _State:
                 session.module, session.captured, [self.inputs[n] for n in session.signature.user_inputs]
             )
             session.verification = self.verification.report
-        outputs, self.saved = self._execute(self.inputs)
-        made = _finish(session, outputs)
-        self.like = {n: (t.shape, t.dtype, t.device) for n, t in zip(session.signature.outputs, made, strict=True)}
+        outputs = self.compute()
+        made = _finish(session, self.compiled, outputs)
+        names = self.compiled.plan.signature.outputs
+        self.like = {n: (t.shape, t.dtype, t.device) for n, t in zip(names, made, strict=True)}
         watched = session.watched(self.compiled)
         named = list(self.inputs.items())
-        named += zip(session.signature.outputs, (t.detach() for t in made), strict=True)
+        named += zip(names, (t.detach() for t in made), strict=True)
         self.visible = [(n, t, t._version) for n, t in named if n in watched]
         if self.verification is not None:
-            self.verification.check_forward(made)
+            self.verification.check_forward(dict(zip(names, made, strict=True)), self._zeros())
         return made
+
+    def compute(self) -> list[Any]:
+        """Outputs and buffer updates; what the backward pass needs is kept."""
+        outputs, self.saved = self._execute(self.inputs)
+        return outputs
 
     def backward(self, dys: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """Gradients of the differentiable inputs, in order."""
         self._check()
-        received = tuple(n for n, dy in zip(self.session.signature.outputs, dys, strict=True) if dy is not None)
+        given = dict(zip(self.compiled.plan.signature.outputs, dys, strict=True))
+        received = tuple(n for n, dy in given.items() if dy is not None)
         self._choose(received)
         plan = self.compiled.plan
-        given = dict(zip(self.session.signature.outputs, dys, strict=True))
-        received_dys = dys if self.verification is not None else ()
+        received_dys = dict(given) if self.verification is not None else {}
         seeds = [self._seed(given[name], name) for name in plan.output_gradients]
         del dys, given
         made = self.compiled.executable.backward(self.saved, seeds)
@@ -130,14 +156,30 @@ class _State:
         if set(received) <= expected:
             return
         self._check_unchanged(first)
-        self.compiled = session.variant(self.differentiable, received)
+        self.chosen = session.choose(self.inputs | self.before, self.differentiable, received)
         with randomness.replayed(self.random or randomness.state()):
             _, self.saved = self._execute(self.inputs | self.before)
 
     def _execute(self, inputs: dict[str, torch.Tensor]) -> tuple[list[Any], Any]:
         cache, wanted = self.session.casts, self.compiled.plan.signature.casts
         casts = cache.casts(wanted, inputs) if cache is not None and wanted else []
-        return self.compiled.executable.forward([*inputs.values(), *casts])
+        return self.compiled.executable.forward([*inputs.values(), *self.chosen.rows, *casts])
+
+    def _zeros(self) -> dict[str, torch.Tensor]:
+        """For each output that is zeros beside some rows, which rows."""
+        held = self.chosen.batch.held
+        return {name: held[rows] for name, rows in self.chosen.zeros.items()}
+
+    def deferred(self, name: str) -> torch.Tensor:
+        """An output that is computed when it is read."""
+        session = self.session
+        value = next(v for v in session.captured.graph.model.graph.outputs if v.name == name)
+        sizes = symbol_sizes(session.captured.graph, self.inputs)
+        shape = [size_of(d, sizes) for d in shapes.known_dims(value)]
+        dtype, device = torch_dtype(int(shapes.dtype_of(value))), next(iter(self.inputs.values())).device
+        if self.late is None:
+            self.late = Late(session, self.inputs | self.before, self.differentiable, self.random)
+        return DeferredTensor(shape, dtype, device, dtype.is_floating_point, functools.partial(self.late.value, name))
 
     def _check_unchanged(self, first: bool) -> None:
         """Running forward again needs the inputs it had.
@@ -160,6 +202,75 @@ class _State:
             )
 
 
+class Late:
+    """Outputs of a step that are computed after it, when they are read.
+
+    Args:
+        session: the graph.
+        inputs: the step's inputs, buffers with their content before it.
+        differentiable: names of the inputs that require a gradient.
+        random: the generators' state before the step; None where nothing is random.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        inputs: dict[str, torch.Tensor],
+        differentiable: Sequence[str],
+        random: randomness.State | None,
+    ) -> None:
+        self.session, self.inputs, self.differentiable, self.random = session, inputs, differentiable, random
+        self.versions = [x._version for x in inputs.values()]
+        self._outputs: dict[str, torch.Tensor] = {}
+
+    def value(self, name: str) -> torch.Tensor:
+        """One output, as eager computes it in all its rows; a gradient flows where gradients are enabled."""
+        session = self.session
+        if name not in session.read:
+            session.read.add(name)
+            _LOG.info("%s was read: from the next step on it is computed with the loss", name)
+            if any(x._version != version for x, version in zip(self.inputs.values(), self.versions, strict=True)):
+                warnings.warn(
+                    f"{name} was read after parameters or inputs changed, and is computed with what they are now. From "
+                    "the next step on it is computed with the loss. Options(lazy_outputs=False) does so from the start",
+                    stacklevel=2,
+                )
+        if not torch.is_grad_enabled():
+            return self.outputs()[name]
+        return _LateStep.apply(self, name, *(self.inputs[n] for n in self.differentiable))
+
+    def outputs(self) -> dict[str, torch.Tensor]:
+        """All outputs; buffers are not written a second time."""
+        if not self._outputs:
+            compiled = self.session.variant((), ())
+            with randomness.replayed(self.random or randomness.state()):
+                made, _ = compiled.executable.forward(list(self.inputs.values()))
+            names = compiled.plan.signature.outputs
+            self._outputs = {n: as_torch(v) for n, v in zip(names, made, strict=False)}
+        return self._outputs
+
+    def gradients(self, name: str, dy: torch.Tensor) -> list[torch.Tensor | None]:
+        """Gradients of the differentiable inputs for the gradient of one output."""
+        chosen = self.session.choose(self.inputs, self.differentiable, (name,))
+        state = _State(self.session, chosen, self.inputs, self.differentiable)
+        with randomness.replayed(self.random or randomness.state()):
+            state.compute()
+        return state.backward([dy if n == name else None for n in chosen.compiled.plan.signature.outputs])
+
+
+class _LateStep(torch.autograd.Function):
+    """One output after the step; forward and backward run again where it receives a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, late: Late, name: str, *differentiable: torch.Tensor) -> torch.Tensor:
+        ctx.late, ctx.name = late, name
+        return late.outputs()[name].clone()
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return (None, None, *ctx.late.gradients(ctx.name, dy.detach()))
+
+
 class _Step(torch.autograd.Function):
     """The module's forward and backward as one autograd node."""
 
@@ -168,7 +279,7 @@ class _Step(torch.autograd.Function):
         outputs = state.forward()
         ctx.state = state
         ctx.set_materialize_grads(False)
-        named = zip(state.session.signature.outputs, outputs, strict=True)
+        named = zip(state.compiled.plan.signature.outputs, outputs, strict=True)
         ctx.mark_non_differentiable(*(t for name, t in named if name not in state.compiled.tracked))
         return tuple(outputs)
 

@@ -134,11 +134,15 @@ class Verification:
         self.eager = _copy(module)
         self.inputs = [t.detach().clone().requires_grad_(t.is_floating_point()) for t in tensors]
         self.random = randomness.state()
-        self.outputs: list[torch.Tensor] = []
+        self.outputs: dict[str, torch.Tensor] = {}
         self.report = Report([])
 
-    def check_forward(self, outputs: Sequence[torch.Tensor]) -> None:
+    def check_forward(self, outputs: Mapping[str, torch.Tensor], zeros: Mapping[str, torch.Tensor]) -> None:
         """Compare outputs and buffer updates.
+
+        Args:
+            outputs: the outputs that were computed, by name.
+            zeros: for those that are zeros beside some rows, these rows, counted over the first two axes.
 
         Raises:
             VerificationError: one is out of tolerance.
@@ -146,23 +150,24 @@ class Verification:
         args, kwargs = self.captured.inputs.restore(self.inputs)
         with randomness.replayed(self.random), torch.enable_grad(), silenced():
             found, _ = flatten(self.eager(*args, **kwargs), "output", self.captured.outputs)
-        by_source = dict(zip(self.captured.sources, found, strict=True))
-        self.outputs = [by_source[i] for i in range(len(outputs))]
         names = self.captured.graph.signature.outputs
-        pairs = {n: (ours, eager) for n, ours, eager in zip(names, outputs, self.outputs, strict=True)}
+        self.outputs = {names[i]: y for i, y in zip(self.captured.sources, found, strict=True)}
+        pairs = {n: (ours, _beside(self.outputs[n], zeros.get(n))) for n, ours in outputs.items()}
         self.report.comparisons += compare("loss", {n: p for n, p in pairs.items() if p[0].dim() == 0})
         self.report.comparisons += compare("output", {n: p for n, p in pairs.items() if p[0].dim() > 0})
         after = dict(self.module.named_buffers())
         self.report.comparisons += compare("buffer", {n: (after[n], b) for n, b in self.eager.named_buffers()})
         self.report.raise_if_failed()
 
-    def check_backward(self, dys: Sequence[torch.Tensor | None], gradients: Mapping[str, torch.Tensor | None]) -> None:
+    def check_backward(
+        self, dys: Mapping[str, torch.Tensor | None], gradients: Mapping[str, torch.Tensor | None]
+    ) -> None:
         """Compare gradients for the same gradients of the outputs.
 
         Raises:
             VerificationError: one is out of tolerance.
         """
-        pairs = [(y, dy) for y, dy in zip(self.outputs, dys, strict=True) if dy is not None and y.requires_grad]
+        pairs = [(self.outputs[n], dy) for n, dy in dys.items() if dy is not None and self.outputs[n].requires_grad]
         leaves = dict(zip(self.captured.graph.signature.user_inputs, self.inputs, strict=True))
         leaves |= dict(self.eager.named_parameters(remove_duplicate=False))
         wanted = {name: leaves[name] for name in gradients}
@@ -171,6 +176,14 @@ class Verification:
         eager = dict(zip(wanted, found, strict=True))
         self.report.comparisons += compare("gradient", {n: (g, eager[n]) for n, g in gradients.items()})
         self.report.raise_if_failed()
+
+
+def _beside(tensor: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
+    """A tensor with zeros beside some rows of its first two axes."""
+    if rows is None:
+        return tensor
+    flat = tensor.detach().flatten(0, 1)
+    return torch.zeros_like(flat).index_copy(0, rows, flat[rows]).view_as(tensor)
 
 
 def _copy(module: torch.nn.Module) -> torch.nn.Module:

@@ -1,0 +1,376 @@
+"""How rows pass through operators: which inputs have the rows of an output, and the same node over packed rows.
+
+A *row* is one position of a pair of axes (batch, token), or of one axis that is both merged. The *layout* of a value
+says where its rows are: ``(batch, token)`` or ``(flat,)``. A value is *packed* when some of its rows stand one after
+the other on its first axis and its other axes follow in their order: (batch, heads, tokens, width) of layout (0, 2)
+becomes (rows, heads, width). An operator that computes each row from the same row of its inputs has a *passage* here;
+any other needs its inputs whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import onnx_ir as ir
+
+from onnxtrain.ir import shapes
+from onnxtrain.ir.builder import Builder
+from onnxtrain.ir.graphs import DOMAIN
+from onnxtrain.ir.traits import Trait, traits_of
+
+Layout: TypeAlias = tuple[int, ...]
+Value = ir.Value
+
+
+@dataclasses.dataclass(frozen=True)
+class Operand:
+    """What an input is to the rows of an output.
+
+    Args:
+        layout: for each row axis of the output, the input's axis; None where the input is the same for all of it.
+            All None: the input has no rows. A merged axis of the output may be two of the input, and the reverse.
+    """
+
+    layout: tuple[int | None, ...]
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether the input has every row of the output."""
+        return None not in self.layout
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the input is the same for all rows."""
+        return set(self.layout) == {None}
+
+
+FREE = Operand((None,))
+Build: TypeAlias = Callable[[Builder, Sequence[Any]], Sequence[Value]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Passage:
+    """How rows pass through one node.
+
+    Args:
+        operands: what each input is; None for inputs that are left out.
+        build: the node over packed inputs (free ones as they are): its packed outputs.
+    """
+
+    operands: tuple[Operand | None, ...]
+    build: Build
+
+
+Rule: TypeAlias = Callable[[ir.Node, Layout], "Passage | None"]
+RULES: dict[str, Rule] = {}
+
+
+def passage(*op_types: str) -> Callable[[Rule], Rule]:
+    """Register the rule of one or more operators (ours by their plain names)."""
+
+    def register(rule: Rule) -> Rule:
+        for op_type in op_types:
+            if op_type in RULES:
+                raise ValueError(f"rows pass through {op_type} by two rules")
+            RULES[op_type] = rule
+        return rule
+
+    return register
+
+
+def passage_of(node: ir.Node, layout: Layout) -> Passage | None:
+    """How the rows of a node's outputs, which all have the layout, pass through it; None where they do not."""
+    if node.domain not in ("", DOMAIN) or any(shapes.dims_of(v) is None for v in (*node.inputs, *node.outputs) if v):
+        return None
+    rule = RULES.get(node.op_type)
+    if rule is None and Trait.ELEMENTWISE in traits_of(node):
+        rule = elementwise
+    return None if rule is None else rule(node, layout)
+
+
+def rest_of(value: Value, layout: Layout) -> list[int]:
+    """The axes of a value that are not rows, in order."""
+    return [a for a in range(shapes.rank(value)) if a not in layout]
+
+
+def _again(node: ir.Node, **changed: Any) -> Build:
+    """The same operator with the same attributes but for those changed."""
+
+    def build(op: Builder, inputs: Sequence[Any]) -> Sequence[Value]:
+        attributes = {a.name: a.value for a in node.attributes.values()} | changed
+        made = op.node(node.op_type, inputs, attributes, domain=node.domain, outputs=len(node.outputs))
+        return made.outputs
+
+    return build
+
+
+def elementwise(node: ir.Node, layout: Layout) -> Passage | None:
+    """Every input broadcasts to the output."""
+    y = node.outputs[0]
+    operands = [None if x is None else _broadcast_operand(x, y, layout) for x in node.inputs]
+    if any(o is None and x is not None for o, x in zip(operands, node.inputs, strict=True)):
+        return None
+    rest = len(rest_of(y, layout))
+
+    def build(op: Builder, inputs: Sequence[Any]) -> Sequence[Value]:
+        aligned = [
+            _aligned(op, x, node.inputs[i], operands[i], rest, layout, shapes.rank(y)) for i, x in enumerate(inputs)
+        ]
+        return _again(node)(op, aligned)
+
+    return Passage(tuple(operands), build)
+
+
+def _broadcast_operand(x: Value, y: Value, layout: Layout) -> Operand | None:
+    dims, wide = shapes.known_dims(x), shapes.known_dims(y)
+    shift, found = len(wide) - len(dims), []
+    for axis in layout:
+        dim = dims[axis - shift] if axis >= shift else 1
+        if dim == 1 and wide[axis] != 1:
+            found.append(None)
+        elif dim == wide[axis] and axis >= shift:
+            found.append(axis - shift)
+        elif axis < shift:
+            found.append(None)
+        else:
+            return None
+    return Operand(tuple(found))
+
+
+def _aligned(
+    op: Builder, x: Value | None, original: Value | None, operand: Operand | None, rest: int, layout: Layout, rank: int
+) -> Value | None:
+    """A packed or free operand with its axes under those of the packed output."""
+    if x is None or original is None or operand is None:
+        return x
+    if operand.is_free:
+        shift = rank - shapes.rank(original)
+        gone = [a - shift for a in layout if a >= shift]
+        return op.Squeeze(x, op.ints(*gone)) if gone else x
+    missing = rest + 1 - shapes.rank(x)
+    return op.Unsqueeze(x, op.ints(*range(1, missing + 1))) if missing > 0 else x
+
+
+@passage("Dropout")
+def _dropout(node: ir.Node, layout: Layout) -> Passage | None:
+    """Each kept row draws numbers of its own; the dropped ones draw none."""
+    return Passage((Operand(layout), *(FREE for _ in node.inputs[1:])), _again(node))
+
+
+@passage("Linear", "LinearWithoutBias")
+def _linear(node: ir.Node, layout: Layout) -> Passage | None:
+    if shapes.rank(node.outputs[0]) - 1 in layout:
+        return None
+    return Passage((Operand(layout), *(FREE for _ in node.inputs[1:])), _again(node))
+
+
+@passage("MatMul")
+def _matmul(node: ir.Node, layout: Layout) -> Passage | None:
+    """Rows of the left operand times a matrix."""
+    a, b = node.inputs
+    assert a is not None and b is not None
+    if shapes.rank(b) != 2 or shapes.rank(node.outputs[0]) - 1 in layout:
+        return None
+    return Passage((Operand(layout), FREE), _again(node))
+
+
+@passage("Gemm")
+def _gemm(node: ir.Node, layout: Layout) -> Passage | None:
+    c = shapes.operand(node, 2)
+    if layout != (0,) or shapes.attribute(node, "transA", 0):
+        return None
+    if c is not None and shapes.rank(c) == 2 and shapes.known_dims(c)[0] != 1:
+        return None
+    return Passage((Operand((0,)), FREE, *(FREE for _ in node.inputs[2:])), _again(node))
+
+
+@passage("LayerNormalization", "RMSNormalization")
+def _normalization(node: ir.Node, layout: Layout) -> Passage | None:
+    """The normalized axes come after the rows, so scale and bias have no rows."""
+    x = node.inputs[0]
+    assert x is not None
+    rank = shapes.rank(x)
+    axis = shapes.attribute(node, "axis", -1) % rank
+    if any(a >= axis for a in layout) or any(o.uses() or o.is_graph_output() for o in node.outputs[1:]):
+        return None
+    return Passage((Operand(layout), *(FREE for _ in node.inputs[1:])), _again(node, axis=axis - rank))
+
+
+@passage("Softmax", "LogSoftmax")
+def _softmax(node: ir.Node, layout: Layout) -> Passage | None:
+    rank = shapes.rank(node.outputs[0])
+    return _along(node, layout, shapes.attribute(node, "axis", -1) % rank, rank)
+
+
+def _along(node: ir.Node, layout: Layout, axis: int, rank: int, free: int | None = None) -> Passage | None:
+    """An operator along one axis that is not a row axis; further inputs are free."""
+    if axis in layout:
+        return None
+    place = [a for a in range(rank) if a not in layout].index(axis) + 1
+    count = len(node.inputs) - 1 if free is None else free
+    return Passage((Operand(layout), *(FREE for _ in range(count))), _again(node, axis=place))
+
+
+@passage("Split")
+def _split(node: ir.Node, layout: Layout) -> Passage | None:
+    rank = shapes.rank(node.outputs[0])
+    return _along(node, layout, shapes.attribute(node, "axis", 0) % rank, rank)
+
+
+@passage("Gather")
+def _gather(node: ir.Node, layout: Layout) -> Passage | None:
+    """An axis of the data that is not a row axis, read at indices without rows."""
+    data, indices = node.inputs
+    assert data is not None and indices is not None
+    rank, count = shapes.rank(data), shapes.rank(indices)
+    axis = shapes.attribute(node, "axis", 0) % rank
+    if any(axis <= a < axis + count for a in layout):
+        return None
+    inner = tuple(a if a < axis else a - count + 1 for a in layout)
+    place = [a for a in range(rank) if a not in inner].index(axis) + 1
+    return Passage((Operand(inner), FREE), _again(node, axis=place))
+
+
+@passage("Embedding")
+def _embedding(node: ir.Node, layout: Layout) -> Passage | None:
+    """Rows of a table, one for each row of the indices."""
+    indices = node.inputs[1]
+    assert indices is not None
+    if shapes.rank(node.outputs[0]) - 1 in layout:
+        return None
+    return Passage((FREE, Operand(layout)), _again(node))
+
+
+@passage("Concat")
+def _concat(node: ir.Node, layout: Layout) -> Passage | None:
+    rank = shapes.rank(node.outputs[0])
+    made = _along(node, layout, shapes.attribute(node, "axis", 0) % rank, rank)
+    return None if made is None else Passage(tuple(Operand(layout) for _ in node.inputs), made.build)
+
+
+@passage("Slice")
+def _slice(node: ir.Node, layout: Layout) -> Passage | None:
+    axes, rank = shapes.constant_of(shapes.operand(node, 3)), shapes.rank(node.outputs[0])
+    if axes is None:
+        return None
+    chosen = [int(a) % rank for a in axes.reshape(-1)]
+    if set(chosen) & set(layout):
+        return None
+    rest = [a for a in range(rank) if a not in layout]
+
+    def build(op: Builder, inputs: Sequence[Any]) -> Sequence[Value]:
+        inputs = list(inputs)
+        inputs[3] = op.ints(*(rest.index(a) + 1 for a in chosen))
+        return _again(node)(op, inputs)
+
+    return Passage((Operand(layout), *(FREE for _ in node.inputs[1:])), build)
+
+
+@passage("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceL2", "ReduceSumSquare", "ReduceLogSumExp")
+def _reduce(node: ir.Node, layout: Layout) -> Passage | None:
+    """Axes that are not rows."""
+    x, axes = node.inputs[0], shapes.constant_of(shapes.operand(node, 1))
+    assert x is not None
+    if axes is None or not axes.size:
+        return None
+    rank, keep = shapes.rank(x), shapes.attribute(node, "keepdims", 1)
+    gone = sorted(int(a) % rank for a in axes.reshape(-1))
+    left = [a for a in range(rank) if keep or a not in gone]
+    inner = tuple(left[a] for a in layout)
+    if set(inner) & set(gone):
+        return None
+    rest = rest_of(x, inner)
+
+    def build(op: Builder, inputs: Sequence[Any]) -> Sequence[Value]:
+        return _again(node)(op, [inputs[0], op.ints(*(rest.index(a) + 1 for a in gone))])
+
+    return Passage((Operand(inner), FREE), build)
+
+
+@passage("Transpose")
+def _transpose(node: ir.Node, layout: Layout) -> Passage | None:
+    x = node.inputs[0]
+    assert x is not None
+    order = shapes.attribute(node, "perm") or list(range(shapes.rank(x)))[::-1]
+    inner = tuple(order[a] for a in layout)
+    rest = rest_of(x, inner)
+    moved = [rest.index(order[a]) for a in range(len(order)) if a not in layout]
+
+    def build(op: Builder, inputs: Sequence[Any]) -> Sequence[Value]:
+        if moved == sorted(moved):
+            return [inputs[0]]
+        return [op.Transpose(inputs[0], perm=[0, *(m + 1 for m in moved)])]
+
+    return Passage((Operand(inner),), build)
+
+
+@passage("Reshape", "Flatten", "Unsqueeze", "Squeeze")
+def _reshape(node: ir.Node, layout: Layout) -> Passage | None:
+    """Axes keep their place in the order of elements; rows may be merged or taken apart."""
+    x, y = node.inputs[0], node.outputs[0]
+    assert x is not None
+    inner = _source_axes(shapes.known_dims(x), shapes.known_dims(y), layout)
+    if inner is None:
+        return None
+    rest = _packed_dims(y, layout)
+    if rest is None:
+        return None
+
+    def build(op: Builder, inputs: Sequence[Any]) -> Sequence[Value]:
+        before = [shapes.known_dims(x)[a] for a in rest_of(x, inner)]
+        if before == [shapes.known_dims(y)[a] for a in rest_of(y, layout)]:
+            return [inputs[0]]
+        return [op.Reshape(inputs[0], op.ints(0, *rest))]
+
+    return Passage((Operand(inner), *(FREE for _ in node.inputs[1:])), build)
+
+
+@passage("Expand")
+def _expand(node: ir.Node, layout: Layout) -> Passage | None:
+    """Axes that are not rows grow."""
+    x, y = node.inputs[0], node.outputs[0]
+    assert x is not None
+    operand = _broadcast_operand(x, y, layout)
+    dims = _packed_dims(y, layout)
+    if operand is None or not operand.has_rows or dims is None or -1 in dims:
+        return None
+    inner = tuple(a for a in operand.layout if a is not None)
+    missing = len(dims) - len(rest_of(x, inner))
+
+    def build(op: Builder, inputs: Sequence[Any]) -> Sequence[Value]:
+        given = op.Unsqueeze(inputs[0], op.ints(*range(1, missing + 1))) if missing else inputs[0]
+        return [op.Expand(given, op.ints(1, *dims))]
+
+    return Passage((operand, FREE), build)
+
+
+def _packed_dims(value: Value, layout: Layout) -> list[int] | None:
+    """The dimensions of a packed value after the first, at most one of them -1; None where more are not known."""
+    dims = shapes.known_dims(value)
+    rest = [d if isinstance(d, int) else -1 for d in (dims[a] for a in rest_of(value, layout))]
+    return rest if rest.count(-1) <= 1 and 0 not in rest else None
+
+
+def _source_axes(before: shapes.Dims, after: shapes.Dims, layout: Layout) -> Layout | None:
+    """The axes of a reshaped tensor's source that are its row axes: those with as many elements before them."""
+    starts = {axis: shapes.product(before[:axis]) for axis in range(len(before))}
+    found: list[int] = []
+    for axis in layout:
+        ahead = shapes.product(after[:axis])
+        same = [a for a, start in starts.items() if start == ahead and before[a] == after[axis]]
+        if same:
+            found.append(same[-1])
+            continue
+        if len(layout) == 1:
+            pairs = [a for a, s in starts.items() if s == ahead and shapes.product(before[a : a + 2]) == after[axis]]
+            return (pairs[-1], pairs[-1] + 1) if pairs and pairs[-1] + 1 < len(before) else None
+        break
+    if len(found) == len(layout):
+        return tuple(found) if len(set(found)) == len(found) else None
+    if layout[1] == layout[0] + 1:
+        total, ahead = shapes.product([after[a] for a in layout]), shapes.product(after[: layout[0]])
+        same = [a for a, start in starts.items() if start == ahead and before[a] == total]
+        return (same[-1],) if same else None
+    return None
