@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,28 +15,64 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.measure import Result
+from benchmarks.measure import Result, same_data
+from benchmarks.workloads import Composition
+
+COLUMNS = ("variant", "step", "spread (IQR)", "speed", "to compile", "first step", "peak memory", "to eager", "")
 
 
 def table(title: str, results: Sequence[Result]) -> Table:
-    """One row for each variant; speed is relative to eager on naively padded batches."""
+    """One row for each variant; ratios are to eager and to compile on the same batches."""
     made = Table(title=title)
-    for name in ("variant", "step", "spread (IQR)", "speed", "first step", "peak memory", ""):
+    for name in COLUMNS:
         made.add_column(name, justify="left" if name in ("variant", "") else "right")
-    base = next((r for r in results if r.name == "eager" and not r.error), results[0])
     for r in results:
         if r.error:
-            made.add_row(r.name, "failed", "", "", "", "", r.error[:60])
+            made.add_row(r.name, "failed", *[""] * (len(COLUMNS) - 3), r.error[:60])
             continue
-        peak = "n/a" if r.peak is None else f"{r.peak / 2**20:.0f} MiB"
+        ratios = _ratios(r, results)
         row = [
             f"{1e3 * r.median:.1f} ms",
-            f"{1e3 * r.spread:.1f} ms",
-            f"{r.speed(base):.3f}x",
+            "" if math.isnan(r.spread) else f"{1e3 * r.spread:.1f} ms",
+            _times(ratios["speed"]),
+            _times(ratios["speed_to_compile"]),
             f"{r.first:.1f} s",
-            peak,
+            "n/a" if r.peak is None else f"{r.peak / 2**20:.0f} MiB",
+            _times(ratios["memory"]),
         ]
         made.add_row(r.name, *row, "")
+    return made
+
+
+def _ratios(result: Result, results: Sequence[Result]) -> dict[str, float | None]:
+    """A result's ratios to eager and compile on the same batches; None where there is nothing to compare to."""
+    eager, compiled = (same_data(kind, result, results) for kind in ("eager", "compile"))
+    found = {
+        "speed": None if eager is None else result.speed(eager),
+        "speed_to_compile": None if compiled is None else result.speed(compiled),
+        "memory": None if eager is None else result.memory(eager),
+    }
+    return {name: None if value is None or math.isnan(value) else value for name, value in found.items()}
+
+
+def _times(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.3f}x"
+
+
+def data_table(title: str, data: Mapping[str, Composition]) -> Table:
+    """What a batch of each kind of data consists of, in the mean."""
+    made = Table(title=title)
+    for name in ("data", "positions", "tokens", "padding", "labels", "labels / tokens"):
+        made.add_column(name, justify="left" if name == "data" else "right")
+    for name, c in data.items():
+        row = (
+            f"{c.positions:.0f}",
+            f"{c.tokens:.0f}",
+            f"{c.padding:.1%}",
+            f"{c.labels:.1f}",
+            f"{c.labels / c.tokens:.1%}",
+        )
+        made.add_row(name, *row)
     return made
 
 
@@ -53,14 +90,16 @@ def facts() -> dict[str, Any]:
     }
 
 
-def as_json(workload: str, settings: dict[str, Any], results: Sequence[Result]) -> dict[str, Any]:
+def as_json(
+    workload: str, settings: dict[str, Any], results: Sequence[Result], data: Mapping[str, Composition] | None = None
+) -> dict[str, Any]:
     """Everything that was measured."""
-    base = next((r for r in results if r.name == "eager" and not r.error), results[0])
     rows = []
     for r in results:
-        derived = {"median": r.median, "spread": r.spread, "speed": r.speed(base)}
+        derived = {"median": r.median, "spread": r.spread, **_ratios(r, results)}
         rows.append(dataclasses.asdict(r) | derived)
-    return {"workload": workload, "settings": settings, "facts": facts(), "results": rows}
+    batches = {name: dataclasses.asdict(c) | {"padding": c.padding} for name, c in (data or {}).items()}
+    return {"workload": workload, "settings": settings, "facts": facts(), "data": batches, "results": rows}
 
 
 def write(path: Path, content: Any) -> None:
@@ -71,6 +110,12 @@ def write(path: Path, content: Any) -> None:
     temporary.replace(path)
 
 
-def show(console: Console, title: str, results: Sequence[Result]) -> None:
-    """Print the table."""
-    console.print(table(title, results))
+def show(
+    console: Console, title: str, results: Sequence[Result], data: Mapping[str, Composition] | None = None
+) -> None:
+    """Print what the batches are, and a table for each kind of them: naively padded, and length-grouped."""
+    if data:
+        console.print(data_table("a batch in the mean", data))
+    for name, chosen in (("", [r for r in results if not r.grouped]), (", grouped", [r for r in results if r.grouped])):
+        if chosen:
+            console.print(table(f"{title}{name}", chosen))

@@ -13,71 +13,111 @@ from rich.console import Console
 from transformers.utils import logging
 
 from benchmarks import measure, report
-from benchmarks.workloads import WORKLOADS, Size, batches
+from benchmarks.measure import VARIANTS
+from benchmarks.workloads import PRESETS, WORKLOADS, Composition, Run, Size, batches, composition
 
-VARIANTS = ("eager", "compile", "torch", "onnxruntime", "eager-grouped", "compile-grouped", "torch-grouped")
+DEFAULT = ("eager", "compile", "torch", "onnxruntime")
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line."""
+    """Read the command line; ``runs`` are what is to be measured, by name."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.run",
         description="Train workloads in turn by eager PyTorch, torch.compile and onnxtrain, in one process.",
         epilog="example: python -m benchmarks.run bert_classify --layers 2 --variants eager,torch,onnxruntime",
     )
     parser.add_argument(
-        "workloads", nargs="+", choices=sorted(WORKLOADS), metavar="WORKLOAD", help=", ".join(WORKLOADS)
+        "workloads", nargs="*", metavar="WORKLOAD", help=f"{', '.join(WORKLOADS)}; with --preset, some of its runs"
     )
+    parser.add_argument(
+        "--preset", choices=tuple(PRESETS), help="runs of stated sizes; sizes given here replace theirs"
+    )
+    sizes = parser.add_argument_group("size")
     for field in dataclasses.fields(Size):
-        parser.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default)
+        kind = {"default": argparse.SUPPRESS, "help": f"default {field.default}"}
+        sizes.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), **kind)
     parser.add_argument("--dtype", choices=tuple(measure.TOLERANCE), default="float32", help="others use autocast")
     parser.add_argument("--steps", type=int, default=12, help="timed steps")
     parser.add_argument("--warmup", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=0, help="torch's threads; 0 leaves its choice")
-    parser.add_argument("--variants", default="eager,compile,torch,onnxruntime", help=", ".join(VARIANTS))
+    parser.add_argument("--variants", help=f"{', '.join(VARIANTS)}; default {','.join(DEFAULT)}, or the preset's")
     parser.add_argument("--json", type=Path, default=Path("out/benchmarks.json"))
     options = parser.parse_args(arguments)
-    options.variants = options.variants.split(",")
-    if unknown := set(options.variants) - set(VARIANTS):
+    known = PRESETS[options.preset] if options.preset else {n: Run(n, Size(), DEFAULT) for n in WORKLOADS}
+    chosen = options.workloads or (list(known) if options.preset else [])
+    if not chosen:
+        parser.error(f"name workloads ({', '.join(WORKLOADS)}) or a --preset ({', '.join(PRESETS)})")
+    if unknown := set(chosen) - set(known):
+        parser.error(f"unknown workloads {', '.join(sorted(unknown))}; known are {', '.join(known)}")
+    options.runs = {name: _changed(known[name], options) for name in chosen}
+    if unknown := {v for run in options.runs.values() for v in run.variants} - set(VARIANTS):
         parser.error(f"unknown variants {', '.join(sorted(unknown))}; known are {', '.join(VARIANTS)}")
     return options
 
 
-def run_workload(name: str, options: argparse.Namespace, console: Console) -> tuple[list[measure.Result], str]:
-    """Measure one workload; says which losses disagree."""
-    size = Size(**{f.name: getattr(options, f.name) for f in dataclasses.fields(Size)})
-    workload = WORKLOADS[name]
+def _changed(run: Run, options: argparse.Namespace) -> Run:
+    """A run with what the command line states in place of its own."""
+    given = {f.name: getattr(options, f.name) for f in dataclasses.fields(Size) if hasattr(options, f.name)}
+    variants = tuple(options.variants.split(",")) if options.variants else run.variants
+    return dataclasses.replace(run, size=dataclasses.replace(run.size, **given), variants=variants)
+
+
+@dataclasses.dataclass
+class Measured:
+    """What came of a run.
+
+    Args:
+        results: of each variant.
+        data: what the batches consist of, naively padded and grouped; empty where they have no tokens.
+        problem: which losses disagree; empty where none do.
+    """
+
+    results: list[measure.Result]
+    data: dict[str, Composition]
+    problem: str
+
+
+def measured(name: str, run: Run, options: argparse.Namespace, console: Console) -> Measured:
+    """Measure one run."""
+    workload, size = WORKLOADS[run.workload], run.size
     torch.manual_seed(options.seed)
     model = workload.build(size).train()
     steps = options.steps + options.warmup
     data = {grouped: batches(workload, size, steps, options.seed, grouped) for grouped in (False, True)}
-    variants = [measure.Variant(v, model, options.dtype) for v in options.variants]
+    variants = [measure.Variant(v, model, options.dtype) for v in run.variants]
     with console.status(name) as status:
-        measure.run(variants, data, options.warmup, lambda text: status.update(f"{name}: {text}"))
+        measure.run(variants, data, options.warmup, lambda text: status.update(f"{name}: {text}"), options.seed)
     results = [v.result for v in variants]
-    return results, measure.disagreement(results, options.dtype)
+    used = {"grouped" if g else "naive": composition(data[g]) for g in sorted({r.grouped for r in results})}
+    compositions = {name: c for name, c in used.items() if c is not None}
+    return Measured(results, compositions, measure.disagreement(results, options.dtype, size.dropout))
 
 
-def main() -> int:
-    """Run all workloads; 0 where everything ran and agreed."""
-    options = parse()
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run everything; 0 where everything ran and agreed."""
+    options = parse(arguments)
     if options.threads:
         torch.set_num_threads(options.threads)
     logging.set_verbosity_error()
     console = Console()
     found, failed = [], False
-    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()}
-    for name in options.workloads:
-        results, problem = run_workload(name, options, console)
-        shape = f"{options.layers} layers, batch {options.batch}, length {options.length}, {options.dtype}"
-        report.show(console, f"{name}: {shape}", results)
-        console.print(f"[red]losses disagree: {problem}[/red]" if problem else "losses agree with eager")
-        found.append(report.as_json(name, settings, results))
-        failed = failed or bool(problem) or any(r.error for r in results)
+    shared = {k: getattr(options, k) for k in ("preset", "dtype", "steps", "warmup", "seed", "threads")}
+    for name, run in options.runs.items():
+        made = measured(name, run, options, console)
+        report.show(console, f"{name}: {_described(run.size, options.dtype)}", made.results, made.data)
+        agreed = "losses agree with eager" + (" in their mean" if run.size.dropout else "")
+        console.print(f"[red]losses disagree: {made.problem}[/red]" if made.problem else agreed)
+        settings = {"workload": run.workload, **dataclasses.asdict(run.size), **shared}
+        found.append(report.as_json(name, settings, made.results, made.data))
+        failed = failed or bool(made.problem) or any(r.error for r in made.results)
         report.write(options.json, found)
     console.print(f"written to {options.json.resolve()}")
     return int(failed)
+
+
+def _described(size: Size, dtype: str) -> str:
+    return f"{size.layers} layers of {size.hidden}, batch {size.batch}, length {size.length}, {dtype}"
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import transformers
 
-VOCABULARY = 30522
 CLASSES = 10
 
 
@@ -23,6 +22,9 @@ class Size:
         batch: rows of a batch.
         length: longest row, in tokens; side of an image, in pixels.
         valid_ratio: mean share of a row that is not padding; 1 is dense.
+        dropout: chance of every dropout that the model has.
+        labels: share of the tokens that have a label; 0 takes the workload's own.
+        vocabulary: number of tokens that there are.
     """
 
     layers: int = 4
@@ -30,6 +32,9 @@ class Size:
     batch: int = 8
     length: int = 128
     valid_ratio: float = 1.0
+    dropout: float = 0.0
+    labels: float = 0.0
+    vocabulary: int = 30522
 
     @property
     def heads(self) -> int:
@@ -44,12 +49,12 @@ class Workload:
     Args:
         build: the model of a size.
         batch: one batch of a size, with the row lengths to use.
-        has_lengths: whether rows have lengths, so that padding can be avoided.
+        labels: share of the tokens that have a label, where the size does not say; 0 where tokens have none.
     """
 
     build: Callable[[Size], torch.nn.Module]
     batch: Callable[[Size, torch.Tensor, torch.Generator], dict[str, torch.Tensor]]
-    has_lengths: bool = True
+    labels: float = 0.0
 
 
 def _sizes(size: Size) -> dict[str, Any]:
@@ -61,33 +66,37 @@ def _sizes(size: Size) -> dict[str, Any]:
     }
 
 
-_NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+def _dropout(size: Size) -> dict[str, float]:
+    return dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), size.dropout)
 
 
 def _bert(kind: str, **extra: Any) -> Callable[[Size], torch.nn.Module]:
     def build(size: Size) -> torch.nn.Module:
-        config = transformers.BertConfig(**_sizes(size), **_NO_DROPOUT, vocab_size=VOCABULARY, **extra)
+        config = transformers.BertConfig(**_sizes(size), **_dropout(size), vocab_size=size.vocabulary, **extra)
         return getattr(transformers, kind)(config)
 
     return build
 
 
 def _gpt2(size: Size) -> torch.nn.Module:
-    chances = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    chances = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), size.dropout)
     special = {"bos_token_id": 1, "eos_token_id": 2}
     shape = {"n_embd": size.hidden, "n_layer": size.layers, "n_head": size.heads, "use_cache": False}
-    return transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=VOCABULARY, **shape, **special, **chances))
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=size.vocabulary, **shape, **special, **chances)
+    )
 
 
 def _llama(size: Size) -> torch.nn.Module:
     config = _sizes(size) | {"intermediate_size": size.hidden * 8 // 3, "num_key_value_heads": max(1, size.heads // 3)}
     if size.heads % config["num_key_value_heads"]:
         config["num_key_value_heads"] = size.heads
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=VOCABULARY, use_cache=False, **config))
+    config |= {"vocab_size": size.vocabulary, "attention_dropout": size.dropout}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(use_cache=False, **config))
 
 
 def _vit(size: Size) -> torch.nn.Module:
-    config = transformers.ViTConfig(image_size=size.length, num_labels=CLASSES, **_sizes(size), **_NO_DROPOUT)
+    config = transformers.ViTConfig(image_size=size.length, num_labels=CLASSES, **_sizes(size), **_dropout(size))
     return transformers.ViTForImageClassification(config)
 
 
@@ -98,34 +107,35 @@ def _resnet(size: Size) -> torch.nn.Module:
     return transformers.ResNetForImageClassification(transformers.ResNetConfig(num_labels=CLASSES, **config))
 
 
-def _tokens(lengths: torch.Tensor, rng: torch.Generator) -> dict[str, torch.Tensor]:
+def _tokens(size: Size, lengths: torch.Tensor, rng: torch.Generator) -> dict[str, torch.Tensor]:
     width = int(lengths.max())
     mask = (torch.arange(width) < lengths[:, None]).long()
-    ids = torch.randint(5, VOCABULARY, (len(lengths), width), generator=rng) * mask
+    ids = torch.randint(5, size.vocabulary, (len(lengths), width), generator=rng) * mask
     return {"input_ids": ids, "attention_mask": mask}
 
 
 def _classified(size: Size, lengths: torch.Tensor, rng: torch.Generator) -> dict[str, torch.Tensor]:
-    return {**_tokens(lengths, rng), "labels": torch.randint(0, CLASSES, (len(lengths),), generator=rng)}
+    return {**_tokens(size, lengths, rng), "labels": torch.randint(0, CLASSES, (len(lengths),), generator=rng)}
 
 
 def _masked(size: Size, lengths: torch.Tensor, rng: torch.Generator) -> dict[str, torch.Tensor]:
-    given = _tokens(lengths, rng)
-    chosen = torch.rand(given["input_ids"].shape, generator=rng) < 0.15
+    given = _tokens(size, lengths, rng)
+    chosen = torch.rand(given["input_ids"].shape, generator=rng) < size.labels
     chosen[:, 0] = True
     return {**given, "labels": given["input_ids"].masked_fill(~chosen | (given["attention_mask"] == 0), -100)}
 
 
 def _language(size: Size, lengths: torch.Tensor, rng: torch.Generator) -> dict[str, torch.Tensor]:
-    given = _tokens(lengths, rng)
+    given = _tokens(size, lengths, rng)
     return {**given, "labels": given["input_ids"].masked_fill(given["attention_mask"] == 0, -100)}
 
 
 def _answers(size: Size, lengths: torch.Tensor, rng: torch.Generator) -> dict[str, torch.Tensor]:
-    """The second half of each row is the answer, and the only part that has labels."""
+    """The end of each row is the answer, and the only part that has labels: at least its last token."""
     given = _language(size, lengths, rng)
-    prompt = torch.arange(given["labels"].shape[1]) < (lengths[:, None] // 2)
-    return {**given, "labels": given["labels"].masked_fill(prompt, -100)}
+    prompt = (lengths * (1 - size.labels)).floor().clamp(max=lengths - 1)
+    in_prompt = torch.arange(given["labels"].shape[1]) < prompt[:, None]
+    return {**given, "labels": given["labels"].masked_fill(in_prompt, -100)}
 
 
 def _images(size: Size, lengths: torch.Tensor, rng: torch.Generator) -> dict[str, torch.Tensor]:
@@ -135,11 +145,12 @@ def _images(size: Size, lengths: torch.Tensor, rng: torch.Generator) -> dict[str
 
 WORKLOADS = {
     "bert_classify": Workload(_bert("BertForSequenceClassification", num_labels=CLASSES), _classified),
-    "bert_mlm": Workload(_bert("BertForMaskedLM"), _masked),
-    "gpt2_lm": Workload(_gpt2, _language),
-    "llama_sft": Workload(_llama, _answers),
-    "vit": Workload(_vit, _images, has_lengths=False),
-    "resnet": Workload(_resnet, _images, has_lengths=False),
+    "bert_mlm": Workload(_bert("BertForMaskedLM"), _masked, labels=0.15),
+    "gpt2_lm": Workload(_gpt2, _language, labels=1.0),
+    "gpt2_sft": Workload(_gpt2, _answers, labels=0.3),
+    "llama_sft": Workload(_llama, _answers, labels=0.5),
+    "vit": Workload(_vit, _images),
+    "resnet": Workload(_resnet, _images),
 }
 
 
@@ -163,6 +174,7 @@ def batches(workload: Workload, size: Size, steps: int, seed: int, grouped: bool
         grouped: rows of similar length share a batch, as a length-grouped sampler does; the longest come first.
     """
     rng = torch.Generator().manual_seed(seed)
+    size = dataclasses.replace(size, labels=size.labels or workload.labels)
     lengths = row_lengths(size, steps * size.batch, rng)
     if grouped:
         lengths = lengths.sort(descending=True).values
@@ -173,3 +185,63 @@ def batches(workload: Workload, size: Size, steps: int, seed: int, grouped: bool
         for part in parts:
             part[0] = size.length  # naive padding: every batch as long as the longest row
     return [workload.batch(size, part, rng) for part in parts]
+
+
+@dataclasses.dataclass(frozen=True)
+class Composition:
+    """What batches consist of, in the mean of a batch.
+
+    Args:
+        positions: elements of the inputs, padding included.
+        tokens: those that are not padding.
+        labels: labels that are not ignored.
+    """
+
+    positions: float
+    tokens: float
+    labels: float
+
+    @property
+    def padding(self) -> float:
+        """The share of padding."""
+        return 1 - self.tokens / self.positions
+
+
+def composition(data: list[dict[str, torch.Tensor]]) -> Composition | None:
+    """What batches consist of; None where they have no tokens."""
+    if "attention_mask" not in data[0]:
+        return None
+    totals = (
+        sum(b["input_ids"].numel() for b in data),
+        sum(int(b["attention_mask"].sum()) for b in data),
+        sum(int((b["labels"] != -100).sum()) for b in data),
+    )
+    return Composition(*(total / len(data) for total in totals))
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A workload at a stated size.
+
+    Args:
+        workload: name of what is trained.
+        size: the shape of it.
+        variants: who trains it.
+    """
+
+    workload: str
+    size: Size
+    variants: tuple[str, ...]
+
+
+_THREE = ("eager", "compile", "torch")
+_BOTH = (*_THREE, *(f"{name}-grouped" for name in _THREE))  # where no row is padded, grouping changes nothing
+_CLASSIFY = Size(batch=16, valid_ratio=0.4, dropout=0.1)
+PRESETS: dict[str, dict[str, Run]] = {
+    "skip": {  # what is gained where padding and ignored labels need not be computed; dense: what that costs elsewhere
+        "bert_classify": Run("bert_classify", _CLASSIFY, _BOTH),
+        "bert_mlm": Run("bert_mlm", Size(labels=0.15, dropout=0.1), _THREE),
+        "gpt2_sft": Run("gpt2_sft", Size(valid_ratio=0.6, labels=0.3, vocabulary=50257, dropout=0.1), _BOTH),
+        "dense": Run("bert_classify", dataclasses.replace(_CLASSIFY, valid_ratio=1.0), (*_THREE, "torch-off")),
+    }
+}
