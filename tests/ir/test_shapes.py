@@ -106,3 +106,16 @@ def test_functions_are_inferred_through_their_bodies(op: Builder) -> None:
     x = value(op, "x", "batch", "length")
     grad = op.GatherGrad(value(op, "dy", "k", "length"), value(op, "i", "k", dtype=ir.DataType.INT64), op.Shape(x))
     assert text(grad) == ["batch", "length"]
+
+
+def test_packed_rows_keep_their_symbols(op: Builder) -> None:
+    x, rows = value(op, "x", "batch", "length", 8), value(op, "rows", "tokens", dtype=ir.DataType.INT64)
+    packed, sizes = op.FlattenAndUnpad(x, rows, outputs=2)
+    assert text(packed) == ["tokens", "8"]
+    assert text(op.PadAndUnflatten(packed, rows, sizes)) == ["batch", "length", "8"]
+    assert text(op.PadAndUnflatten(packed, rows, op.Shape(x, end=2))) == ["batch", "length", "8"]
+    some = value(op, "some", "chosen", dtype=ir.DataType.INT64)
+    assert text(op.ShrunkenGather(packed, some)) == ["chosen", "8"]
+    heads = op.Reshape(packed, op.ints(-1, 2, 4))
+    y, log_sum_exp = op.PackedAttention(heads, heads, heads, rows, rows, sizes, sizes, scale=0.5, outputs=2)
+    assert text(y) == ["tokens", "2", "4"] and text(log_sum_exp) == ["tokens", "2"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -79,4 +80,92 @@ def _padding() -> list[Case]:
     ]  # fmt: skip
 
 
-CASES = [*_gathering(), *_padding()]
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    rows: Any,
+    columns: Any,
+    lengths: Any,
+    scale: float,
+    causal: bool,
+) -> Tensor:
+    """Attention among the rows of one sequence at a time."""
+    made = []
+    for entry in range(lengths[0]):
+        here, there = ([i % s for i in at if i // s == entry] for at, s in ((rows, lengths[1]), (columns, lengths[2])))
+        a = q[[i // lengths[1] == entry for i in rows]].transpose(0, 1)
+        b, c = (t[[i // lengths[2] == entry for i in columns]].transpose(0, 1) for t in (k, v))
+        scores = scale * a @ b.mT
+        if mask is not None:
+            full = mask.expand(lengths[0], q.shape[1], *lengths[1:])
+            scores = scores + full[entry][:, here][:, :, there]
+        if causal:
+            late = [[j > i for j in there] for i in here]
+            scores = scores.masked_fill(torch.tensor(late, dtype=torch.bool).reshape(scores.shape[1:]), -torch.inf)
+        if there:
+            blind = scores.amax(-1, True) == -torch.inf
+            scores = torch.where(blind, 0.0, scores).softmax(-1) * ~blind
+        made.append((scores @ c).transpose(0, 1))
+    return torch.cat(made)
+
+
+ROWS, HOLES, SOME = (0, 1, 2, 5, 6), (0, 2, 3, 10, 13, 14), (2, 10, 14)  # of three sequences of five
+
+
+def _attention() -> list[Case]:
+    def case(
+        rows: tuple[int, ...],
+        columns: tuple[int, ...],
+        lengths: tuple[int, int] = (5, 5),
+        mask: Any = None,
+        width: int = 4,
+        label: str = "",
+        **attributes: Any,
+    ) -> Case:
+        count, (first, second) = max(max(rows) // lengths[0], max(columns) // lengths[1], 2) + 1, lengths
+        at = (exactly(ints(*rows)), exactly(ints(*columns)), ints(count, first), ints(count, second))
+        given = (x(len(rows), 2, 4), x(len(columns), 2, 4), x(len(columns), 2, width), *at)
+
+        def reference(q: Tensor, k: Tensor, v: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            added = None if mask is None else torch.from_numpy(mask).to(q.dtype)
+            causal = bool(attributes.get("causal", 0))
+            return attend(q, k, v, added, i.tolist(), j.tolist(), (count, *lengths), 0.5, causal)
+
+        return Case(
+            "PackedAttention",
+            given if mask is None else (*given, mask),
+            reference,
+            {"scale": 0.5, **attributes},
+            DOMAIN,
+            label=label,
+        )
+
+    rng = np.random.default_rng(3)
+    part = np.where(rng.random((3, 1, 5, 5)) < 0.5, -np.inf, rng.uniform(-1, 1, (3, 1, 5, 5)))
+    nothing = np.where(np.arange(5)[:, None] == 2, -np.inf, np.zeros((5, 5)))
+    dense = tuple(range(15))
+    return [
+        case(ROWS, ROWS),
+        case(dense, dense, label="dense"),
+        case(HOLES, HOLES, label="holes"),
+        case(SOME, HOLES, label="some-queries"),
+        case(HOLES, ROWS, label="no-keys"),
+        case((0, 1, 4, 5), (0, 2, 9, 10, 11), (3, 4), label="cross"),
+        case(ROWS, ROWS, mask=rng.uniform(-1, 1, (3, 2, 5, 5)), label="mask"),
+        case(HOLES, HOLES, mask=rng.uniform(-1, 1, (3, 1, 1, 5)), label="mask-of-keys"),
+        case(SOME, HOLES, mask=rng.uniform(-1, 1, (2, 1, 5)), label="mask-of-heads"),
+        case(HOLES, HOLES, mask=rng.uniform(-1, 1, (5, 1)), label="mask-of-queries"),
+        case(HOLES, HOLES, mask=part, label="mask-infinite"),
+        case(HOLES, HOLES, mask=nothing, label="mask-of-all"),
+        case(HOLES, HOLES, causal=1, label="causal"),
+        case(SOME, HOLES, causal=1, label="causal-some"),
+        case(HOLES, (1, 2, 3, 11, 12), causal=1, label="causal-blind"),
+        case(HOLES, HOLES, mask=part, causal=1, label="causal-mask"),
+        case(HOLES, SOME, width=3, label="wide"),
+        case(HOLES, HOLES, mask=part, width=3, causal=1, label="wide-causal-mask"),
+    ]  # fmt: skip
+
+
+CASES = [*_gathering(), *_padding(), *_attention()]

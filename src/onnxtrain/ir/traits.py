@@ -52,7 +52,8 @@ _GROUPS = {
         onnxtrain::ScaledDotProductAttention onnxtrain::ConvGrad onnxtrain::Cofactors
         onnxtrain::CausalScaledDotProductAttention onnxtrain::CausalScaledDotProductAttentionGrad
         onnxtrain::MaskedScaledDotProductAttention onnxtrain::ScaledDotProductAttentionGrad
-        onnxtrain::MaskedScaledDotProductAttentionGrad""",
+        onnxtrain::MaskedScaledDotProductAttentionGrad
+        onnxtrain::PackedAttention onnxtrain::PackedAttentionGrad""",
     Trait.EXPENSIVE | Trait.ROW_WISE: "onnxtrain::Linear onnxtrain::LinearWithoutBias",
     Trait.ROW_WISE: "onnxtrain::SoftmaxGrad onnxtrain::LogSoftmaxGrad",
 }
@@ -74,6 +75,8 @@ def traits_of(node: ir.Node) -> Trait:
     found = TRAITS.get(name, Trait.NONE)
     if node.op_type in ("Softmax", "LogSoftmax", "LayerNormalization") and _axis(node) == -1:
         found |= Trait.ROW_WISE
+    if node.op_type == "PackedAttention" and "ratio" in node.attributes and node.attributes["ratio"].value > 0:
+        found |= Trait.RANDOM
     if node.op_type == "ATen" and node.domain == DOMAIN and node.attributes["operator"].value in PROBES:
         found |= Trait.EFFECT
     for body in (a.value for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH):

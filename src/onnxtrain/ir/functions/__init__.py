@@ -34,23 +34,27 @@ class Definition:
     Args:
         body: the Python function that onnxscript converts.
         like: for each output, the index of the input whose type and shape it has; None asks the body.
+        optional: names of inputs that a node may leave out; the body reads 0 in their place.
     """
 
     body: Callable[..., Any]
     like: tuple[int, ...] | None
+    optional: frozenset[str] = frozenset()
 
 
 _GRADIENTS = {f"{op_type}Grad" for op_type in RECURRENT}  # they carry their bodies
 DEFINITIONS: dict[str, Definition] = {}
 
 
-def function(*, like: Sequence[int] | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def function(
+    *, like: Sequence[int] | None = None, optional: Sequence[str] = ()
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register an operator under the Python function's name; registering twice is an error."""
 
     def register(body: Callable[..., Any]) -> Callable[..., Any]:
         if body.__name__ in DEFINITIONS:
             raise ValueError(f"the operator {body.__name__} is defined twice")
-        DEFINITIONS[body.__name__] = Definition(body, None if like is None else tuple(like))
+        DEFINITIONS[body.__name__] = Definition(body, None if like is None else tuple(like), frozenset(optional))
         return body
 
     return register
@@ -88,7 +92,7 @@ def body_of(op_type: str) -> ir.Function:
 def attach(model: ir.Model) -> ir.Model:
     """A copy of the model that other runtimes can run: control flow is ONNX's, and our operators have their bodies.
 
-    Nodes of ours get all the outputs and attributes that their body has: runtimes do not accept fewer.
+    Nodes of ours get all the inputs, outputs and attributes that their body has: runtimes do not accept fewer.
     """
     model = expand_nodes(model.clone(), _has_kernel)
     open_bodies(model.graph)
@@ -121,6 +125,7 @@ def _has_kernel(node: ir.Node) -> bool:
 
 def _complete(node: ir.Node) -> None:
     body = body_of(node.op_type)
+    _fill(node)
     for name, default in body.attributes.items():
         if name not in node.attributes and default.value is not None:
             node.attributes[name] = default
@@ -132,6 +137,20 @@ def _complete(node: ir.Node) -> None:
             value.name = f"{node.outputs[0].name}__{index}"
 
 
+def _fill(node: ir.Node) -> None:
+    """Give a node 0 for each input that it leaves out, so that the body of the operator finds a number."""
+    definition, names = DEFINITIONS.get(node.op_type), [v.name for v in body_of(node.op_type).inputs]
+    optional = () if definition is None else definition.optional
+    missing = [i for i, name in enumerate(names) if name in optional and shapes.operand(node, i) is None]
+    if not missing:
+        return
+    zero = Builder(node.graph, before=node).node("Constant", [], {"value_float": 0.0})  # type: ignore[arg-type]
+    zero.outputs[0].name = f"{node.outputs[0].name}__zero"
+    node.resize_inputs(len(names))
+    for index in missing:
+        node.replace_input_with(index, zero.outputs[0])
+
+
 def has_body(node: ir.Node) -> bool:
     """Whether a node is one of our operators that is a function of standard operators."""
     load()
@@ -141,6 +160,7 @@ def has_body(node: ir.Node) -> bool:
 def write_out(node: ir.Node) -> None:
     """Put the nodes of the body of one of our operators in the node's place."""
     assert node.graph is not None
+    _fill(node)
     op, body = Builder(node.graph, before=node), body_of(node.op_type)  # type: ignore[arg-type]
     op.metadata = dict(node.metadata_props)
     known: dict[ir.Value | None, ir.Value | None] = dict(zip(body.inputs, node.inputs, strict=False))

@@ -36,8 +36,8 @@ def CausalMask(scores):
 
 
 @function()
-def AttendedValues(scores, v):
-    """``softmax(scores) @ v`` and the log of the sum of exponentials of each row."""
+def AttentionWeights(scores):
+    """``softmax(scores)``, 0 in a row of minus infinity; and the log of the sum of exponentials of each row."""
     last = op.Constant(value_ints=[-1])
     zero = op.CastLike(op.Constant(value_float=0.0), scores)
     top = op.ReduceMax(scores, last, keepdims=1)
@@ -45,8 +45,14 @@ def AttendedValues(scores, v):
     exponentials = op.Exp(scores - peak)
     total = op.ReduceSum(exponentials, last, keepdims=1)
     positive = op.Where(op.Equal(total, zero), op.CastLike(op.Constant(value_float=1.0), scores), total)
-    y = op.MatMul(exponentials / positive, v)
-    return y, op.Squeeze(peak + op.Log(positive), last)
+    return exponentials / positive, op.Squeeze(peak + op.Log(positive), last)
+
+
+@function()
+def AttendedValues(scores, v):
+    """``softmax(scores) @ v`` and the log of the sum of exponentials of each row."""
+    weights, log_sum_exp = own.AttentionWeights(scores)
+    return op.MatMul(weights, v), log_sum_exp
 
 
 @function()

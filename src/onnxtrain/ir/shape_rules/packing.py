@@ -46,3 +46,15 @@ def pad_and_unflatten(node: ir.Node) -> Sequence[Facts]:
     assert x is not None
     first = dims_from(shape, node.outputs[0]) or fresh_dims(node.outputs[0], 2)
     return [Facts(dtype_of(x), (*first, *known_dims(x)[1:]))]
+
+
+@shape_rule("PackedAttention", domain=DOMAIN)
+def packed_attention(node: ir.Node) -> Sequence[Facts]:
+    """(Tq, heads, e) of q (Tq, heads, d) and v (Tk, heads, e); how much is kept is known only at run time."""
+    q, v = node.inputs[0], node.inputs[2]
+    assert q is not None and v is not None
+    rows, dtype = known_dims(q)[:2], dtype_of(q)
+    made = [Facts(dtype, (*rows, known_dims(v)[2])), Facts(dtype, rows)]
+    if len(node.outputs) > 2:
+        made.append(Facts(ir.DataType.BOOL, fresh_dims(node.outputs[2], 1)))
+    return made
