@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 
 import onnx_ir as ir
 
-from onnxtrain.ir import functions, shapes
+from onnxtrain.ir import shapes
 from onnxtrain.ir.bodies import remove_unread
 from onnxtrain.ir.builder import Builder
 from onnxtrain.ir.graphs import ForwardGraph
@@ -320,8 +320,6 @@ class _Packer:
         """Whether attention was replaced by attention among packed rows."""
         demand = self.liveness.rows_of(attention.output)
         rows = None if demand is None or demand.layout != (0, 2) else self._effective(demand.rows)
-        if not functions.defines("PackedAttention"):
-            return False
         if rows is None or not attention.is_plain or not all(self.sizes.knows(d) for d in attention.space):
             return False
         needed = self.liveness.keys.get(attention)
