@@ -71,6 +71,7 @@ class Liveness:
         attentions: the attentions found, in order.
         demands: what is needed of each value that something visible depends on; early ones are left out.
         keys: for each attention whose keys are not needed whole, which are.
+        losses: for each loss that ignores labels, the rows of its scores that it needs.
         picks: for each node that reads one token of each sequence, which.
     """
 
@@ -86,6 +87,7 @@ class Liveness:
             self.demands: dict[Value, Whole | Rows] = {}
             self.keys: dict[Attention, RowSet] = {}
             self.picks: dict[ir.Node, RowSet] = {}
+            self.losses: dict[ir.Node, Rows] = {}
             self._walk()
             if self._starts == before:
                 return
@@ -210,7 +212,8 @@ class Liveness:
         layout = (0,) if shapes.rank(scores) == 2 else (0, 2)
         if len(layout) == 1 and not _is_merged(shapes.known_dims(scores)[0]):
             return False  # one label for each sample
-        self._need(scores, Rows(layout, frozenset({Labelled(str(labels.name), ignored)})))  # type: ignore[union-attr]
+        self.losses[node] = Rows(layout, frozenset({Labelled(str(labels.name), ignored)}))  # type: ignore[union-attr]
+        self._need(scores, self.losses[node])
         self._need(shapes.operand(node, 2), Whole("it weighs classes"))
         return True
 

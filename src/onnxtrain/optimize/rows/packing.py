@@ -265,7 +265,7 @@ class _Packer:
         if node.domain == "" and node.op_type == "Shape" and node.inputs[0] in self.packed:
             self._measure(node)
             return
-        if self._pick(node):
+        if self._pick(node) or self._pack_loss(node):
             return
         for index, value in enumerate(node.inputs):
             if value is not None and value in self.packed:
@@ -285,6 +285,19 @@ class _Packer:
             known[2] if picked == known[1] else self.op.ShrunkenGather(known[2], self._input(Within(picked, known[1])))
         )
         node.outputs[0].replace_all_uses_with(self.op.Reshape(rows, self.sizes.vector(self.op, *rest), allowzero=1))
+        return True
+
+    def _pack_loss(self, node: ir.Node) -> bool:
+        """Whether the scores and labels of a loss were replaced by those of packed rows: it ignores the others."""
+        original = self.original[node.outputs[0]].producer() if node.outputs else None
+        needed = None if original is None else self.liveness.losses.get(original)
+        known = None if needed is None else self.packed.get(node.inputs[0])  # type: ignore[arg-type]
+        labels = node.inputs[1] if len(node.inputs) > 1 else None
+        if needed is None or known is None or labels is None or known[0] != needed.layout:
+            return False
+        places = (0, 1) if len(needed.layout) == 2 else (0,)
+        node.replace_input_with(0, known[2])
+        node.replace_input_with(1, self._rows(labels, places, known[1]))
         return True
 
     def _measure(self, node: ir.Node) -> None:
