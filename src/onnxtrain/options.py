@@ -71,7 +71,8 @@ class Options:
         strict: outputs at padded positions are what eager computes there, so padding that they show is computed; else
             they are zeros where rows were dropped.
         lazy_outputs: outputs beside a loss (logits) are computed when they are first read.
-        density_threshold: rows are dropped where a smaller share than this is needed.
+        density_threshold: rows are dropped where a smaller share than this is needed; None weighs what they cost
+            against what it costs to pack them.
         print_input_density: print the share of needed rows of each step.
         cache_dir: folder that keeps translated graphs for the next process; None keeps nothing.
         cache_limit: bytes that this folder may take.
@@ -103,7 +104,7 @@ class Options:
     embedding_sparse_optimizer: bool = True
     strict: bool = False
     lazy_outputs: bool = True
-    density_threshold: float = 0.95
+    density_threshold: float | None = None
     print_input_density: bool = False
     cache_dir: Path | None = None
     cache_limit: int = 2**30
@@ -127,7 +128,7 @@ class Options:
                 )
         if self.cache_limit <= 0:
             raise OptionError(f"cache_limit={self.cache_limit} is not a number of bytes", cure="choose a positive one")
-        if not 0.0 <= self.density_threshold <= 1.0:
+        if self.density_threshold is not None and not 0.0 <= self.density_threshold <= 1.0:
             raise OptionError(
                 f"density_threshold={self.density_threshold} is not a share",
                 cure="choose one from 0 to 1; 0 drops none",

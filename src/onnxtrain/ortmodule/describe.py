@@ -6,6 +6,7 @@ from onnxtrain.ir import shapes
 from onnxtrain.ir.graphs import DOMAIN
 from onnxtrain.ir.python_calls import is_call
 from onnxtrain.options import Fallback, Options
+from onnxtrain.ortmodule import sparsity
 from onnxtrain.ortmodule.session import Session
 from onnxtrain.ortmodule.sessions import Entry, Sessions
 
@@ -60,7 +61,8 @@ def _features(session: Session, options: Options) -> list[tuple[str, str]]:
         ("cached parameter casts", f"on, {casts} parameters" if session.options.cache_casts else "off"),
         ("automatic fallback", fallback),
         ("graph cache", str(options.cache_dir) if options.cache_dir is not None else "off (ORTMODULE_CACHE_DIR)"),
-        ("not available yet", "cast propagation, memory and compute optimizer, Triton"),
+        *sparsity.features(session),
+        ("not available yet", "memory optimizer, Triton"),
     ]
 
 
@@ -73,6 +75,16 @@ def explain(sessions: Sessions) -> str:
         lines += [f"graph {number}: captured at call {entry.first}, because", *(f"    {r}" for r in entry.reasons)]
         lines += [f"  served {_count(entry.served, 'call')} in {_mode(entry)} mode", *_sizes(entry)]
         lines += [f"  {variant}" for variant in entry.session.variants()]
+    return "\n".join(lines)
+
+
+def explain_sparsity(sessions: Sessions) -> str:
+    """Which rows each graph computes, and why."""
+    if not sessions.entries:
+        return "no graph yet: the module was not called"
+    lines = []
+    for number, entry in enumerate(sessions.entries, 1):
+        lines += [f"graph {number}, {_mode(entry)} mode", *sparsity.explain_rows(entry.session)]
     return "\n".join(lines)
 
 

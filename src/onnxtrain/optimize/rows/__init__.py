@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from onnxtrain.ir.graphs import ForwardGraph
-from onnxtrain.optimize.rows.demand import Liveness, Whole
+from onnxtrain.optimize.rows.demand import Liveness, Rows, Whole
 from onnxtrain.optimize.rows.inspection import BLIND, Inspection, inspection
 from onnxtrain.optimize.rows.packing import Packed, Within, chosen_sets, pack
-from onnxtrain.optimize.rows.sets import RowSet, is_by_attention, text_of
+from onnxtrain.optimize.rows.sets import RowSet, is_by_attention, labels_of, text_of
 
 
 def row_liveness(
@@ -52,9 +52,12 @@ __all__ = [
     "Liveness",
     "Packed",
     "RowSet",
+    "Rows",
+    "Whole",
     "Within",
     "chosen_sets",
     "inspection",
+    "labels_of",
     "is_by_attention",
     "pack",
     "row_liveness",
