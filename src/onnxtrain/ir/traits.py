@@ -41,7 +41,7 @@ _GROUPS = {
         LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or PRelu Pow Reciprocal Relu Round Selu
         Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Sub Sum Swish Tan Tanh ThresholdedRelu Where Xor
         onnxtrain::GeluGrad
-        onnxtrain::DropoutGrad""",
+        onnxtrain::DropoutGrad onnxtrain::ScaleGradient""",
     Trait.VIEW: "Reshape Squeeze Unsqueeze Flatten Transpose Expand Slice Split",
     Trait.VIEW | Trait.IDENTITY | Trait.ELEMENTWISE | Trait.ROW_WISE: "Identity onnxtrain::Detach",
     Trait.ELEMENTWISE | Trait.RANDOM | Trait.ROW_WISE: "Dropout",
@@ -53,7 +53,7 @@ _GROUPS = {
         onnxtrain::CausalScaledDotProductAttention onnxtrain::CausalScaledDotProductAttentionGrad
         onnxtrain::MaskedScaledDotProductAttention onnxtrain::ScaledDotProductAttentionGrad
         onnxtrain::MaskedScaledDotProductAttentionGrad
-        onnxtrain::PackedAttention onnxtrain::PackedAttentionGrad""",
+        onnxtrain::PackedAttention onnxtrain::PackedAttentionGrad onnxtrain::LinearCrossEntropy""",
     Trait.EXPENSIVE | Trait.ROW_WISE: "onnxtrain::Linear onnxtrain::LinearWithoutBias",
     Trait.ROW_WISE: "onnxtrain::SoftmaxGrad onnxtrain::LogSoftmaxGrad",
 }
