@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from onnxtrain.ir.graphs import ForwardGraph, TrainingGraph
 from onnxtrain.ir.passes import Pipeline, Record, Step
 from onnxtrain.optimize.casts import hoist_casts
@@ -12,6 +14,7 @@ from onnxtrain.optimize.cleanup import (
     KnownShapesPass,
     NoOperationPass,
 )
+from onnxtrain.optimize.compute_order import ComputeOrderPass
 from onnxtrain.optimize.fusions import FusionsPass
 from onnxtrain.optimize.quantization import FakeQuantPass
 from onnxtrain.optimize.registered import apply_registered
@@ -25,6 +28,9 @@ FORWARD = (
     Step(CommonSubexpressionsPass(), "after casts and identities no longer hide equal nodes"),
     Step(FakeQuantPass(), "after equal constants are one: a pair must have the same scale"),
     Step(FusionsPass(), "after cleanup, which leaves formulas in one form"),
+    Step(DeadCodePass(), "before selections move: a value is needed whole while a dead node reads all of it"),
+    Step(ComputeOrderPass(), "after fusions, so that a selection passes one operator instead of its formula"),
+    Step(NoOperationPass(), "selections bring axes to the front and back, which often cancels"),
     Step(DeadCodePass(), "last: takes away what the others left without a reader"),
 )
 
@@ -36,9 +42,21 @@ TRAINING = (
 )
 
 
-def optimize(graph: ForwardGraph, *, check: bool = True) -> list[Record]:
-    """Optimize a forward graph in place; says what each pass did."""
-    return Pipeline(FORWARD, check).run(graph.model)
+def optimize(graph: ForwardGraph, *, check: bool = True, same_draws: bool = False) -> list[Record]:
+    """Optimize a forward graph in place; says what each pass did.
+
+    Args:
+        graph: what to optimize.
+        check: verify the graph after every pass.
+        same_draws: let dropout draw all the random numbers that eager PyTorch draws, those that nothing reads included.
+    """
+    return Pipeline([_drawing_all(s) if same_draws else s for s in FORWARD], check).run(graph.model)
+
+
+def _drawing_all(step: Step) -> Step:
+    if not isinstance(step.run, ComputeOrderPass):
+        return step
+    return dataclasses.replace(step, run=ComputeOrderPass(through_dropout=False))
 
 
 def optimize_training(graph: TrainingGraph, *, check: bool = True) -> list[Record]:
