@@ -22,7 +22,7 @@ def summary(session: Session) -> str:
     removed: dict[str, int] = {}
     for record in report.passes:
         removed[record.name] = removed.get(record.name, 0) + record.nodes_before - record.nodes_after
-    changed = [f"{name} -{count}" for name, count in removed.items() if count]
+    changed = [f"{name} {-count:+}" for name, count in removed.items() if count]
     rows.append(f"passes           {', '.join(changed) or 'nothing to do'}")
     rows.append("build time       " + ", ".join(f"{name} {s:.2f} s" for name, s in report.seconds.items()))
     rows.append(f"backend          {type(compiled.executable).__name__}")
@@ -53,6 +53,7 @@ def _features(session: Session, options: Options) -> list[tuple[str, str]]:
     casts = len(session.latest.plan.signature.casts)
     policy = options.policy
     fallback = "off" if Fallback.FALLBACK_DISABLE in policy else f"on: {options.fallback}"
+    moved = next((r.note for r in session.report.passes if r.name == "ComputeOrder" and r.note), "nothing to move")
     return [
         ("backend", type(session.latest.executable).__name__.removesuffix("Executable").lower()),
         ("ATen executor", f"on, {kept} nodes" if kept else "on, no node needs it"),
@@ -60,7 +61,8 @@ def _features(session: Session, options: Options) -> list[tuple[str, str]]:
         ("cached parameter casts", f"on, {casts} parameters" if session.options.cache_casts else "off"),
         ("automatic fallback", fallback),
         ("graph cache", str(options.cache_dir) if options.cache_dir is not None else "off (ORTMODULE_CACHE_DIR)"),
-        ("not available yet", "cast propagation, memory and compute optimizer, Triton"),
+        ("compute order", moved),
+        ("not available yet", "cast propagation, memory optimizer, Triton"),
     ]
 
 

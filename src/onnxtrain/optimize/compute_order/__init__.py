@@ -53,7 +53,7 @@ class ComputeOrderPass(ir.passes.InPlacePass):
                 Mover(graph, found).run()
                 selections |= {e.node for e in finished} & own
                 nodes |= set(found.moves)
-        self.note = f"{len(selections)} selections moved above {len(nodes)} nodes" if nodes else ""
+        self.note = f"selections moved: {len(selections)}, above {len(nodes)} nodes" if nodes else ""
         return ir.passes.PassResult(model, modified or bool(nodes))
 
     def _allowed(self, node: ir.Node) -> bool:
