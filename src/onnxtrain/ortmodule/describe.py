@@ -23,7 +23,7 @@ def summary(session: Session) -> str:
     removed: dict[str, int] = {}
     for record in report.passes:
         removed[record.name] = removed.get(record.name, 0) + record.nodes_before - record.nodes_after
-    changed = [f"{name} -{count}" for name, count in removed.items() if count]
+    changed = [f"{name} {-count:+}" for name, count in removed.items() if count]
     rows.append(f"passes           {', '.join(changed) or 'nothing to do'}")
     rows.append("build time       " + ", ".join(f"{name} {s:.2f} s" for name, s in report.seconds.items()))
     rows.append(f"backend          {type(compiled.executable).__name__}")
