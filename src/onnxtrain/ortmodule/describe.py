@@ -10,7 +10,7 @@ from onnxtrain.ortmodule import sparsity
 from onnxtrain.ortmodule.session import Session
 from onnxtrain.ortmodule.sessions import Entry, Sessions
 
-_STAGES = ("export", "translate", "optimize", "gradient", "plan", "compile")
+_STAGES = ("export", "translate", "optimize", "skip", "gradient", "plan", "compile")
 
 
 def summary(session: Session) -> str:

@@ -12,6 +12,7 @@ import torch
 
 from onnxtrain.ir import shapes
 from onnxtrain.ir.graphs import ForwardGraph
+from onnxtrain.optimize import move_selections
 from onnxtrain.optimize.rows import (
     BLIND,
     Liveness,
@@ -22,7 +23,8 @@ from onnxtrain.optimize.rows import (
     inspection,
     is_by_attention,
     pack,
-    row_liveness,
+    waiting_outputs,
+    with_outputs,
 )
 from onnxtrain.options import Options
 from onnxtrain.plan.cost import flops
@@ -53,10 +55,10 @@ NOTHING = Batch(DENSE, {}, {}, {})
 
 
 class RowPlan:
-    """The rows that matter to some outputs of a graph.
+    """The forward pass without the work that some outputs do not need, and the rows that matter to them.
 
     Args:
-        graph: the forward pass.
+        graph: the forward pass; it is not changed.
         differentiable: names of the inputs that receive a gradient.
         shown: outputs that are computed, with whether rows that no token attends to must be what eager computes.
         deferrable: outputs that may wait until they are read.
@@ -64,6 +66,8 @@ class RowPlan:
 
     Attributes:
         waiting: the outputs that are computed when they are read.
+        graph: the forward pass without them, selections moved.
+        passes: what each pass did.
         sets: the sets of rows that something is computed for.
     """
 
@@ -75,23 +79,23 @@ class RowPlan:
         deferrable: Collection[str],
         options: Options,
     ) -> None:
-        self.graph, self.options = graph, options
-        self.liveness, self.waiting = row_liveness(graph, differentiable, shown, deferrable)
+        self.options, self._packed = options, dict[frozenset[RowSet], Packed]()
+        self.waiting = waiting_outputs(graph, differentiable, shown, deferrable)
         self.outputs = tuple(n for n in graph.signature.outputs if n not in self.waiting)
-        self._packed: dict[frozenset[RowSet], Packed] = {}
-        self.sets = [s for s in chosen_sets(self.liveness) if options.padding_elimination or not is_by_attention(s)]
+        self.graph = with_outputs(graph, self.outputs)
+        self.passes = move_selections(self.graph, check=options.verify_passes)
+        kept = {name: shown.get(name, True) for name in self.outputs}
+        self.liveness = Liveness(self.graph, differentiable, kept)
+        found = chosen_sets(self.liveness) if options.drops_rows else []
+        self.sets = [s for s in found if options.padding_elimination or not is_by_attention(s)]
         self.inspection = inspection(self.liveness, self.sets) if self.sets else None
         self._costs = {s: _Cost(self.liveness, self.packed(frozenset(self.sets)), s) for s in self.sets}
 
     def packed(self, active: frozenset[RowSet]) -> Packed:
         """The graph that computes these sets' rows, and the outputs that do not wait."""
         if active not in self._packed:
-            self._packed[active] = pack(self.liveness, active, self.outputs)
+            self._packed[active] = pack(self.liveness, active)
         return self._packed[active]
-
-    def changes_nothing(self, active: frozenset[RowSet]) -> bool:
-        """Whether the packed graph is the graph itself."""
-        return not active and not self.waiting
 
     def batch(self, found: Sequence[torch.Tensor], inputs: Mapping[str, torch.Tensor]) -> Batch:
         """What the inspection's results say.

@@ -126,16 +126,14 @@ class Session:
             differentiable: names of the inputs whose gradient is wanted.
             outputs: names of the outputs that receive one.
         """
-        if not differentiable or not self.options.drops_rows or self.exact:
+        if not self.options.compute_optimizer or self.exact:
             return Chosen(self.variant(differentiable, outputs))
         plan = self.row_plan(differentiable, outputs)
         batch = self._inspect(plan, inputs)
-        if plan.changes_nothing(batch.active):
-            chosen = Chosen(self.variant(differentiable, outputs), batch)
-        else:
-            packed, compiled = plan.packed(batch.active), self.variant(differentiable, outputs, plan, batch.active)
-            chosen = Chosen(compiled, batch, tuple(rows_in_order(packed, batch)), plan.waiting, packed.zeros)
-        self.latest_choice = (chosen, plan)
+        packed, compiled = plan.packed(batch.active), self.variant(differentiable, outputs, plan, batch.active)
+        chosen = Chosen(compiled, batch, tuple(rows_in_order(packed, batch)), plan.waiting, packed.zeros)
+        if differentiable:
+            self.latest_choice = (chosen, plan)
         return chosen
 
     def work(self, chosen: Chosen, inputs: Mapping[str, torch.Tensor]) -> tuple[int, int]:
@@ -168,9 +166,11 @@ class Session:
             lazy = self.options.lazy_outputs and any(_is_scalar(named[n]) for n in outputs)
             beside = [n for n in self.signature.outputs if n not in outputs]
             late = [n for n in beside if lazy and n not in self.read and not _is_scalar(named[n])]
-            shown = dict.fromkeys(outputs, True) | {n: self.options.strict for n in beside if n not in late}
-            with self.report.stage("rows"):
+            strict = self.options.strict or not differentiable
+            shown = dict.fromkeys(outputs, True) | {n: strict for n in beside if n not in late}
+            with self.report.stage("skip"):
                 plan = RowPlan(self.captured.graph, self.signature.parameters, shown, late, self.options)
+            self.report.passes += plan.passes
             self._row_plans[key] = plan
         return self._row_plans[key]
 
@@ -205,7 +205,7 @@ class Session:
         if key not in self._variants:
             graph = self.captured.graph
             if plan is not None:
-                with self.report.stage("rows"):
+                with self.report.stage("skip"):
                     graph = plan.packed(active).graph
             made = compile_graph(graph, differentiable, outputs, self.options, self.report, self._device())
             self._variants[key] = made

@@ -33,6 +33,8 @@ def features(session: Session) -> list[tuple[str, str]]:
     if session.latest_work is not None:
         ours, eager = session.latest_work
         rows.append(("  FLOPs of a step", f"{_short(ours)} of eager's {_short(eager)} ({ours / max(1, eager):.0%})"))
+    moved = next((r.note for r in session.report.passes if r.name == "ComputeOrder" and r.note), "nothing to move")
+    rows.append(("  compute order", moved))
     if not options.sparse_optimizer:
         return [*rows, ("  label sparsity", "off (sparse_optimizer, ORTMODULE_ENABLE_SPARSE_OPTIMIZER)")]
     if session.latest_choice is None:
@@ -46,7 +48,7 @@ def features(session: Session) -> list[tuple[str, str]]:
             ("  padding elimination", "off (embedding_sparse_optimizer, ORTMODULE_ENABLE_EMBEDDING_SPARSE_OPTIMIZER)")
         ]
     if plan.waiting:
-        rows += [("  computed when read", ", ".join(sorted(plan.waiting)))]
+        rows += [("  computed when read", ", ".join(map(session.place_of, sorted(plan.waiting))))]
     return rows
 
 

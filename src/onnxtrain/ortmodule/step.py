@@ -28,11 +28,11 @@ def run(session: Session, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]
     """Run a call of the module; the outputs carry gradients where any input or parameter requires one."""
     inputs = session.inputs(tensors)
     differentiable = session.differentiable(inputs)
-    if not differentiable:
-        compiled = session.variant((), ())
-        outputs, _ = compiled.executable.forward(inputs)
-        return _finish(session, compiled, outputs)
     named = dict(zip(session.signature.inputs, inputs, strict=True))
+    if not differentiable:
+        chosen = session.choose(named, (), ())
+        outputs, _ = chosen.compiled.executable.forward([*inputs, *chosen.rows])
+        return _finish(session, chosen.compiled, outputs)
     starts_verification = session.options.verify and session.verification is None
     session.exact = starts_verification and session.is_random
     chosen = session.choose(named, differentiable, session.predicted_outputs())
