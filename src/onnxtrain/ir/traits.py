@@ -44,7 +44,7 @@ _GROUPS = {
         onnxtrain::DropoutGrad onnxtrain::ScaleGradient""",
     Trait.VIEW: "Reshape Squeeze Unsqueeze Flatten Transpose Expand Slice Split",
     Trait.VIEW | Trait.IDENTITY | Trait.ELEMENTWISE | Trait.ROW_WISE: "Identity onnxtrain::Detach",
-    Trait.ELEMENTWISE | Trait.RANDOM | Trait.ROW_WISE: "Dropout",
+    Trait.ELEMENTWISE | Trait.RANDOM | Trait.ROW_WISE: "Dropout onnxtrain::PackedDropout",
     Trait.RANDOM: "Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike onnxtrain::ATen",
     Trait.RANDOM | Trait.EFFECT: "onnxtrain::PythonOp onnxtrain::PythonOpGrad",
     Trait.EXPENSIVE: """

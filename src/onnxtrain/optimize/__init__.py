@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from onnxtrain.ir.graphs import ForwardGraph, TrainingGraph
 from onnxtrain.ir.passes import Pipeline, Record, Step
+from onnxtrain.optimize.accumulation import EmbeddingSumPass
 from onnxtrain.optimize.casts import hoist_casts
 from onnxtrain.optimize.cleanup import (
     CommonSubexpressionsPass,
@@ -14,6 +15,7 @@ from onnxtrain.optimize.cleanup import (
 )
 from onnxtrain.optimize.compute_order import ComputeOrderPass
 from onnxtrain.optimize.fusions import FusionsPass
+from onnxtrain.optimize.losses import LinearLossPass
 from onnxtrain.optimize.quantization import FakeQuantPass
 from onnxtrain.optimize.registered import apply_registered
 from onnxtrain.optimize.sequences import SequencesPass
@@ -36,10 +38,16 @@ SELECTIONS = (
     Step(DeadCodePass(), "last: what was computed whole before has no reader left"),
 )
 
+LOSSES = (
+    Step(LinearLossPass(), "where the logits are no output and belong to rows that have labels"),
+    Step(DeadCodePass(), "takes away the logits"),
+)
+
 TRAINING = (
     Step(DeadCodePass(), "first: rules emit gradients for inputs that do not need one"),
     Step(NoOperationPass(), "gradients of views often cancel"),
     Step(CommonSubexpressionsPass(), "rules of neighbouring nodes compute the same transposes"),
+    Step(EmbeddingSumPass(), "once nodes that do nothing no longer stand between gradients and their sums"),
     Step(DeadCodePass(), "last, as above"),
 )
 
@@ -54,9 +62,14 @@ def move_selections(graph: ForwardGraph, *, check: bool = True) -> list[Record]:
     return Pipeline(SELECTIONS, check).run(graph.model)
 
 
+def join_losses(graph: ForwardGraph, *, check: bool = True) -> list[Record]:
+    """Compute a loss together with its output layer, in place, where nobody sees the scores between them."""
+    return Pipeline(LOSSES, check).run(graph.model)
+
+
 def optimize_training(graph: TrainingGraph, *, check: bool = True) -> list[Record]:
     """Optimize a training graph in place; says what each pass did."""
     return Pipeline(TRAINING, check).run(graph.model)
 
 
-__all__ = ["apply_registered", "hoist_casts", "move_selections", "optimize", "optimize_training"]
+__all__ = ["apply_registered", "hoist_casts", "join_losses", "move_selections", "optimize", "optimize_training"]

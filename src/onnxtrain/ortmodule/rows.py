@@ -12,7 +12,7 @@ import torch
 
 from onnxtrain.ir import shapes
 from onnxtrain.ir.graphs import ForwardGraph
-from onnxtrain.optimize import move_selections
+from onnxtrain.optimize import join_losses, move_selections
 from onnxtrain.optimize.rows import (
     BLIND,
     Liveness,
@@ -94,7 +94,9 @@ class RowPlan:
     def packed(self, active: frozenset[RowSet]) -> Packed:
         """The graph that computes these sets' rows, and the outputs that do not wait."""
         if active not in self._packed:
-            self._packed[active] = pack(self.liveness, active)
+            packed = pack(self.liveness, active)
+            self.passes += join_losses(packed.graph, check=self.options.verify_passes)
+            self._packed[active] = packed
         return self._packed[active]
 
     def batch(self, found: Sequence[torch.Tensor], inputs: Mapping[str, torch.Tensor]) -> Batch:

@@ -46,6 +46,13 @@ def PadAndUnflatten(x, rows, shape):
 
 
 @function()
+def PackedDropout(x, ratio):
+    """Dropout among packed rows, whose random numbers need not be those of a padded batch: the result and its mask."""
+    y, kept = op.Dropout(x, ratio, op.Cast(op.Constant(value_int=1), to=9))
+    return y, kept
+
+
+@function()
 def PaddedHeads(x, rows, shape):
     """Packed rows x (T, heads, width) as a padded batch: (B, heads, S, width), zeros where no row is."""
     return op.Transpose(own.PadAndUnflatten(x, rows, shape), perm=[0, 2, 1, 3])

@@ -104,7 +104,12 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor, factor: float, keep: int =
         torch.mul(torch.mm(a, b), factor, out=total)
 
 
-@lowering("ScaleGradient", domain=DOMAIN, view=True)
+def scale_gradient_(g: Tensor, factor: Tensor) -> Tensor:
+    """The product, in place; on the host, where the factor can be seen to be 1, nothing is done."""
+    return g if factor.device.type == "cpu" and factor.item() == 1.0 else g.mul_(factor)
+
+
+@lowering("ScaleGradient", domain=DOMAIN, inplace=scale_gradient_)
 def scale_gradient(g: Tensor, factor: Tensor) -> Tensor:
-    """The product; on the host, where the factor can be seen to be 1, the gradient itself."""
-    return g if factor.device.type == "cpu" and factor.item() == 1.0 else g * factor
+    """The product."""
+    return g * factor
