@@ -12,10 +12,13 @@ from onnxtrain.optimize.cleanup import (
     KnownShapesPass,
     NoOperationPass,
 )
+from onnxtrain.optimize.convolution import ConvolutionsPass
 from onnxtrain.optimize.fusions import FusionsPass
 from onnxtrain.optimize.quantization import FakeQuantPass
 from onnxtrain.optimize.registered import apply_registered
 from onnxtrain.optimize.sequences import SequencesPass
+from onnxtrain.optimize.slices import SlicesPass
+from onnxtrain.optimize.views import ViewsPass
 
 FORWARD = (
     Step(ConstantsPass(), "first, so that later passes see constants where the exporter wrote nodes"),
@@ -24,13 +27,18 @@ FORWARD = (
     Step(NoOperationPass(), "once types and shapes are known: casts, slices and expands that change nothing go"),
     Step(CommonSubexpressionsPass(), "after casts and identities no longer hide equal nodes"),
     Step(FakeQuantPass(), "after equal constants are one: a pair must have the same scale"),
+    Step(ConvolutionsPass(), "before slices and views, which may cancel what it adds"),
+    Step(SlicesPass(), "after equal slices are one: what takes a tensor apart then does so once"),
+    Step(ViewsPass(), "after equal views are one: a chain is then met from all its ends"),
+    Step(NoOperationPass(), "again: slices and views of whole tensors that rewrites left"),
     Step(FusionsPass(), "after cleanup, which leaves formulas in one form"),
     Step(DeadCodePass(), "last: takes away what the others left without a reader"),
 )
 
 TRAINING = (
     Step(DeadCodePass(), "first: rules emit gradients for inputs that do not need one"),
-    Step(NoOperationPass(), "gradients of views often cancel"),
+    Step(NoOperationPass(), "sums over axes that were not broadcast"),
+    Step(ViewsPass(), "gradients of views often cancel"),
     Step(CommonSubexpressionsPass(), "rules of neighbouring nodes compute the same transposes"),
     Step(DeadCodePass(), "last, as above"),
 )
