@@ -12,6 +12,7 @@ import torch
 from onnxtrain.execute.torch.dtypes import torch_dtype
 from onnxtrain.ir.builder import Builder
 from onnxtrain.ir.graphs import ForwardGraph, Signature
+from onnxtrain.options import Options
 
 SIZES = {"n": 3, "m": 5}
 FLOAT = ir.DataType.FLOAT
@@ -26,7 +27,7 @@ class Rewrite:
         inputs: for each input, all of them differentiable, its dimensions: numbers, or names of ``SIZES``.
         write: adds the nodes and gives the output, or several.
         after: the operators that are left, in order.
-        exact: whether results and gradients keep every bit; else float64 decides.
+        exact: whether results and gradients keep every bit; else float64 decides, or how half precision rounds.
         dtype: element type of the inputs.
         options: what ``optimize`` is given beside the graph.
     """
@@ -207,4 +208,81 @@ CONVOLUTIONS = [
     ),
     Rewrite("convolution of planes", {"x": ("n", 4, "m", "m"), "w": (6, 4, 1, 1)}, _convolution(), "Conv Exp"),
 ]  # fmt: skip
-REWRITES = {r.name: r for r in (*VIEWS, *SLICES, *CONVOLUTIONS)}
+
+
+HALF, BRAIN = ir.DataType.FLOAT16, ir.DataType.BFLOAT16
+
+
+def _casts(level: int = 1, strategy: str = "FLOOD_FILL", *allow: str) -> dict[str, Any]:
+    names = ("propagate_cast_ops_level", "propagate_cast_ops_strategy", "propagate_cast_ops_allow")
+    return {"options": Options(**dict(zip(names, (level, strategy, allow), strict=True)))}
+
+
+def _views_between(op: Builder, x: V) -> V:
+    wide = op.Reshape(op.Transpose(op.Cast(op.Exp(x), to=int(FLOAT)), perm=[1, 0, 2]), op.ints(0, -1))
+    return op.Sin(op.Cast(wide, to=int(HALF)))
+
+
+def _logits(op: Builder, x: V) -> V:
+    """The loss is in float32, and of the logits half is cut off before it."""
+    logits = op.Slice(op.Cast(x, to=int(FLOAT)), op.ints(0), op.ints(2), op.ints(1))
+    return op.ReduceSum(op.LogSoftmax(logits, axis=-1), keepdims=0)
+
+
+def _half_of_a_concat(op: Builder, x: V) -> V:
+    wide = op.Cast(x, to=int(FLOAT))
+    both = op.Concat(op.Cast(op.Exp(x), to=int(FLOAT)), op.Sin(wide), axis=0)
+    return op.Cos(op.Cast(both, to=int(HALF)))
+
+
+def _read_twice(op: Builder, x: V) -> V:
+    wide = op.Cast(op.Exp(x), to=int(FLOAT))
+    back = op.Sin(op.Cast(op.Transpose(wide, perm=[1, 0]), to=int(HALF)))
+    return op.Mul(op.ReduceSum(wide, keepdims=0), op.ReduceSum(op.Cast(back, to=int(FLOAT)), keepdims=0))
+
+
+def _rounded_and_back(op: Builder, x: V) -> V:
+    return op.Sin(op.Cast(op.Reshape(op.Cast(op.Exp(x), to=int(HALF)), op.ints(-1)), to=int(FLOAT)))
+
+
+def _between_types(op: Builder, x: V) -> V:
+    mask = op.Cast(op.Cast(op.Greater(x, op.like(0.0, x)), to=7), to=int(FLOAT))
+    return op.Mul(op.Cast(op.Exp(x), to=int(FLOAT)), mask)
+
+
+def _activation(op: Builder, x: V) -> V:
+    wide = op.Gelu(op.Cast(x, to=int(FLOAT)), approximate="none")
+    return op.Exp(op.Cast(op.Transpose(op.Add(wide, 1.0), perm=[1, 0]), to=int(x.dtype or FLOAT)))
+
+
+def _hidden(op: Builder, x: V) -> V:
+    wide = op.Cast(x, to=int(FLOAT))
+    return op.Exp(op.Cast(op.Where(op.Greater(x, op.like(0.0, x)), wide, op.like(-1e30, wide)), to=int(HALF)))
+
+
+_AROUND = "Exp Transpose Reshape Sin"
+CASTS = [
+    Rewrite("views between casts", {"x": ("n", "m", 4)}, _views_between, _AROUND, dtype=HALF),
+    Rewrite("views between casts, off", {"x": ("n", "m", 4)}, _views_between, "Exp Cast Transpose Reshape Cast Sin",
+            dtype=HALF, options=_casts(-1)),
+    Rewrite("views between casts, one allowed", {"x": ("n", "m", 4)}, _views_between,
+            "Exp Transpose Cast Reshape Cast Sin", dtype=HALF, options=_casts(0, "FLOOD_FILL", "Transpose")),
+    Rewrite("views between casts, at once", {"x": ("n", "m", 4)}, _views_between, _AROUND, dtype=HALF,
+            options=_casts(1, "INSERT_AND_REDUCE")),
+    Rewrite("logits in half", {"x": ("n", 4)}, _logits, "Slice Cast LogSoftmax ReduceSum", dtype=HALF),
+    Rewrite("half of a concat", {"x": ("n", 4)}, _half_of_a_concat, "Cast Exp Sin Cast Concat Cos", dtype=HALF),
+    Rewrite("half of a concat, at once", {"x": ("n", 4)}, _half_of_a_concat, "Cast Exp Sin Cast Concat Cos", dtype=HALF,
+            options=_casts(1, "INSERT_AND_REDUCE")),
+    Rewrite("cast that is read twice", {"x": ("n", 4)}, _read_twice,
+            "Exp Cast Transpose Cast Sin ReduceSum Cast ReduceSum Mul", dtype=HALF),
+    Rewrite("rounded and back", {"x": ("n", 4)}, _rounded_and_back, "Exp Cast Reshape Cast Sin"),
+    Rewrite("truth as a number", {"x": ("n", 4)}, _between_types, "Greater Cast Exp Cast Mul", dtype=HALF),
+    Rewrite("activation", {"x": ("n", 4)}, _activation, "Cast Gelu Add Cast Transpose Exp", dtype=HALF),
+    Rewrite("activation, level 2", {"x": ("n", 4)}, _activation, "Gelu Add Transpose Exp", exact=False, dtype=HALF,
+            options=_casts(2)),
+    Rewrite("activation, level 2 at once", {"x": ("n", 4)}, _activation, "Gelu Add Transpose Exp", exact=False,
+            dtype=BRAIN, options=_casts(2, "INSERT_AND_REDUCE")),
+    Rewrite("beyond the range of half", {"x": ("n", 4)}, _hidden, "Cast Greater Where Cast Exp", dtype=HALF,
+            options=_casts(2)),
+]  # fmt: skip
+REWRITES = {r.name: r for r in (*VIEWS, *SLICES, *CONVOLUTIONS, *CASTS)}
