@@ -96,12 +96,20 @@ def _sizes_of_a_view(op: Builder, x: V) -> V:
     return op.Exp(op.Reshape(apart, op.Concat(op.Shape(apart, end=1), op.ints(1, 1), axis=0)))
 
 
+def _visible_views(op: Builder, x: V) -> tuple[V, ...]:
+    """What is an output keeps its name, and is no input under another."""
+    back = op.Squeeze(op.Unsqueeze(x, op.ints(0)), op.ints(0))
+    moved = op.Transpose(op.Unsqueeze(x, op.ints(1)), perm=[1, 0, 2])
+    return back, moved, op.Gather(x, op.constant(0), axis=1), op.Slice(x, op.ints(1), op.ints(4), op.ints(1))
+
+
 VIEWS = [
     Rewrite("two transposes", {"x": ("n", 4, "m")}, _turned_twice, "Transpose Exp"),
     Rewrite("transposed and back around a new axis", {"x": ("n", "m", 4)}, _turned_and_back, "Reshape Exp"),
     Rewrite("squeeze of unsqueezes", {"x": ("n", "m")}, _unsqueezed_and_back, "Exp"),
     Rewrite("flat and back", {"x": ("n", "m", 4)}, _flat_and_back, "Exp"),
     Rewrite("one head", {"x": ("n", "m", 4)}, _one_head, "Reshape Exp"),
+    Rewrite("views that are outputs", {"x": ("n", 4)}, _visible_views, "Reshape Reshape Split Squeeze"),
     Rewrite(
         "sizes of a view",
         {"x": ("n", 4)},
@@ -260,6 +268,11 @@ def _hidden(op: Builder, x: V) -> V:
     return op.Exp(op.Cast(op.Where(op.Greater(x, op.like(0.0, x)), wide, op.like(-1e30, wide)), to=int(HALF)))
 
 
+def _visible_casts(op: Builder, x: V) -> tuple[V, ...]:
+    wide = op.Cast(op.Exp(x), to=int(FLOAT))
+    return op.Cast(op.Transpose(wide, perm=[1, 0]), to=int(HALF)), op.Cast(op.Cast(x, to=int(FLOAT)), to=int(HALF))
+
+
 _AROUND = "Exp Transpose Reshape Sin"
 CASTS = [
     Rewrite("views between casts", {"x": ("n", "m", 4)}, _views_between, _AROUND, dtype=HALF),
@@ -282,6 +295,7 @@ CASTS = [
             options=_casts(2)),
     Rewrite("activation, level 2 at once", {"x": ("n", 4)}, _activation, "Gelu Add Transpose Exp", exact=False,
             dtype=BRAIN, options=_casts(2, "INSERT_AND_REDUCE")),
+    Rewrite("casts that are outputs", {"x": ("n", 4)}, _visible_casts, "Exp Transpose Cast Cast", dtype=HALF),
     Rewrite("beyond the range of half", {"x": ("n", 4)}, _hidden, "Cast Greater Where Cast Exp", dtype=HALF,
             options=_casts(2)),
 ]  # fmt: skip

@@ -33,7 +33,7 @@ class CastPropagationPass(ir.passes.InPlacePass):
 
     ``FLOOD_FILL`` goes node by node: a cast from half above a node moves below it, one to half below it above.
     ``INSERT_AND_REDUCE`` takes all nodes that hang together at once: casts are put around them, those that cancel go,
-    and the result stays where it has not more casts than before.
+    and the result stays where it has not more casts than before, those of weights aside.
 
     Level 1 keeps every bit, in gradients as well. So nothing moves over a value in float32 that is read twice: its
     gradients would be added in half. Two casts in a row are one where the type between them holds every number of
@@ -112,7 +112,7 @@ class CastPropagationPass(ir.passes.InPlacePass):
         return once and not (region.rounded and region.open)
 
     def _is_worth_it(self, region: _Region) -> bool:
-        """Whether there are not more casts than before, nor casts of more elements."""
+        """Whether there are not more casts than before, nor casts of more elements; those of inputs do not count."""
         before = sum(len(v.uses()) == 1 for v in region.from_half) + len(region.closing)
         inserted = [v for v in region.rounded if not v.is_graph_input()]
         after = len(inserted) + len(region.open)

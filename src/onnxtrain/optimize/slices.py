@@ -268,9 +268,12 @@ def _split(graph: ir.Graph, x: ir.Value, axis: int, pieces: dict[ir.Node, tuple[
 
 
 def _give(graph: ir.Graph, node: ir.Node, value: ir.Value) -> None:
-    """Let all that read the output of a node read a value, which gets its name where it has none of the user's."""
-    name, visible = node.outputs[0].name, node.outputs[0].is_graph_output()
-    first = value.producer()
-    replace(graph, node, [value])
-    if not visible and first is not None and not value.is_graph_output() and str(value.name).startswith("val_"):
-        value.name = name
+    """Let a value take the place and the name of a node's output; one that is a graph output already gives a copy."""
+    old = node.outputs[0]
+    if value.is_graph_output():
+        replace(graph, node, [value])
+        return
+    name = old.name
+    old.replace_all_uses_with(value, replace_graph_outputs=True)
+    graph.remove(node, safe=True)
+    old.name, value.name = None, name

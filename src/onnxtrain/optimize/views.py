@@ -25,11 +25,11 @@ class ViewsPass(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Run the pass."""
-        modified = False
+        modified, op = False, Builder(model.graph)
         for node in list(model.graph):
             if _is_view(node):
                 origins = _known_origins(node)
-                modified |= _bypass(node, origins) or _straighten(node, origins) or _join_transposes(node)
+                modified |= _bypass(node, origins) or _straighten(op, node, origins) or _join_transposes(node)
         return ir.passes.PassResult(model, modified)
 
 
@@ -126,7 +126,7 @@ def _bypass(node: ir.Node, origins: list[ir.Value]) -> bool:
     return False
 
 
-def _straighten(node: ir.Node, origins: list[ir.Value]) -> bool:
+def _straighten(op: Builder, node: ir.Node, origins: list[ir.Value]) -> bool:
     """Make a view whose elements are in the order of a value before it a Reshape of that value."""
     if not origins or (len(origins) == 1 and node.op_type != "Transpose"):
         return False
@@ -135,9 +135,9 @@ def _straighten(node: ir.Node, origins: list[ir.Value]) -> bool:
         node.replace_input_with(0, x)
         return True
     target = _target(shapes.known_dims(x), shapes.known_dims(node.outputs[0]))
-    if target is None or node.graph is None:
+    if target is None:
         return False
-    rewrite(node, "Reshape", [x, Builder(node.graph).ints(*target)])  # type: ignore[arg-type]
+    rewrite(node, "Reshape", [x, op.ints(*target)])
     return True
 
 
