@@ -105,10 +105,15 @@ def _visible_views(op: Builder, x: V) -> tuple[V, ...]:
 
 VIEWS = [
     Rewrite("two transposes", {"x": ("n", 4, "m")}, _turned_twice, "Transpose Exp"),
-    Rewrite("transposed and back around a new axis", {"x": ("n", "m", 4)}, _turned_and_back, "Reshape Exp"),
+    Rewrite(
+        "transposed and back around a new axis",
+        {"x": ("n", "m", 4)},
+        _turned_and_back,
+        "Shape Shape Concat Reshape Exp",
+    ),
     Rewrite("squeeze of unsqueezes", {"x": ("n", "m")}, _unsqueezed_and_back, "Exp"),
     Rewrite("flat and back", {"x": ("n", "m", 4)}, _flat_and_back, "Exp"),
-    Rewrite("one head", {"x": ("n", "m", 4)}, _one_head, "Reshape Exp"),
+    Rewrite("one head", {"x": ("n", "m", 4)}, _one_head, "Shape Shape Concat Reshape Exp"),
     Rewrite("views that are outputs", {"x": ("n", 4)}, _visible_views, "Reshape Reshape Split Squeeze"),
     Rewrite(
         "sizes of a view",

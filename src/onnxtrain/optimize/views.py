@@ -134,10 +134,11 @@ def _straighten(op: Builder, node: ir.Node, origins: list[ir.Value]) -> bool:
     if node.op_type == "Reshape" and _is_absolute(node):
         node.replace_input_with(0, x)
         return True
-    target = _target(shapes.known_dims(x), shapes.known_dims(node.outputs[0]))
+    op.before, op.backward, op.metadata = node, is_backward(node), dict(node.metadata_props)
+    target = _target(op, x, shapes.known_dims(node.outputs[0]))
     if target is None:
         return False
-    rewrite(node, "Reshape", [x, op.ints(*target)])
+    rewrite(node, "Reshape", [x, target], [ir.AttrInt64("allowzero", 1)])
     return True
 
 
@@ -149,15 +150,19 @@ def _is_absolute(node: ir.Node) -> bool:
     return isinstance(wanted, tuple) and 0 not in wanted
 
 
-def _target(source: shapes.Dims, wanted: shapes.Dims) -> tuple[int, ...] | None:
-    """The shape as constants for Reshape: numbers, 0 for a size that is copied, once -1; None where that is too few."""
-    copied = {i for i, d in enumerate(wanted) if not isinstance(d, int) and i < len(source) and source[i] == d}
-    others = [i for i, d in enumerate(wanted) if not isinstance(d, int) and i not in copied]
-    if len(others) > 1 or 0 in wanted:
+def _target(op: Builder, x: ir.Value, wanted: shapes.Dims) -> ir.Value | None:
+    """The shape to which x is brought: constants, once -1, else sizes of x; None where a size is not one of x's.
+
+    Among sizes that are read there is no -1: it has no meaning where one of them is 0, as in an empty batch.
+    """
+    if 0 in wanted:
         return None
-    if not others and len(copied) == 1:  # a single size that is not known needs no copy
-        others, copied = list(copied), set()
-    return tuple(0 if i in copied else -1 if i in others else int(d) for i, d in enumerate(wanted))  # type: ignore[arg-type]
+    if sum(not isinstance(d, int) for d in wanted) <= 1:
+        return op.ints(*(d if isinstance(d, int) else -1 for d in wanted))
+    source = shapes.known_dims(x)
+    if any(not isinstance(d, int) and d not in source for d in wanted):
+        return None
+    return op.Concat(*(op.ints(d) if isinstance(d, int) else op.size(x, source.index(d)) for d in wanted), axis=0)
 
 
 def _join_transposes(node: ir.Node) -> bool:
