@@ -59,11 +59,19 @@ def _features(session: Session, options: Options) -> list[tuple[str, str]]:
         ("ATen executor", f"on, {kept} nodes" if kept else "on, no node needs it"),
         ("autograd functions", f"{called} nodes" if called else "none"),
         ("cached parameter casts", f"on, {casts} parameters" if session.options.cache_casts else "off"),
+        ("cast propagation", _cast_propagation(options)),
         ("automatic fallback", fallback),
         ("graph cache", str(options.cache_dir) if options.cache_dir is not None else "off (ORTMODULE_CACHE_DIR)"),
         *sparsity.features(session),
         ("not available yet", "memory optimizer, Triton"),
     ]
+
+
+def _cast_propagation(options: Options) -> str:
+    strategy, level = options.propagate_cast_ops_strategy, options.propagate_cast_ops_level
+    if strategy == "NONE" or level < 0:
+        return "off"
+    return " ".join([f"{strategy}, level {level}", *options.propagate_cast_ops_allow])
 
 
 def explain(sessions: Sessions) -> str:
