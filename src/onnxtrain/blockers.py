@@ -139,7 +139,7 @@ def check_model(path: Path | str, *, options: Options | None = None, parameters:
         raise GraphError(f"there is no file {path}", cure="give an .onnx file")
     try:
         graph = read_forward(path, parameters)
-        optimize(graph, check=False)
+        optimize(graph, options, check=False)
         errors = graph_errors(graph, options)
     except OnnxTrainError as error:
         return make_check(subject, options, [error])

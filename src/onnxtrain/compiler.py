@@ -95,7 +95,7 @@ def capture_module(
         captured = translate(traced, opset=options.opset, cache=cache, refusals=_refusals(options), decisive=stops)
     _dump(options, "torch_exported", mode, captured.graph.model)
     with report.stage("optimize"):
-        report.passes += optimize(captured.graph, check=options.verify_passes)
+        report.passes += optimize(captured.graph, options, check=options.verify_passes)
     return captured
 
 

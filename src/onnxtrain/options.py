@@ -18,6 +18,8 @@ LOG_LEVELS = ("VERBOSE", "DEVINFO", "INFO", "WARNING", "ERROR", "FATAL")
 OPSETS = (20, 21)
 HOOKS = ("error", "trace")
 CONV_SEARCHES = ("HEURISTIC", "EXHAUSTIVE")
+CAST_STRATEGIES = ("NONE", "INSERT_AND_REDUCE", "FLOOD_FILL")
+CAST_LEVELS = (-1, 0, 1, 2)
 
 
 class Fallback(enum.Flag):
@@ -62,6 +64,11 @@ class Options:
         static_shapes: capture the sizes of the first call as constants: one graph for each combination of sizes.
         cache_casts: keep parameters in the dtype that autocast wants them in until they change: gradient
             accumulation then casts once for all its steps.
+        propagate_cast_ops_strategy: how casts move so that more runs in half precision: ``"FLOOD_FILL"`` (node by
+            node), ``"INSERT_AND_REDUCE"`` (all nodes that hang together at once), or ``"NONE"``.
+        propagate_cast_ops_level: the operators that they move over: -1 none, 0 those of ``propagate_cast_ops_allow``,
+            1 also those that do no arithmetic, which keeps every bit, 2 also those that half precision is enough for.
+        propagate_cast_ops_allow: names of further operators, at every level but -1; they then compute in half.
         deterministic: only kernels that give the same bits each time; ORTModule follows torch's own switch.
         ignored_attributes: names of attributes of the module whose changes do not concern its forward pass.
         conv_algo_search: how cuDNN chooses convolution algorithms in onnxruntime, ``"HEURISTIC"`` or ``"EXHAUSTIVE"``.
@@ -71,7 +78,8 @@ class Options:
         strict: outputs at padded positions are what eager computes there, so padding that they show is computed; else
             they are zeros where rows were dropped.
         lazy_outputs: outputs beside a loss (logits) are computed when they are first read.
-        density_threshold: rows are dropped where a smaller share than this is needed.
+        density_threshold: rows are dropped where a smaller share than this is needed; None weighs what they cost
+            against what it costs to pack them.
         print_input_density: print the share of needed rows of each step.
         cache_dir: folder that keeps translated graphs for the next process; None keeps nothing.
         cache_limit: bytes that this folder may take.
@@ -95,6 +103,9 @@ class Options:
     keep_checkpoints: bool = False
     static_shapes: bool = False
     cache_casts: bool = False
+    propagate_cast_ops_strategy: str = "FLOOD_FILL"
+    propagate_cast_ops_level: int = 1
+    propagate_cast_ops_allow: tuple[str, ...] = ()
     deterministic: bool = False
     ignored_attributes: tuple[str, ...] = ()
     conv_algo_search: str = "HEURISTIC"
@@ -103,7 +114,7 @@ class Options:
     embedding_sparse_optimizer: bool = True
     strict: bool = False
     lazy_outputs: bool = True
-    density_threshold: float = 0.95
+    density_threshold: float | None = None
     print_input_density: bool = False
     cache_dir: Path | None = None
     cache_limit: int = 2**30
@@ -119,15 +130,22 @@ class Options:
             ("log_level", LOG_LEVELS),
             ("hooks", HOOKS),
             ("conv_algo_search", CONV_SEARCHES),
+            ("propagate_cast_ops_strategy", CAST_STRATEGIES),
+            ("propagate_cast_ops_level", CAST_LEVELS),
         )
         for name, allowed in lists:
             if getattr(self, name) not in allowed:
                 raise OptionError(
                     f"{name}={getattr(self, name)!r} is not known", cure=f"choose one of {', '.join(map(str, allowed))}"
                 )
+        allow = self.propagate_cast_ops_allow
+        if not isinstance(allow, tuple) or not all(isinstance(name, str) for name in allow):
+            raise OptionError(
+                f"propagate_cast_ops_allow={allow!r} is not a tuple of operators", cure='write ("Softmax",), say'
+            )
         if self.cache_limit <= 0:
             raise OptionError(f"cache_limit={self.cache_limit} is not a number of bytes", cure="choose a positive one")
-        if not 0.0 <= self.density_threshold <= 1.0:
+        if self.density_threshold is not None and not 0.0 <= self.density_threshold <= 1.0:
             raise OptionError(
                 f"density_threshold={self.density_threshold} is not a share",
                 cure="choose one from 0 to 1; 0 drops none",

@@ -9,7 +9,10 @@ import torch
 from op_cases.packing import HOLES, ROWS, SOME
 
 from onnxtrain.execute import backend
+from onnxtrain.execute.torch import packed_rows, padded_attention
 from onnxtrain.execute.torch.lowerings import packed_attention as lowerings
+from onnxtrain.execute.torch.lowerings import random
+from onnxtrain.execute.torch.packed_rows import Packing
 from onnxtrain.gradient import build_gradient
 from onnxtrain.ir.builder import Builder
 from onnxtrain.ir.graphs import ForwardGraph, Plan, Signature
@@ -67,7 +70,7 @@ def _dense(
     return torch.cat(made)
 
 
-MASK = np.where(np.arange(25).reshape(1, 1, 5, 5) % 3 == 1, -np.inf, 0.5) * np.ones((3, 1, 1, 1))
+MASK = np.where(np.arange(50).reshape(1, 2, 5, 5) % 3 == 1, -np.inf, 0.5) * np.ones((3, 1, 1, 1))
 PLACES = {
     "same": (ROWS, ROWS, None, 0),
     "cross": (SOME, HOLES, None, 0),
@@ -77,15 +80,17 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("name", ["torch", "onnxruntime", "reference"])
+@pytest.mark.parametrize("name", ["torch", "torch-by-heads", "onnxruntime", "reference"])
 @pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
 def test_result_and_gradients_for_what_was_kept(
-    places: tuple[tuple[int, ...], tuple[int, ...], np.ndarray | None, int], name: str
+    places: tuple[tuple[int, ...], tuple[int, ...], np.ndarray | None, int], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if name == "torch-by-heads":
+        monkeypatch.setattr(packed_rows, "_BLOCK", 1)
     rows, columns, mask, causal = places
     torch.manual_seed(1)
     q, k, v = (torch.randn(len(at), 2, 4, dtype=torch.float64) for at in (rows, columns, columns))
-    executable = backend(name).compile(_plan(*places))
+    executable = backend(name.split("-")[0]).compile(_plan(*places))
     (y, kept), saved = executable.forward([q, k, v])
     dy = torch.randn(len(rows), 2, 4, dtype=torch.float64)
     ours = executable.backward(saved, [dy])
@@ -106,15 +111,15 @@ def test_padded_batch_agrees_with_single_sequences(
     torch.manual_seed(2)
     q, k, v, dy = (torch.randn(len(at), 2, 4).to(dtype) for at in (rows, columns, columns, rows))
     added = None if mask is None else torch.from_numpy(mask).to(dtype)
-    packing = lowerings._Packing(torch.tensor(rows), torch.tensor(columns), SHAPE, SHAPE, added, bool(causal))
+    packing = Packing(torch.tensor(rows), torch.tensor(columns), SHAPE, SHAPE, added, bool(causal))
     tolerance = {"rtol": 1e-9, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 0.05, "atol": 0.05}
-    y, sums, kept = lowerings._on_device(q, k, v, packing, SCALE, RATIO)
+    y, sums, kept = padded_attention.forward(q, k, v, packing, SCALE, RATIO)
     right = _dense(q.double(), k.double(), v.double(), rows, columns, mask, causal, kept)
     torch.testing.assert_close(y.double(), right, **tolerance)
     every = lowerings._by_parts(q, k, v, packing, SCALE, 0.0, (True, False))[1]
     assert sums.dtype == every.dtype  # type: ignore[union-attr]
     torch.testing.assert_close(sums, every.masked_fill(every == -torch.inf, 0.0), **tolerance)  # type: ignore[union-attr]
-    ours = lowerings._on_device_backward(dy, q, k, v, packing, SCALE, RATIO, kept)
+    ours = padded_attention.backward(dy, q, k, v, packing, SCALE, RATIO, kept)
     theirs = lowerings._by_parts_backward(dy, q, k, v, packing, SCALE, RATIO, kept)
     for a, b in zip(ours, theirs, strict=True):
         assert a.dtype == b.dtype == dtype
@@ -126,7 +131,7 @@ def test_each_element_is_kept_by_chance(ratio: float) -> None:
     """Five standard deviations of the mean, of pairs of neighbours and of the bytes of one draw."""
     count = 400_003
     torch.manual_seed(0)
-    drawn = lowerings.draw(count, ratio)
+    drawn = random.drawn_mask(count, ratio)
     assert drawn.shape == (count,) and drawn.dtype == torch.bool
     kept = drawn.double()
     chance = 1 - ratio
@@ -137,20 +142,20 @@ def test_each_element_is_kept_by_chance(ratio: float) -> None:
         (kept[-1000:].mean(), chance, 1000),
     ):
         assert abs(float(mean) - p) <= 5 * (p * (1 - p) / n) ** 0.5 + 1e-12
-    assert torch.equal(drawn, lowerings.draw(count, ratio)) is (ratio in (0.0, 1.0))
+    assert torch.equal(drawn, random.drawn_mask(count, ratio)) is (ratio in (0.0, 1.0))
     torch.manual_seed(0)
-    assert torch.equal(drawn, lowerings.draw(count, ratio))
+    assert torch.equal(drawn, random.drawn_mask(count, ratio))
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9])
 def test_few_elements(count: int) -> None:
-    assert lowerings.draw(count, 0.3).shape == (count,)
+    assert random.drawn_mask(count, 0.3).shape == (count,)
 
 
 def test_sparse_places_reach_the_end() -> None:
     """Where the first distances do not reach the end, more are drawn."""
     torch.manual_seed(0)
-    found = [lowerings._places(50, 0.3) for _ in range(4000)]
+    found = [random._places(50, 0.3) for _ in range(4000)]
     hits = torch.cat(found).bincount(minlength=50) / 4000
     assert len(hits) == 50 and bool(((hits - 0.3).abs() < 5 * (0.21 / 4000) ** 0.5).all())
 

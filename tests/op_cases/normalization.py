@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch.nn.functional as F
 
-from op_cases.case import Case, Tensor, distinct, index, positive, x
+from onnxtrain.ir.graphs import DOMAIN
+from op_cases.case import Case, Tensor, distinct, exactly, index, positive, x
 
 
 def _layer_norm(axis: int, outputs: int = 1) -> Callable[..., Any]:
@@ -100,4 +102,26 @@ def _losses() -> list[Case]:
     return rows
 
 
-CASES = [*_normalization(), *_losses()]
+def _linear_losses() -> list[Case]:
+    def loss(reduction: str = "mean", ignore: int = -100) -> Callable[..., Tensor]:
+        def reference(a: Tensor, w: Tensor, *rest: Tensor) -> Tensor:
+            b = rest[0] if len(rest) > 1 else None
+            return F.cross_entropy(F.linear(a, w, b), rest[-1].long(), ignore_index=ignore, reduction=reduction)
+
+        return reference
+
+    a, w, b, i = x(6, 4), x(5, 4), x(5), index(6, high=5)
+    some = exactly(np.array([1, -100, 4, 0, -100, 2]))
+    first = exactly(np.array([1, 0, 4, 0, 0, 2], np.int32))
+    return [
+        Case("LinearCrossEntropy", (a, w, b, i), loss(), domain=DOMAIN),
+        Case("LinearCrossEntropy", (a, w, None, i), loss(), domain=DOMAIN, label="no-bias"),
+        Case("LinearCrossEntropy", (a, w, b, some), loss("sum"), {"reduction": "sum"}, DOMAIN, label="sum"),
+        Case("LinearCrossEntropy", (a, w, b, some), loss(), domain=DOMAIN, label="ignored"),
+        Case("LinearCrossEntropy", (a, w, None, first), loss(ignore=0), {"ignore_index": 0}, DOMAIN, label="ignored-int32"),
+        Case("LinearCrossEntropy", (a, w, b, some), loss(), domain=DOMAIN, frozen=(0,), label="weight-only"),
+        Case("LinearCrossEntropy", (a, w, b, some), loss(), domain=DOMAIN, frozen=(1, 2), label="x-only"),
+    ]  # fmt: skip
+
+
+CASES = [*_normalization(), *_losses(), *_linear_losses()]

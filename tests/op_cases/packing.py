@@ -196,4 +196,28 @@ def _reachability() -> list[Case]:
     ]
 
 
-CASES = [*_gathering(), *_padding(), *_attention(), *_reachability()]
+def _attention_gradient() -> list[Case]:
+    """Without a rule of its own: written out where it is differentiated again."""
+
+    def gradient(g: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> tuple[Tensor, ...]:
+        leaves = [t if t.requires_grad else t.requires_grad_() for t in (q, k, v)]
+        y = attend(*leaves, mask, HOLES, ROWS, (3, 5, 5), 0.5, True)
+        return torch.autograd.grad(y, leaves, g, create_graph=True)
+
+    q, k = x(len(HOLES), 2, 4), x(len(ROWS), 2, 4)
+    given = (q, q, k, k, ints(*HOLES), ints(*ROWS), ints(3, 5), ints(3, 5))
+    mask = np.arange(25).reshape(5, 5) / 25
+    settings: dict[str, Any] = {"attributes": {"scale": 0.5, "causal": 1}, "domain": DOMAIN, "outputs": 3}
+    return [
+        Case("PackedAttentionGrad", given, gradient, **settings),
+        Case(
+            "PackedAttentionGrad",
+            (*given, mask),
+            lambda g, q, k, v: gradient(g, q, k, v, torch.from_numpy(mask).to(q.dtype)),
+            **settings,
+            label="mask",
+        ),
+    ]
+
+
+CASES = [*_gathering(), *_padding(), *_attention(), *_attention_gradient(), *_reachability()]

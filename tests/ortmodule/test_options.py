@@ -140,7 +140,7 @@ def test_json_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     wrapped = ORTModule(net())
     step(wrapped)
     settings = {
-        "PropagateCastOps": {"Strategy": "NONE", "Level": -1, "Allow": []},
+        "PropagateCastOps": {"Strategy": "INSERT_AND_REDUCE", "Level": 2, "Allow": ["Softmax"]},
         "UseExternalGPUAllocator": True,
         "EnableCustomAutogradFunction": False,
         "EnableGradAccOptimization": True,
@@ -163,6 +163,9 @@ def test_json_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         custom_autograd=False,
         static_shapes=True,
         cache_casts=True,
+        propagate_cast_ops_strategy="INSERT_AND_REDUCE",
+        propagate_cast_ops_level=2,
+        propagate_cast_ops_allow=("Softmax",),
         log_level="ERROR",
         save_onnx=tmp_path / "dumps",
         onnx_prefix="net",
@@ -185,7 +188,10 @@ def test_json_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ({"OnnxOpsetVersion": "21"}, OptionError),
         ({"OnnxOpsetVersion": 12}, OptionError),
         ({"FallbackPolicy": ["NONSENSE"]}, OptionError),
-        ({"PropagateCastOps": {"Strategy": "FLOOD_FILL", "Level": 1}}, OptionError),
+        ({"PropagateCastOps": {"Strategy": "FLOOD", "Level": 1}}, OptionError),
+        ({"PropagateCastOps": {"Level": 3}}, OptionError),
+        ({"PropagateCastOps": {"Allow": [1]}}, OptionError),
+        ({"PropagateCastOps": {"Colour": 1}}, KeyError),
         ({"UseMemoryEfficientGradient": True}, OptionError),
         ([], OptionError),
     ],

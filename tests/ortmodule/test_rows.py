@@ -187,7 +187,7 @@ def compare(models: tuple[ORTModule, torch.nn.Module, torch.nn.Module], given: B
     wrapped, eager, exact = models
     ours, chosen = wrapped_step(wrapped, given)
     theirs, right = step(eager, given), step(exact, given)
-    if right != right:  # some models mask in single precision, and what they write overflows in double
+    if right != right or any(g.isnan().any() for g in gradients(exact).values()):  # their masks are of single precision
         exact, right = eager, theirs
     check_losses(ours, theirs, right)
     check_gradients(*(dict(m.named_parameters()) for m in (wrapped, eager, exact)))
@@ -198,9 +198,9 @@ def check_padding_is_not_read(
     models: tuple[ORTModule, torch.nn.Module, torch.nn.Module], given: Batch, right: float
 ) -> None:
     """Where eager's loss does not depend on the ids of padding, ours and its gradients do not either."""
-    wrapped, _, exact = models
+    wrapped, eager, exact = models
     other = padded_differently(given)
-    if abs(step(exact, other) - right) > 1e-10 * abs(right):
+    if abs(step(exact, other) - right) > 1e-10 * abs(right) or step(eager, other) != step(eager, given):
         return
     loss, before = wrapped_step(wrapped, given)[0], gradients(wrapped)
     assert abs(wrapped_step(wrapped, other)[0] - loss) <= 1e-6 * abs(loss)
@@ -289,7 +289,7 @@ def test_onnxruntime(model: str, task: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "task"), [("BertForMaskedLM", "tokens"), ("LlamaForCausalLM", "next")])
+@pytest.mark.parametrize(("model", "task"), [("BertForMaskedLM", "tokens"), ("GPT2LMHeadModel", "next")])
 def test_double_precision(model: str, task: str) -> None:
     eager = build(Row(model, task), "sdpa").double()
     wrapped = ORTModule(copy.deepcopy(eager))

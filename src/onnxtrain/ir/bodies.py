@@ -197,6 +197,16 @@ def replace(graph: ir.Graph, node: ir.Node, results: Sequence[ir.Value]) -> None
     graph.remove(node, safe=True)
 
 
+def rewrite(node: ir.Node, op_type: str, inputs: Sequence[ir.Value | None], attributes: Sequence[ir.Attr] = ()) -> None:
+    """Turn a node into one of ONNX's operators that gives the same; its outputs stay as they are."""
+    node.domain, node.op_type = "", op_type
+    node.attributes.clear()
+    node.attributes.update({a.name: a for a in attributes})
+    node.resize_inputs(len(inputs))
+    for index, value in enumerate(inputs):
+        node.replace_input_with(index, value)
+
+
 def _become(graph: ir.Graph, node: ir.Node, old: ir.Value, new: ir.Value) -> None:
     """Let all that read a value read another; a graph output keeps its name."""
     if not old.is_graph_output():

@@ -33,13 +33,14 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """What one pass did: seconds it took, nodes before and after, whether it changed anything."""
+    """What one pass did: seconds it took, nodes before and after, whether it changed anything, and its own words."""
 
     name: str
     seconds: float
     nodes_before: int
     nodes_after: int
     modified: bool
+    note: str = ""
 
 
 @dataclasses.dataclass
@@ -72,7 +73,7 @@ class Pipeline:
             verify(model, after=step.name)
         if modified and self.dump is not None:
             self.dump(step.name, model)
-        return Record(step.name, seconds, before, len(model.graph), modified)
+        return Record(step.name, seconds, before, len(model.graph), modified, getattr(step.run, "note", ""))
 
 
 def save(model: ir.Model, path: Path) -> None:

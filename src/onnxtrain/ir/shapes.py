@@ -133,6 +133,22 @@ def operand(node: ir.Node, index: int) -> ir.Value | None:
     return node.inputs[index] if index < len(node.inputs) else None
 
 
+def are_known(dims: Dims | None) -> bool:
+    """Whether all dimensions are numbers or have a name or an expression."""
+    return dims is not None and all(isinstance(d, int) or d.value is not None for d in dims)
+
+
+def same_dims(x: ir.Value, y: ir.Value) -> bool:
+    """Whether two values are known to have the same shape."""
+    return are_known(dims_of(x)) and dims_of(x) == dims_of(y)
+
+
+def names_a_size(x: ir.Value, y: ir.Value) -> bool:
+    """Whether y has a size that depends on content under a name that x does not have; later sizes are made of it."""
+    known, named = ({d.value for d in dims_of(v) or () if isinstance(d, ir.SymbolicDim)} for v in (x, y))
+    return any(name and name.isidentifier() for name in named - known)
+
+
 def simplify(dim: Dim) -> Dim:
     """A dimension with constant expressions turned into ``int``."""
     if isinstance(dim, int) or dim.value is None or dim.value.isidentifier():

@@ -40,10 +40,15 @@ _GROUPS = {
         Celu Clip Cos Cosh Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish IsInf IsNaN
         LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or PRelu Pow Reciprocal Relu Round Selu
         Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Sub Sum Swish Tan Tanh ThresholdedRelu Where Xor
+<<<<<<< HEAD
         onnxtrain::Silu onnxtrain::GeluGrad onnxtrain::DropoutGrad""",
+=======
+        onnxtrain::Silu onnxtrain::GeluGrad
+        onnxtrain::DropoutGrad onnxtrain::ScaleGradient""",
+>>>>>>> main
     Trait.VIEW: "Reshape Squeeze Unsqueeze Flatten Transpose Expand Slice Split",
     Trait.VIEW | Trait.IDENTITY | Trait.ELEMENTWISE | Trait.ROW_WISE: "Identity onnxtrain::Detach",
-    Trait.ELEMENTWISE | Trait.RANDOM | Trait.ROW_WISE: "Dropout",
+    Trait.ELEMENTWISE | Trait.RANDOM | Trait.ROW_WISE: "Dropout onnxtrain::PackedDropout",
     Trait.RANDOM: "Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike onnxtrain::ATen",
     Trait.RANDOM | Trait.EFFECT: "onnxtrain::PythonOp onnxtrain::PythonOpGrad",
     Trait.EXPENSIVE: """
@@ -52,7 +57,7 @@ _GROUPS = {
         onnxtrain::CausalScaledDotProductAttention onnxtrain::CausalScaledDotProductAttentionGrad
         onnxtrain::MaskedScaledDotProductAttention onnxtrain::ScaledDotProductAttentionGrad
         onnxtrain::MaskedScaledDotProductAttentionGrad
-        onnxtrain::PackedAttention onnxtrain::PackedAttentionGrad""",
+        onnxtrain::PackedAttention onnxtrain::PackedAttentionGrad onnxtrain::LinearCrossEntropy""",
     Trait.EXPENSIVE | Trait.ROW_WISE: "onnxtrain::Linear onnxtrain::LinearWithoutBias",
     Trait.ROW_WISE: "onnxtrain::SoftmaxGrad onnxtrain::LogSoftmaxGrad",
 }

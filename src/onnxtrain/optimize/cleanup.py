@@ -12,7 +12,6 @@ from onnx.reference import ReferenceEvaluator
 
 from onnxtrain.ir import shapes
 from onnxtrain.ir.bodies import remove_unread
-from onnxtrain.ir.graphs import is_backward
 from onnxtrain.ir.traits import Trait, traits_of
 
 _LARGEST_FOLD = 65536  # elements of a folded constant
@@ -130,12 +129,11 @@ class NoOperationPass(ir.passes.InPlacePass):
         """Run the pass."""
         modified = False
         for node in list(model.graph):
-            modified |= _join(node)
             x = node.inputs[0] if node.inputs else None
             y = node.outputs[0]
             if x is None or not _is_noop(node, x, y) or len([o for o in node.outputs if o.uses()]) > 1:
                 continue
-            if y.is_graph_output() or _names_a_size(x, y):
+            if y.is_graph_output() or shapes.names_a_size(x, y):
                 continue
             y.replace_all_uses_with(x)
             modified = True
@@ -148,7 +146,7 @@ _SAME_SHAPE = frozenset(("Reshape", "Expand", "Squeeze", "Unsqueeze", "Flatten",
 def _is_noop(node: ir.Node, x: ir.Value, y: ir.Value) -> bool:
     if node.domain != "":
         return False
-    op_type, same = node.op_type, _same_dims(x, y)
+    op_type, same = node.op_type, shapes.same_dims(x, y)
     if op_type == "Identity":
         return True
     if op_type in ("Cast", "CastLike"):
@@ -184,44 +182,6 @@ def _is_neutral(node: ir.Node, same: bool) -> bool:
         return False
     other = shapes.constant_of(node.inputs[1])
     return other is not None and other.size <= 64 and bool((other == neutral).all())
-
-
-def _same_dims(x: ir.Value, y: ir.Value) -> bool:
-    a, b = shapes.dims_of(x), shapes.dims_of(y)
-    return a is not None and a == b and all(isinstance(d, int) or d.value is not None for d in a)
-
-
-def _names_a_size(x: ir.Value, y: ir.Value) -> bool:
-    """Whether y has a size that depends on content under a name that x does not have; later sizes are made of it."""
-    known, named = ({d.value for d in shapes.dims_of(v) or () if isinstance(d, ir.SymbolicDim)} for v in (x, y))
-    return any(name and name.isidentifier() for name in named - known)
-
-
-def _join(node: ir.Node) -> bool:
-    """Two views in a row that can be one: Reshape of a view, Transpose of a Transpose."""
-    x = node.inputs[0] if node.inputs else None
-    before = None if x is None else x.producer()
-    if (
-        before is None
-        or node.domain
-        or before.domain
-        or not before.inputs
-        or before.inputs[0] is None
-        or is_backward(node) != is_backward(before)
-    ):
-        return False
-    if node.op_type == "Reshape" and before.op_type in ("Reshape", "Squeeze", "Unsqueeze", "Flatten"):
-        wanted = shapes.constant_of(node.inputs[1])
-        if wanted is None or (wanted != 0).all():
-            node.replace_input_with(0, before.inputs[0])
-            return True
-    if node.op_type == "Transpose" and before.op_type == "Transpose":
-        first, second = shapes.attribute(before, "perm"), shapes.attribute(node, "perm")
-        if first is not None and second is not None:
-            node.attributes["perm"] = ir.AttrInt64s("perm", [first[i] for i in second])
-            node.replace_input_with(0, before.inputs[0])
-            return True
-    return False
 
 
 class CommonSubexpressionsPass(ir.passes.InPlacePass):

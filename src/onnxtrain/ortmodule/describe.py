@@ -6,10 +6,11 @@ from onnxtrain.ir import shapes
 from onnxtrain.ir.graphs import DOMAIN
 from onnxtrain.ir.python_calls import is_call
 from onnxtrain.options import Fallback, Options
+from onnxtrain.ortmodule import sparsity
 from onnxtrain.ortmodule.session import Session
 from onnxtrain.ortmodule.sessions import Entry, Sessions
 
-_STAGES = ("export", "translate", "optimize", "gradient", "plan", "compile")
+_STAGES = ("export", "translate", "optimize", "skip", "gradient", "plan", "compile")
 
 
 def summary(session: Session) -> str:
@@ -22,7 +23,7 @@ def summary(session: Session) -> str:
     removed: dict[str, int] = {}
     for record in report.passes:
         removed[record.name] = removed.get(record.name, 0) + record.nodes_before - record.nodes_after
-    changed = [f"{name} -{count}" for name, count in removed.items() if count]
+    changed = [f"{name} {-count:+}" for name, count in removed.items() if count]
     rows.append(f"passes           {', '.join(changed) or 'nothing to do'}")
     rows.append("build time       " + ", ".join(f"{name} {s:.2f} s" for name, s in report.seconds.items()))
     rows.append(f"backend          {type(compiled.executable).__name__}")
@@ -58,10 +59,19 @@ def _features(session: Session, options: Options) -> list[tuple[str, str]]:
         ("ATen executor", f"on, {kept} nodes" if kept else "on, no node needs it"),
         ("autograd functions", f"{called} nodes" if called else "none"),
         ("cached parameter casts", f"on, {casts} parameters" if session.options.cache_casts else "off"),
+        ("cast propagation", _cast_propagation(options)),
         ("automatic fallback", fallback),
         ("graph cache", str(options.cache_dir) if options.cache_dir is not None else "off (ORTMODULE_CACHE_DIR)"),
-        ("not available yet", "cast propagation, memory and compute optimizer, Triton"),
+        *sparsity.features(session),
+        ("not available yet", "memory optimizer, Triton"),
     ]
+
+
+def _cast_propagation(options: Options) -> str:
+    strategy, level = options.propagate_cast_ops_strategy, options.propagate_cast_ops_level
+    if strategy == "NONE" or level < 0:
+        return "off"
+    return " ".join([f"{strategy}, level {level}", *options.propagate_cast_ops_allow])
 
 
 def explain(sessions: Sessions) -> str:
@@ -73,6 +83,16 @@ def explain(sessions: Sessions) -> str:
         lines += [f"graph {number}: captured at call {entry.first}, because", *(f"    {r}" for r in entry.reasons)]
         lines += [f"  served {_count(entry.served, 'call')} in {_mode(entry)} mode", *_sizes(entry)]
         lines += [f"  {variant}" for variant in entry.session.variants()]
+    return "\n".join(lines)
+
+
+def explain_sparsity(sessions: Sessions) -> str:
+    """Which rows each graph computes, and why."""
+    if not sessions.entries:
+        return "no graph yet: the module was not called"
+    lines = []
+    for number, entry in enumerate(sessions.entries, 1):
+        lines += [f"graph {number}, {_mode(entry)} mode", *sparsity.explain_rows(entry.session)]
     return "\n".join(lines)
 
 

@@ -16,7 +16,7 @@ from onnxtrain.ir.printer import to_text
 from onnxtrain.options import Options, from_environment
 from onnxtrain.ortmodule.checks import check_module
 from onnxtrain.ortmodule.debug import DebugOptions, start_logging
-from onnxtrain.ortmodule.describe import explain, first_step, phases, summary
+from onnxtrain.ortmodule.describe import explain, explain_sparsity, first_step, phases, summary
 from onnxtrain.ortmodule.fallback import FallbackState
 from onnxtrain.ortmodule.session import Session
 from onnxtrain.ortmodule.sessions import Sessions
@@ -163,12 +163,23 @@ class ORTModule(torch.nn.Module):
             _LOG.log(level, "%s", first_step(type(self.module).__name__, session))
             _LOG.info("%s", phases(session))
 
-    def explain(self) -> str:
-        """Every graph of this module: why it was captured, how many calls it served, which sizes are free."""
+    def explain(self, topic: str = "graphs") -> str:
+        """What is done with this module, and why.
+
+        Args:
+            topic: ``"graphs"``: why each graph was captured, how many calls it served, which sizes are free.
+                ``"sparsity"``: which rows of each value are computed, and what needs those that are not skipped.
+
+        Raises:
+            ModuleError: the topic is not known.
+        """
+        told = {"graphs": explain, "sparsity": explain_sparsity}
+        if topic not in told:
+            raise ModuleError(f"there is nothing to explain about {topic!r}", cure=f"ask for {' or '.join(told)}")
         fallback: FallbackState = self.__dict__["_fallback"]
         text = "" if fallback.reason is None else f"runs in eager PyTorch, because\n{fallback.reason}\n"
         sessions = self.__dict__["_sessions"]
-        return text + (explain(sessions) if sessions is not None else "no graph yet: the module was not called")
+        return text + (told[topic](sessions) if sessions is not None else "no graph yet: the module was not called")
 
     def graph(self, stage: str = "training") -> str:
         """The graph of the last call as text.

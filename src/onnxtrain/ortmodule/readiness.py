@@ -104,7 +104,7 @@ def _without_backward_hooks(module: torch.nn.Module) -> torch.nn.Module:
 def _graph_errors(
     module: torch.nn.Module, captured: Captured, options: Options, notes: list[str]
 ) -> list[OnnxTrainError]:
-    optimize(captured.graph, check=False)
+    optimize(captured.graph, options, check=False)
     trained = {name for name, p in module.named_parameters() if p.requires_grad}
     read = tuple(name for name in captured.graph.signature.parameters if name in trained)
     graph = ForwardGraph(captured.graph.model, dataclasses.replace(captured.graph.signature, differentiable=read))

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import onnx_ir as ir
 import torch
 
 from onnxtrain.ir import shapes
 from onnxtrain.ir.graphs import ForwardGraph
+from onnxtrain.optimize import join_losses, move_selections
 from onnxtrain.optimize.rows import (
     BLIND,
+    Liveness,
     Packed,
     RowSet,
     Within,
@@ -19,9 +23,11 @@ from onnxtrain.optimize.rows import (
     inspection,
     is_by_attention,
     pack,
-    row_liveness,
+    waiting_outputs,
+    with_outputs,
 )
 from onnxtrain.options import Options
+from onnxtrain.plan.cost import flops
 
 DENSE: frozenset[RowSet] = frozenset()
 
@@ -49,10 +55,10 @@ NOTHING = Batch(DENSE, {}, {}, {})
 
 
 class RowPlan:
-    """The rows that matter to some outputs of a graph.
+    """The forward pass without the work that some outputs do not need, and the rows that matter to them.
 
     Args:
-        graph: the forward pass.
+        graph: the forward pass; it is not changed.
         differentiable: names of the inputs that receive a gradient.
         shown: outputs that are computed, with whether rows that no token attends to must be what eager computes.
         deferrable: outputs that may wait until they are read.
@@ -60,6 +66,8 @@ class RowPlan:
 
     Attributes:
         waiting: the outputs that are computed when they are read.
+        graph: the forward pass without them, selections moved.
+        passes: what each pass did.
         sets: the sets of rows that something is computed for.
     """
 
@@ -71,22 +79,25 @@ class RowPlan:
         deferrable: Collection[str],
         options: Options,
     ) -> None:
-        self.graph, self.options = graph, options
-        self.liveness, self.waiting = row_liveness(graph, differentiable, shown, deferrable)
-        self.sets = [s for s in chosen_sets(self.liveness) if options.padding_elimination or not is_by_attention(s)]
-        self.inspection = inspection(self.liveness, self.sets) if self.sets else None
+        self.options, self._packed = options, dict[frozenset[RowSet], Packed]()
+        self.waiting = waiting_outputs(graph, differentiable, shown, deferrable)
         self.outputs = tuple(n for n in graph.signature.outputs if n not in self.waiting)
-        self._packed: dict[frozenset[RowSet], Packed] = {}
+        self.graph = with_outputs(graph, self.outputs)
+        self.passes = move_selections(self.graph, check=options.verify_passes)
+        kept = {name: shown.get(name, True) for name in self.outputs}
+        self.liveness = Liveness(self.graph, differentiable, kept)
+        found = chosen_sets(self.liveness) if options.drops_rows else []
+        self.sets = [s for s in found if options.padding_elimination or not is_by_attention(s)]
+        self.inspection = inspection(self.liveness, self.sets) if self.sets else None
+        self._costs = {s: _Cost(self.liveness, self.packed(frozenset(self.sets)), s) for s in self.sets}
 
     def packed(self, active: frozenset[RowSet]) -> Packed:
         """The graph that computes these sets' rows, and the outputs that do not wait."""
         if active not in self._packed:
-            self._packed[active] = pack(self.liveness, active, self.outputs)
+            packed = pack(self.liveness, active)
+            self.passes += join_losses(packed.graph, check=self.options.verify_passes)
+            self._packed[active] = packed
         return self._packed[active]
-
-    def changes_nothing(self, active: frozenset[RowSet]) -> bool:
-        """Whether the packed graph is the graph itself."""
-        return not active and not self.waiting
 
     def batch(self, found: Sequence[torch.Tensor], inputs: Mapping[str, torch.Tensor]) -> Batch:
         """What the inspection's results say.
@@ -98,18 +109,64 @@ class RowPlan:
         assert self.inspection is not None
         held = dict(zip(self.inspection.holds, found, strict=False))
         blind = bool(found[-1])
-        sizes = symbol_sizes(self.graph, inputs)
+        sizes = symbol_sizes(self.graph.model.graph, inputs)
         totals = {s: size_of(dim, sizes) for s, dim in self.inspection.totals.items()}
         densities = {s: len(held[s]) / max(1, totals[s]) for s in self.sets}
-        limit = self.options.density_threshold
-        active = frozenset(s for s, d in densities.items() if 0.0 < d < limit) if not blind else DENSE
-        return Batch(active, held, densities, totals, blind)
+        active = frozenset(s for s, d in densities.items() if 0.0 < d < self._limit(s, totals[s], sizes))
+        return Batch(DENSE if blind else active, held, densities, totals, blind)
+
+    def _limit(self, rows: RowSet, total: int, sizes: Mapping[str, int]) -> float:
+        """The share of rows above which it costs more to pack them than to compute them all."""
+        if self.options.density_threshold is not None:
+            return self.options.density_threshold
+        return self._costs[rows].limit(total, sizes)
 
 
-def symbol_sizes(graph: ForwardGraph, inputs: Mapping[str, torch.Tensor]) -> dict[str, int]:
+_LARGEST = 0.98  # share of rows from which on nothing is worth a second graph
+_MOVE = 300  # operations that take as long as moving one number in and back again, of products of a few hundred columns
+_MOVERS = ("FlattenAndUnpad", "PadAndUnflatten", "ShrunkenGather")
+
+
+class _Cost:
+    """What a row of a set costs to compute, and to pack.
+
+    Args:
+        liveness: which nodes compute for the set.
+        packed: the graph that packs it.
+        rows: the set.
+    """
+
+    def __init__(self, liveness: Liveness, packed: Packed, rows: RowSet) -> None:
+        inside = {n: a for a in liveness.attentions for n in a.nodes}
+        nodes = []
+        for node in liveness.graph.model.graph:
+            value = node.outputs[0] if node not in inside else inside[node].output
+            needed = liveness.rows_of(value)
+            if needed is not None and needed.rows == rows:
+                nodes.append(node)
+        self.computed = flops(nodes)
+        self.moved = sum(_width(n, packed, rows) for n in packed.graph.model.graph if n.op_type in _MOVERS)
+
+    def limit(self, total: int, sizes: Mapping[str, int]) -> float:
+        """The share of rows above which packing costs more than it saves; forward and backward are three forwards."""
+        work = 3 * self.computed.evaluate(sizes) / max(1, total)
+        return min(_LARGEST, max(0.0, 1.0 - _MOVE * self.moved / work)) if work else 0.0
+
+
+def _width(node: ir.Node, packed: Packed, rows: RowSet) -> int:
+    """The numbers in a row that a node moves into or out of a set; those of integers cost next to nothing."""
+    names = {n for n, held in packed.inputs.items() if held == rows or (isinstance(held, Within) and held.rows == rows)}
+    x, y = node.inputs[0], node.outputs[0]
+    if x is None or str(node.inputs[1].name) not in names or y.dtype is None or not y.dtype.is_floating_point():  # type: ignore[union-attr]
+        return 0
+    rest = shapes.known_dims(x)[1:] if node.op_type == "PadAndUnflatten" else shapes.known_dims(y)[1:]
+    return math.prod(d for d in rest if isinstance(d, int))
+
+
+def symbol_sizes(graph: ir.Graph, inputs: Mapping[str, torch.Tensor]) -> dict[str, int]:
     """The sizes of a call by the names that the graph has for them."""
     found: dict[str, int] = {}
-    for value in graph.model.graph.inputs:
+    for value in graph.inputs:
         tensor = inputs.get(str(value.name))
         if tensor is not None:
             dims = shapes.dims_of(value) or ()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import onnx_ir as ir
 import torch
+from torch.utils import _pytree as pytree
 
 from onnxtrain.capture import Captured, Numbers
 from onnxtrain.compiler import Compiled, Report, capture_module, compile_graph
@@ -19,7 +20,8 @@ from onnxtrain.ortmodule import verification
 from onnxtrain.ortmodule.casts import CastCache
 from onnxtrain.ortmodule.checks import is_gathered
 from onnxtrain.ortmodule.guards import size_check
-from onnxtrain.ortmodule.rows import DENSE, NOTHING, Batch, RowPlan, rows_in_order
+from onnxtrain.ortmodule.rows import DENSE, NOTHING, Batch, RowPlan, rows_in_order, symbol_sizes
+from onnxtrain.plan.cost import Flops, flops, training_flops
 
 _Key: TypeAlias = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], frozenset[RowSet]]
 
@@ -86,6 +88,10 @@ class Session:
         self._row_plans: dict[_Key, RowPlan] = {}
         self._inspectors: dict[int, Compiled] = {}
         self.read: set[str] = set()  # outputs that were computed late because somebody read them
+        self.latest_choice: tuple[Chosen, RowPlan] | None = None  # of the last step that could drop rows
+        self.steps = 0
+        self.latest_work: tuple[int, int] | None = None  # operations of that step, and eager's
+        self._work: dict[object, Flops] = {}
         self.exact = False  # whether nothing may be skipped: a step is compared with eager's random numbers
         self.casts = CastCache() if self.options.cache_casts else None
         self._watched: dict[int, frozenset[str]] = {}
@@ -120,15 +126,37 @@ class Session:
             differentiable: names of the inputs whose gradient is wanted.
             outputs: names of the outputs that receive one.
         """
-        if not differentiable or not self.options.drops_rows or self.exact:
+        if not self.options.compute_optimizer or self.exact:
             return Chosen(self.variant(differentiable, outputs))
         plan = self.row_plan(differentiable, outputs)
         batch = self._inspect(plan, inputs)
-        if plan.changes_nothing(batch.active):
-            return Chosen(self.variant(differentiable, outputs), batch)
-        compiled = self.variant(differentiable, outputs, plan, batch.active)
-        packed = plan.packed(batch.active)
-        return Chosen(compiled, batch, tuple(rows_in_order(packed, batch)), plan.waiting, packed.zeros)
+        packed, compiled = plan.packed(batch.active), self.variant(differentiable, outputs, plan, batch.active)
+        chosen = Chosen(compiled, batch, tuple(rows_in_order(packed, batch)), plan.waiting, packed.zeros)
+        if differentiable:
+            self.latest_choice = (chosen, plan)
+        return chosen
+
+    def work(self, chosen: Chosen, inputs: Mapping[str, torch.Tensor]) -> tuple[int, int]:
+        """The floating point operations of a training step, and those that eager PyTorch needs for it.
+
+        Args:
+            chosen: the step's graph.
+            inputs: all graph inputs by name.
+        """
+        compiled, graph = chosen.compiled, self.captured.graph
+        assert compiled.training is not None
+        differentiable = compiled.training.signature.differentiable
+        sizes = symbol_sizes(graph.model.graph, inputs)
+        named = dict(zip(compiled.plan.signature.rows, chosen.rows, strict=True))
+        rows = symbol_sizes(compiled.training.model.graph, named)
+        ours = self._flops(id(compiled), lambda: flops(compiled.training.model.graph))  # type: ignore[union-attr]
+        eager = self._flops(differentiable, lambda: training_flops(graph, differentiable))
+        return ours.evaluate(sizes | rows), eager.evaluate(sizes)
+
+    def _flops(self, key: object, count: Callable[[], Flops]) -> Flops:
+        if key not in self._work:
+            self._work[key] = count()
+        return self._work[key]
 
     def row_plan(self, differentiable: Sequence[str], outputs: Sequence[str]) -> RowPlan:
         """Which rows matter where these outputs receive gradients and those that were read before are shown."""
@@ -138,9 +166,11 @@ class Session:
             lazy = self.options.lazy_outputs and any(_is_scalar(named[n]) for n in outputs)
             beside = [n for n in self.signature.outputs if n not in outputs]
             late = [n for n in beside if lazy and n not in self.read and not _is_scalar(named[n])]
-            shown = dict.fromkeys(outputs, True) | {n: self.options.strict for n in beside if n not in late}
-            with self.report.stage("rows"):
+            strict = self.options.strict or not differentiable
+            shown = dict.fromkeys(outputs, True) | {n: strict for n in beside if n not in late}
+            with self.report.stage("skip"):
                 plan = RowPlan(self.captured.graph, self.signature.parameters, shown, late, self.options)
+            self.report.passes += plan.passes
             self._row_plans[key] = plan
         return self._row_plans[key]
 
@@ -175,7 +205,7 @@ class Session:
         if key not in self._variants:
             graph = self.captured.graph
             if plan is not None:
-                with self.report.stage("rows"):
+                with self.report.stage("skip"):
                     graph = plan.packed(active).graph
             made = compile_graph(graph, differentiable, outputs, self.options, self.report, self._device())
             self._variants[key] = made
@@ -220,6 +250,16 @@ class Session:
     def watched(self, compiled: Compiled) -> frozenset[str]:
         """Names of inputs and outputs whose memory the backward pass of a variant reads."""
         return self._watched[id(compiled)]
+
+    def place_of(self, output: str) -> str:
+        """Where an output of the graph is in what the module returns: ``logits``, ``hidden_states[1]``."""
+        schema = self.captured.outputs
+        index = self.signature.outputs.index(output)
+        positions = schema.restore(list(range(schema.tensors)))
+        for path, position in pytree.tree_flatten_with_path(positions)[0]:
+            if type(position) is int and self.captured.sources[position] == index:
+                return pytree.keystr(path).replace("['", "", 1).replace("']", "", 1).lstrip(".") or output
+        return output
 
     def restore(self, outputs: Sequence[torch.Tensor]) -> Any:
         """The user's output structure with these tensors in it."""

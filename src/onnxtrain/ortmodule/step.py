@@ -18,6 +18,7 @@ from onnxtrain.ortmodule import randomness
 from onnxtrain.ortmodule.deferred import DeferredTensor
 from onnxtrain.ortmodule.rows import size_of, symbol_sizes
 from onnxtrain.ortmodule.session import Chosen, Session, as_torch
+from onnxtrain.ortmodule.sparsity import density_table, step_line
 from onnxtrain.ortmodule.verification import Verification
 
 _LOG = logging.getLogger(__name__)
@@ -27,19 +28,33 @@ def run(session: Session, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]
     """Run a call of the module; the outputs carry gradients where any input or parameter requires one."""
     inputs = session.inputs(tensors)
     differentiable = session.differentiable(inputs)
-    if not differentiable:
-        compiled = session.variant((), ())
-        outputs, _ = compiled.executable.forward(inputs)
-        return _finish(session, compiled, outputs)
     named = dict(zip(session.signature.inputs, inputs, strict=True))
+    if not differentiable:
+        chosen = session.choose(named, (), ())
+        outputs, _ = chosen.compiled.executable.forward([*inputs, *chosen.rows])
+        return _finish(session, chosen.compiled, outputs)
     starts_verification = session.options.verify and session.verification is None
     session.exact = starts_verification and session.is_random
-    state = _State(session, session.choose(named, differentiable, session.predicted_outputs()), named, differentiable)
+    chosen = session.choose(named, differentiable, session.predicted_outputs())
+    _report(session, chosen, named)
+    state = _State(session, chosen, named, differentiable)
     made = _Step.apply(state, *(named[name] for name in differentiable))
     found = dict(zip(state.compiled.plan.signature.outputs, made, strict=True))
     if not state.chosen.waiting:
         return list(found.values())
     return [found[n] if n in found else state.deferred(n) for n in session.signature.outputs]
+
+
+def _report(session: Session, chosen: Chosen, inputs: dict[str, torch.Tensor]) -> None:
+    """Say what the step skips, where that is asked for."""
+    session.steps += 1
+    talks = _LOG.isEnabledFor(logging.INFO)
+    if talks or session.latest_work is None:
+        session.latest_work = session.work(chosen, inputs)
+    if talks:
+        _LOG.info("step %d: %s", session.steps, step_line(session, chosen, session.latest_work))
+    if session.options.print_input_density and session.latest_choice is not None and chosen.batch.held:
+        print(density_table(session.steps, session.latest_choice[1], chosen.batch, inputs))
 
 
 def _finish(session: Session, compiled: Compiled, outputs: Sequence[Any]) -> list[torch.Tensor]:
@@ -174,7 +189,7 @@ class _State:
         """An output that is computed when it is read."""
         session = self.session
         value = next(v for v in session.captured.graph.model.graph.outputs if v.name == name)
-        sizes = symbol_sizes(session.captured.graph, self.inputs)
+        sizes = symbol_sizes(session.captured.graph.model.graph, self.inputs)
         shape = [size_of(d, sizes) for d in shapes.known_dims(value)]
         dtype, device = torch_dtype(int(shapes.dtype_of(value))), next(iter(self.inputs.values())).device
         if self.late is None:
@@ -228,11 +243,12 @@ class Late:
         session = self.session
         if name not in session.read:
             session.read.add(name)
-            _LOG.info("%s was read: from the next step on it is computed with the loss", name)
+            place = session.place_of(name)
+            _LOG.info("%s was read: from the next step on it is computed with the loss", place)
             if any(x._version != version for x, version in zip(self.inputs.values(), self.versions, strict=True)):
                 warnings.warn(
-                    f"{name} was read after parameters or inputs changed, and is computed with what they are now. From "
-                    "the next step on it is computed with the loss. Options(lazy_outputs=False) does so from the start",
+                    f"{place} was read after parameters or inputs changed, and is computed with what they are now. "
+                    "From the next step on it is computed with the loss; Options(lazy_outputs=False) does so always",
                     stacklevel=2,
                 )
         if not torch.is_grad_enabled():

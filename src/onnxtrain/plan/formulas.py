@@ -24,6 +24,7 @@ FORMULAS: dict[tuple[str, str], Formula] = {}
 PRODUCTS: set[str] = set()  # operators whose cost is that of their multiply-adds
 PER_ELEMENT = {
     "Dropout": 2,  # compare, scale
+    "PackedDropout": 2,
     "DropoutGrad": 2,
     "Softmax": 5,  # maximum, subtraction, exponential, sum, division
     "LogSoftmax": 5,
@@ -45,7 +46,8 @@ _MOVES = """
     Compress Concat Constant ConstantOfShape DepthToSpace EyeLike Gather GatherElements GatherND NonZero OneHot Pad
     Range ReverseSequence ScatterElements ScatterND Shape Size SpaceToDepth SplitToSequence SequenceAt SequenceEmpty
     SequenceInsert SequenceConstruct SequenceErase SequenceLength ConcatFromSequence Optional OptionalGetElement
-    OptionalHasElement Tile Trilu Embedding FlattenAndUnpad PadAndUnflatten PlaceAt SliceGrad"""
+    OptionalHasElement Tile Trilu Embedding FlattenAndUnpad PadAndUnflatten ShrunkenGather ShrunkenGatherGrad PlaceAt
+    SliceGrad"""
 MOVES = frozenset(_MOVES.split())
 
 

@@ -16,7 +16,7 @@ import torch
 from onnxtrain.errors import BackendError
 from onnxtrain.execute.torch.expressions import Names, data_text, dim_text, is_known, symbols_of
 from onnxtrain.execute.torch.lowerings.recurrent import is_fused
-from onnxtrain.execute.torch.memory import reusable
+from onnxtrain.execute.torch.memory import reusable, unshared
 from onnxtrain.execute.torch.registry import Lowering, lowering_of
 from onnxtrain.ir import shapes
 from onnxtrain.ir.bodies import BODY, bodies_of, is_closed
@@ -61,7 +61,17 @@ def compile_plan(plan: Plan, device: str) -> tuple[Program, Program | None]:
     visible = [*plan.signature.outputs, *plan.signature.buffer_updates.values()]
     writer = _Writer(plan.forward.graph, device, [*visible, *(str(v.name) for v in saved)])
     sizes = sorted(reader.symbols & _bindable(plan.forward.graph))
+    reader.given = _given(writer, saved, visible)
     return writer.forward(plan, [str(v.name) for v in saved], sizes), reader.backward(plan, saved, sizes)
+
+
+def _given(writer: _Writer, saved: Sequence[ir.Value], visible: Sequence[str]) -> set[ir.Value]:
+    """The saved values whose memory the forward pass leaves to the backward pass alone."""
+    names = {str(v.name) for v in saved}
+    kept = [v for v in writer.results if v.name in names and v.name not in visible]
+    held = {*writer.graph.inputs, *(v for v in writer.results if v.name in visible)}
+    found = {v.name for v in unshared(writer.nodes, writer.lowerings, kept, held)}
+    return {v for v in saved if v.name in found}
 
 
 def _bindable(graph: ir.Graph) -> set[str]:
@@ -86,6 +96,7 @@ class _Writer:
         self.nodes = [n for n in graph if n in self.lowerings and self._runs(n, self.live)]
         self.symbols = self._symbols()
         self.bound: set[str] = set()
+        self.given: set[ir.Value] = set()  # inputs whose memory may be overwritten
         self.names = Names({"ops", "calls", "host", "saved", "sizes", "inputs", "gradients", *self.symbols})
 
     def forward(self, plan: Plan, saved: Sequence[str], sizes: Sequence[str]) -> Program:
@@ -176,7 +187,7 @@ class _Writer:
 
     def _body(self, keep: set[ir.Value]) -> None:
         last = self._last_uses(keep)
-        self.reusable = reusable(self.nodes, self.lowerings, last, keep | set(self.results))
+        self.reusable = reusable(self.nodes, self.lowerings, last, keep | set(self.results), self.given)
         for node in self.nodes:
             self.lines.append(self._line(node))
             self._bind(v for v in node.outputs if v in self.live)

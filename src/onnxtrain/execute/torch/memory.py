@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -16,6 +16,7 @@ def reusable(
     lowerings: Mapping[ir.Node, Lowering],
     last: Mapping[ir.Node, Sequence[ir.Value]],
     held: set[ir.Value],
+    given: Collection[ir.Value] = (),
 ) -> dict[ir.Node, int]:
     """For each node that can write its result into one of its operands, the operand's position.
 
@@ -24,31 +25,47 @@ def reusable(
         lowerings: how each node runs.
         last: the values that die after each node.
         held: values whose memory outlives the program: inputs, outputs, saved values.
+        given: inputs whose memory is the program's alone.
     """
     groups = _Groups(nodes, lowerings)
-    alive: dict[ir.Value, int] = {}
+    alive = {groups.root(value): 1 for value in given}
     for node in nodes:
         for value in node.outputs:
             alive[groups.root(value)] = alive.get(groups.root(value), 0) + 1
     made = {v: n for n in nodes for v in n.outputs}
     outside = {groups.root(v) for v in held} | {
-        groups.root(v) for n in nodes for v in n.inputs if v is not None and v not in made
+        groups.root(v) for n in nodes for v in n.inputs if v is not None and v not in made and v not in given
     }
     found: dict[ir.Node, int] = {}
     for node in nodes:
         dying = set(last.get(node, ()))
         if lowerings[node].inplace is not None:
             for index, value in enumerate(node.inputs if node.op_type in _COMMUTATIVE else node.inputs[:1]):
-                if value is None or value not in dying or value not in made or lowerings[made[value]].view:
+                if value is None or value not in dying or (value not in made and value not in given):
+                    continue
+                if value in made and lowerings[made[value]].view:
                     continue
                 root, once = groups.root(value), node.inputs.count(value) == 1
                 if once and root not in outside and alive[root] == 1 and _same(value, node.outputs[0]):
                     found[node] = index
                     break
         for value in dying:
-            if value in made:
+            if value in made or value in given:
                 alive[groups.root(value)] -= 1
     return found
+
+
+def unshared(
+    nodes: Sequence[ir.Node], lowerings: Mapping[ir.Node, Lowering], values: Sequence[ir.Value], held: set[ir.Value]
+) -> set[ir.Value]:
+    """Those of the values a program gives away whose memory no other of them has, nor anything held."""
+    groups = _Groups(nodes, lowerings)
+    made = {v for n in nodes for v in n.outputs}
+    roots = [groups.root(v) for v in values]
+    outside = {groups.root(v) for v in held} | {
+        groups.root(v) for n in nodes for v in n.inputs if v is not None and v not in made
+    }
+    return {v for v in values if v in made and groups.root(v) is v and roots.count(v) == 1 and v not in outside}
 
 
 _COMMUTATIVE = ("Add", "Mul")

@@ -7,7 +7,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxtrain.gradient.registry import Context, gradient
+from onnxtrain.gradient.registry import DOMAIN, Context, gradient
 from onnxtrain.ir import shapes
 from onnxtrain.ir.builder import Builder
 
@@ -116,6 +116,19 @@ def softmax_cross_entropy(
     dlosses = _per_label(ctx, dy, scores, labels, weights, reduction, ignore_index)
     through_loss = op.SoftmaxCrossEntropyLossGrad(dlosses, ctx.output(1), labels)
     return (through_loss if through_log is None else through_loss + through_log), None, None
+
+
+@gradient("LinearCrossEntropy", domain=DOMAIN)
+def linear_cross_entropy(
+    ctx: Context, dy: Value, x: Value, weight: Value, bias: Value | None, labels: Value, **_: Any
+) -> Any:
+    """What the forward pass gives for a gradient of 1, times dy; gradients of half types come in float32."""
+    ctx.first_output_only()
+
+    def scaled(index: int, operand: Value) -> Value:
+        return ctx.op.cast(ctx.op.ScaleGradient(ctx.output(index), dy), shapes.dtype_of(operand))
+
+    return scaled(1, x), scaled(2, weight), None if bias is None else scaled(3, bias), None
 
 
 @gradient("NegativeLogLikelihoodLoss")

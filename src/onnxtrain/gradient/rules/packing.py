@@ -17,6 +17,12 @@ def shrunken_gather(ctx: Context, dy: Value, x: Value, indices: Value) -> Any:
     return ctx.op.ShrunkenGatherGrad(dy, indices, ctx.op.shape(x))
 
 
+@gradient("PackedDropout", domain=DOMAIN)
+def packed_dropout(ctx: Context, dy: Value, x: Value, ratio: Value) -> Any:
+    """dx = dy · mask / (1 - ratio)."""
+    return ctx.op.DropoutGrad(dy, ctx.output(1), ratio)
+
+
 @gradient("FlattenAndUnpad", domain=DOMAIN)
 def flatten_and_unpad(ctx: Context, dy: Value, x: Value, rows: Value) -> Any:
     """The rows back in their places, zeros in the others."""

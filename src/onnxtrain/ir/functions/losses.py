@@ -1,10 +1,13 @@
-"""Our operators for the gradients of losses."""
+"""Our operators for losses and their gradients."""
 
 from __future__ import annotations
 
 from onnxscript import opset20 as op
+from onnxscript import values
 
-from onnxtrain.ir.functions import function
+from onnxtrain.ir.functions import DOMAIN, VERSION, function
+
+own = values.Opset(DOMAIN, VERSION)
 
 
 @function(like=(1,))
@@ -35,3 +38,35 @@ def NegativeLogLikelihoodLossGrad(dlosses, log_prob, labels):
     zeros = op.Expand(op.CastLike(op.Constant(value_float=0.0), log_prob), op.Shape(log_prob))
     g = op.Neg(op.Unsqueeze(dlosses, op.Constant(value_ints=[1])))
     return op.ScatterElements(zeros, op.Unsqueeze(safe, op.Constant(value_ints=[1])), g, axis=1, reduction="add")
+
+
+@function(optional=("bias",))
+def LinearCrossEntropy(x, weight, bias, labels, ignore_index: int = -100, reduction: str = "mean"):
+    """Cross entropy of the scores ``x @ weight.T + bias`` (T, V) and the labels (T), and its gradients.
+
+    x (T, H), weight (V, H), bias (V) or left out. Rows whose label is ``ignore_index`` count for nothing; ``reduction``
+    is "mean" (NaN where no row counts) or "sum". Scores of half types are made in that type and then read as float32,
+    which the loss and the gradients have.
+
+    Returns the loss (a scalar), and the gradients of x, weight and bias for a gradient of 1 of the loss.
+    """
+    scores = op.Gemm(x, weight, op.CastLike(bias, x), transB=1)
+    loss, log_prob = op.SoftmaxCrossEntropyLoss(scores, labels, ignore_index=ignore_index, reduction=reduction)
+    zero = op.CastLike(op.Constant(value_float=0.0), x)
+    one = op.CastLike(op.Constant(value_float=1.0), x)
+    counts = op.Not(op.Equal(labels, op.CastLike(op.Constant(value_int=ignore_index), labels)))
+    count = op.ReduceSum(op.CastLike(counts, x), keepdims=0)
+    # As many as count where losses are summed, 1 where their mean is taken.
+    ones = op.NegativeLogLikelihoodLoss(
+        op.Expand(op.Neg(one), op.Shape(scores)), labels, ignore_index=ignore_index, reduction=reduction
+    )
+    dlosses = op.Where(counts, ones / op.Max(count, one), zero)
+    dscores = own.SoftmaxCrossEntropyLossGrad(dlosses, log_prob, labels)
+    dweight = op.Gemm(dscores, x, transA=1)
+    return loss, op.MatMul(dscores, weight), dweight, op.ReduceSum(dscores, op.Constant(value_ints=[0]), keepdims=0)
+
+
+@function(like=(0,))
+def ScaleGradient(g, factor):
+    """A gradient that was computed for a gradient of 1 of a loss, times that of the loss (a scalar)."""
+    return g * factor

@@ -85,6 +85,12 @@ def EmbeddingGrad(dy, indices, shape, padding_idx: int = -1):
     return own.AddRows(masked, flat, shape)
 
 
+@function(like=(0,))
+def AddEmbeddingGrad(base, dy, indices, padding_idx: int = -1):
+    """A gradient of a table with that of Embedding added to it: a table that is an output layer too has both."""
+    return base + own.EmbeddingGrad(dy, indices, op.Shape(base), padding_idx=padding_idx)
+
+
 @function()
 def GatherGrad(dy, indices, shape, axis: int = 0):
     """Gradient of Gather: slices of dy added at their indices along ``axis``.

@@ -46,6 +46,13 @@ def PadAndUnflatten(x, rows, shape):
 
 
 @function()
+def PackedDropout(x, ratio):
+    """Dropout among packed rows, whose random numbers need not be those of a padded batch: the result and its mask."""
+    y, kept = op.Dropout(x, ratio, op.Cast(op.Constant(value_int=1), to=9))
+    return y, kept
+
+
+@function()
 def PaddedHeads(x, rows, shape):
     """Packed rows x (T, heads, width) as a padded batch: (B, heads, S, width), zeros where no row is."""
     return op.Transpose(own.PadAndUnflatten(x, rows, shape), perm=[0, 2, 1, 3])
@@ -59,13 +66,6 @@ def PackedHeads(x, rows):
 
 
 @function()
-def RowsPresent(rows, shape):
-    """Whether each place of (B, S) has a row."""
-    ones = op.Expand(op.Constant(value_int=1), op.Shape(rows))
-    return op.Cast(own.PadAndUnflatten(ones, rows, shape), to=9)
-
-
-@function()
 def PackedScores(q, k, q_rows, k_rows, q_shape, k_shape, mask, scale: float = 1.0, causal: int = 0):
     """Scores (B, heads, Sq, Sk) of packed queries and keys, minus infinity where a query does not see a key."""
     scores = own.AttentionScores(own.PaddedHeads(q, q_rows, q_shape), own.PaddedHeads(k, k_rows, k_shape), scale=scale)
@@ -73,7 +73,8 @@ def PackedScores(q, k, q_rows, k_rows, q_shape, k_shape, mask, scale: float = 1.
     rows = op.Range(zero, op.Squeeze(op.Shape(scores, start=2, end=3)), one)
     columns = op.Range(zero, op.Squeeze(op.Shape(scores, start=3, end=4)), one)
     late = op.Greater(columns, op.Unsqueeze(rows, op.Constant(value_ints=[1])))
-    missing = op.Not(op.Unsqueeze(own.RowsPresent(k_rows, k_shape), op.Constant(value_ints=[1, 2])))
+    present = op.Cast(own.PadAndUnflatten(op.Expand(one, op.Shape(k_rows)), k_rows, k_shape), to=9)
+    missing = op.Not(op.Unsqueeze(present, op.Constant(value_ints=[1, 2])))
     unseen = op.Or(missing, op.And(late, op.Equal(op.Constant(value_int=causal), one)))
     blocked = op.CastLike(op.Constant(value_float=float("-inf")), scores)
     return op.Where(unseen, blocked, scores + op.CastLike(mask, scores))
@@ -82,9 +83,13 @@ def PackedScores(q, k, q_rows, k_rows, q_shape, k_shape, mask, scale: float = 1.
 @function()
 def PackedPlaces(scores, q_rows, k_rows, q_shape, k_shape):
     """For each element of the scores, flattened, whether its row and its column exist."""
-    rows = op.Unsqueeze(own.RowsPresent(q_rows, q_shape), op.Constant(value_ints=[1, 3]))
-    columns = op.Unsqueeze(own.RowsPresent(k_rows, k_shape), op.Constant(value_ints=[1, 2]))
-    return op.Reshape(op.Expand(op.And(rows, columns), op.Shape(scores)), op.Constant(value_ints=[-1]))
+    one = op.Constant(value_int=1)
+    rows = op.Cast(own.PadAndUnflatten(op.Expand(one, op.Shape(q_rows)), q_rows, q_shape), to=9)
+    columns = op.Cast(own.PadAndUnflatten(op.Expand(one, op.Shape(k_rows)), k_rows, k_shape), to=9)
+    both = op.And(
+        op.Unsqueeze(rows, op.Constant(value_ints=[1, 3])), op.Unsqueeze(columns, op.Constant(value_ints=[1, 2]))
+    )
+    return op.Reshape(op.Expand(both, op.Shape(scores)), op.Constant(value_ints=[-1]))
 
 
 @function(optional=("mask",))

@@ -164,6 +164,20 @@ def loss(node: ir.Node) -> Sequence[Facts]:
     return [Facts(dtype_of(scores), dims), Facts(dtype_of(scores), dims_of(scores))]
 
 
+@shape_rule("LinearCrossEntropy", domain=DOMAIN)
+def linear_cross_entropy(node: ir.Node) -> Sequence[Facts]:
+    """A scalar and gradients in the shapes of x, weight and bias, float32 at least."""
+    x, weight = node.inputs[:2]
+    assert x is not None and weight is not None
+    dtype = _precise(dtype_of(x))
+    return [Facts(dtype, dims) for dims in ((), known_dims(x), known_dims(weight), known_dims(weight)[:1])]
+
+
+def _precise(dtype: ir.DataType) -> ir.DataType:
+    """Float32 for half types."""
+    return ir.DataType.FLOAT if dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) else dtype
+
+
 @shape_rule("ScaledDotProductAttention", "MaskedScaledDotProductAttention", domain=DOMAIN)
 def attention(node: ir.Node) -> Sequence[Facts]:
     """Queries' rows in the values' width; one log-sum-exp for each row, float32 at least."""

@@ -50,11 +50,15 @@ def pad_and_unflatten(node: ir.Node) -> Sequence[Facts]:
 
 @shape_rule("PackedAttention", domain=DOMAIN)
 def packed_attention(node: ir.Node) -> Sequence[Facts]:
-    """(Tq, heads, e) of q (Tq, heads, d) and v (Tk, heads, e); how much is kept is known only at run time."""
+    """(Tq, heads, e) of q (Tq, heads, d) and v (Tk, heads, e); one log-sum-exp for each query, float32 at least.
+
+    How much dropout keeps is known only at run time.
+    """
     q, v = node.inputs[0], node.inputs[2]
     assert q is not None and v is not None
     rows, dtype = known_dims(q)[:2], dtype_of(q)
-    made = [Facts(dtype, (*rows, known_dims(v)[2])), Facts(dtype, rows)]
+    precise = ir.DataType.FLOAT if dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) else dtype
+    made = [Facts(dtype, (*rows, known_dims(v)[2])), Facts(precise, rows)]
     if len(node.outputs) > 2:
         made.append(Facts(ir.DataType.BOOL, fresh_dims(node.outputs[2], 1)))
     return made

@@ -123,6 +123,18 @@ def reshape(node: ir.Node) -> Sequence[Facts]:
     return [Facts(dtype_of(x), tuple(dims))]
 
 
+@shape_rule("Flatten")
+def flatten(node: ir.Node) -> Sequence[Facts]:
+    """The axes before ``axis``, and the rest."""
+    x = node.inputs[0]
+    assert x is not None
+    dims, axis = dims_of(x), attribute(node, "axis", 1)
+    if dims is None:
+        return [Facts(dtype_of(x), fresh_dims(node.outputs[0], 2))]
+    axis = axis + len(dims) if axis < 0 else axis
+    return [Facts(dtype_of(x), (product(dims[:axis]), product(dims[axis:])))]
+
+
 def _left_over(source: Dims, rest: Sequence[Dim]) -> Dim:
     """``product(source) / product(rest)``, common dimensions cancelled first."""
     top, bottom = list(source), []

@@ -7,29 +7,29 @@ graph over those rows. ``inspection``: the graph that evaluates them first.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Mapping
 
+import onnx_ir as ir
+
+from onnxtrain.ir.bodies import remove_unread
 from onnxtrain.ir.graphs import ForwardGraph
-from onnxtrain.optimize.rows.demand import Liveness, Whole
+from onnxtrain.optimize.rows.demand import Liveness, Rows, Whole
 from onnxtrain.optimize.rows.inspection import BLIND, Inspection, inspection
 from onnxtrain.optimize.rows.packing import Packed, Within, chosen_sets, pack
-from onnxtrain.optimize.rows.sets import RowSet, is_by_attention, text_of
+from onnxtrain.optimize.rows.sets import RowSet, is_by_attention, labels_of, text_of
 
 
-def row_liveness(
+def waiting_outputs(
     graph: ForwardGraph, differentiable: Collection[str], shown: Mapping[str, bool], deferrable: Collection[str]
-) -> tuple[Liveness, frozenset[str]]:
-    """Which rows are needed, and which outputs are computed only when they are read.
+) -> frozenset[str]:
+    """The outputs that are worth waiting until they are read.
 
     Args:
         graph: the forward pass.
         differentiable: names of the inputs that receive a gradient.
         shown: outputs that are computed, with whether rows that no token attends to must be what eager computes.
-        deferrable: outputs that may wait until they are read. One that is computed in full for another's sake does
-            not wait.
-
-    Returns:
-        The analysis, and the outputs that wait.
+        deferrable: outputs that may wait. One that is computed in full for another's sake does not.
     """
     free: dict[str, bool] = {}
     while True:
@@ -37,9 +37,20 @@ def row_liveness(
         found = {str(v.name) for v in graph.model.graph.outputs if v in liveness.early or _whole(liveness, v)}
         more = {n: True for n in deferrable if n in found and n not in free}
         if not more:
-            waiting = frozenset(n for n in deferrable if n not in free)
-            return liveness, waiting
+            return frozenset(n for n in deferrable if n not in free)
         free |= more
+
+
+def with_outputs(graph: ForwardGraph, names: Collection[str]) -> ForwardGraph:
+    """A copy of a forward pass that has only some of its outputs, and what they need."""
+    model = ir.Model(graph.model.graph.clone(), ir_version=graph.model.ir_version)
+    updates = set(graph.signature.buffer_updates.values())
+    kept = [v for v in model.graph.outputs if v.name in names or v.name in updates]
+    model.graph.outputs.clear()
+    model.graph.outputs.extend(kept)
+    remove_unread(model.graph)
+    chosen = tuple(n for n in graph.signature.outputs if n in names)
+    return ForwardGraph(model, dataclasses.replace(graph.signature, outputs=chosen))
 
 
 def _whole(liveness: Liveness, value: object) -> bool:
@@ -52,11 +63,15 @@ __all__ = [
     "Liveness",
     "Packed",
     "RowSet",
+    "Rows",
+    "Whole",
     "Within",
     "chosen_sets",
     "inspection",
+    "labels_of",
     "is_by_attention",
     "pack",
-    "row_liveness",
     "text_of",
+    "waiting_outputs",
+    "with_outputs",
 ]

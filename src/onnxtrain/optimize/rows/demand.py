@@ -71,6 +71,7 @@ class Liveness:
         attentions: the attentions found, in order.
         demands: what is needed of each value that something visible depends on; early ones are left out.
         keys: for each attention whose keys are not needed whole, which are.
+        losses: for each loss that ignores labels, the rows of its scores that it needs.
         picks: for each node that reads one token of each sequence, which.
     """
 
@@ -86,6 +87,7 @@ class Liveness:
             self.demands: dict[Value, Whole | Rows] = {}
             self.keys: dict[Attention, RowSet] = {}
             self.picks: dict[ir.Node, RowSet] = {}
+            self.losses: dict[ir.Node, Rows] = {}
             self._walk()
             if self._starts == before:
                 return
@@ -94,6 +96,21 @@ class Liveness:
         """The rows needed of a value, None where all are."""
         found = self.demands.get(value)
         return found if isinstance(found, Rows) else None
+
+    def source(self, value: Value) -> str:
+        """The user's input that an early value is computed from; its own name where there are several, or none."""
+        users = set(self.graph.signature.user_inputs)
+        found: dict[str, None] = {}
+        todo, seen = [value], {value}
+        while todo:
+            one = todo.pop()
+            node = one.producer()
+            if one.name in users:
+                found[str(one.name)] = None
+            more = [] if node is None or node.op_type in ("Shape", "Size") else node.inputs
+            todo += [v for v in more if v is not None and v not in seen]
+            seen.update(v for v in more if v is not None)
+        return next(iter(found)) if len(found) == 1 else str(value.name)
 
     def _walk(self) -> None:
         graph, signature = self.graph.model.graph, self.graph.signature
@@ -210,7 +227,9 @@ class Liveness:
         layout = (0,) if shapes.rank(scores) == 2 else (0, 2)
         if len(layout) == 1 and not _is_merged(shapes.known_dims(scores)[0]):
             return False  # one label for each sample
-        self._need(scores, Rows(layout, frozenset({Labelled(str(labels.name), ignored)})))  # type: ignore[union-attr]
+        assert labels is not None
+        self.losses[node] = Rows(layout, frozenset({Labelled(str(labels.name), ignored, self.source(labels))}))
+        self._need(scores, self.losses[node])
         self._need(shapes.operand(node, 2), Whole("it weighs classes"))
         return True
 
@@ -244,7 +263,7 @@ class Liveness:
         space, places = self._space(data), _last_column(indices)
         if space is None or places is None or shapes.attribute(node, "batch_dims", 0) != 0:
             return False
-        return self._pick(node, data, frozenset({Listed(space, str(places.name))}))
+        return self._pick(node, data, frozenset({Listed(space, str(places.name), self.source(places))}))
 
     def _ends_at_slice(self, node: ir.Node) -> bool:
         """A range of tokens."""
@@ -287,7 +306,7 @@ class Liveness:
         space = self._space(y)
         if len(dims) != len(wide) or dims[:2] != wide[:2] or any(d != 1 for d in dims[2:]) or space is None:
             return False
-        reason = NonZero(space, str(mask.name), inverted)
+        reason = NonZero(space, str(mask.name), self.source(mask), inverted)
         for value in values:
             assert value is not None
             if shapes.dims_of(value) is None or shapes.known_dims(value)[:2] != wide[:2]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 
 import onnx_ir as ir
 
-from onnxtrain.ir import functions, shapes
+from onnxtrain.ir import shapes
 from onnxtrain.ir.bodies import remove_unread
 from onnxtrain.ir.builder import Builder
 from onnxtrain.ir.graphs import ForwardGraph
@@ -82,24 +82,23 @@ def _demand(liveness: Liveness, node: ir.Node) -> tuple[Layout, RowSet] | None:
     return layouts.pop(), total
 
 
-def pack(liveness: Liveness, active: Collection[RowSet], outputs: Collection[str]) -> Packed:
+def pack(liveness: Liveness, active: Collection[RowSet]) -> Packed:
     """A copy of a forward graph that computes only needed rows.
 
     Args:
         liveness: what is needed.
         active: the sets to drop rows for; a value whose set is not among them is computed for the rows that are
             reachable from it, where these are, or for all.
-        outputs: the outputs that the copy has; the others are left out.
     """
-    return _Packer(liveness, frozenset(active), frozenset(outputs)).run()
+    return _Packer(liveness, frozenset(active)).run()
 
 
 class _Packer:
     """Packs a copy of a graph; nodes of the original are looked up by the names of their outputs."""
 
-    def __init__(self, liveness: Liveness, active: frozenset[RowSet], outputs: frozenset[str]) -> None:
+    def __init__(self, liveness: Liveness, active: frozenset[RowSet]) -> None:
         source = liveness.graph
-        self.liveness, self.active, self.outputs = liveness, active, outputs
+        self.liveness, self.active = liveness, active
         self.model = ir.Model(source.model.graph.clone(), ir_version=source.model.ir_version)
         self.graph, self.signature = self.model.graph, source.signature
         self.op = Builder(self.graph)
@@ -128,18 +127,13 @@ class _Packer:
             if not self._pack(node):
                 self._feed(node)
         self.op.before, self.op.metadata = None, {}
-        updates = set(self.signature.buffer_updates.values())
-        kept = [v for v in self.graph.outputs if v.name in self.outputs or v.name in updates]
-        zeros = {str(v.name): self.packed[v][1] for v in kept if v in self.packed}
-        outputs = [self._named(v) for v in kept]
+        given = list(self.graph.outputs)
+        zeros = {str(v.name): self.packed[v][1] for v in given if v in self.packed}
+        outputs = [self._named(v) for v in given]
         self.graph.outputs.clear()
         self.graph.outputs.extend(outputs)
         remove_unread(self.graph)
-        signature = dataclasses.replace(
-            self.signature,
-            outputs=tuple(n for n in self.signature.outputs if n in self.outputs),
-            rows=tuple(self.inputs),
-        )
+        signature = dataclasses.replace(self.signature, rows=tuple(self.inputs))
         return Packed(ForwardGraph(self.model, signature), self.inputs, self.nodes, zeros)
 
     def _named(self, value: Value) -> Value:
@@ -244,11 +238,9 @@ class _Packer:
 
     def _padded(self, x: Value) -> Value:
         """A value in its padded shape, with zeros where rows were dropped."""
-        if x not in self.packed:
-            return x
-        if x not in self.dense:
+        if x in self.packed and x not in self.dense:
             self.dense[x] = self._pad(x, *self.packed[x])
-        return self.dense[x]
+        return self.dense.get(x, x)
 
     def _pad(self, x: Value, layout: Layout, rows: RowSet, packed: Value) -> Value:
         op, space = self.op, layout_space(x, layout)
@@ -265,10 +257,10 @@ class _Packer:
         if node.domain == "" and node.op_type == "Shape" and node.inputs[0] in self.packed:
             self._measure(node)
             return
-        if self._pick(node):
+        if self._pick(node) or self._pack_loss(node):
             return
         for index, value in enumerate(node.inputs):
-            if value is not None and value in self.packed:
+            if value is not None and (value in self.packed or value in self.dense):
                 node.replace_input_with(index, self._padded(value))
 
     def _pick(self, node: ir.Node) -> bool:
@@ -284,7 +276,20 @@ class _Packer:
         rows = (
             known[2] if picked == known[1] else self.op.ShrunkenGather(known[2], self._input(Within(picked, known[1])))
         )
-        node.outputs[0].replace_all_uses_with(self.op.Reshape(rows, self.sizes.vector(self.op, *rest), allowzero=1))
+        self.dense[node.outputs[0]] = self.op.Reshape(rows, self.sizes.vector(self.op, *rest), allowzero=1)
+        return True
+
+    def _pack_loss(self, node: ir.Node) -> bool:
+        """Whether the scores and labels of a loss were replaced by those of packed rows: it ignores the others."""
+        original = self.original[node.outputs[0]].producer() if node.outputs else None
+        needed = None if original is None else self.liveness.losses.get(original)
+        known = None if needed is None else self.packed.get(node.inputs[0])  # type: ignore[arg-type]
+        labels = node.inputs[1] if len(node.inputs) > 1 else None
+        if needed is None or known is None or labels is None or known[0] != needed.layout:
+            return False
+        places = (0, 1) if len(needed.layout) == 2 else (0,)
+        node.replace_input_with(0, known[2])
+        node.replace_input_with(1, self._rows(labels, places, known[1]))
         return True
 
     def _measure(self, node: ir.Node) -> None:
@@ -294,7 +299,7 @@ class _Packer:
         start, end = shapes.attribute(node, "start", 0), shapes.attribute(node, "end", rank)
         dims = shapes.known_dims(x)[start:end]
         if all(self.sizes.knows(d) for d in dims):
-            node.outputs[0].replace_all_uses_with(self.sizes.vector(self.op, *dims))
+            self.dense[node.outputs[0]] = self.sizes.vector(self.op, *dims)
         else:
             node.replace_input_with(0, self._padded(x))
 
@@ -317,33 +322,37 @@ class _Packer:
         return dim.value
 
     def _pack_attention(self, node: ir.Node, attention: Attention) -> bool:
-        """Whether attention was replaced by attention among packed rows."""
+        """Whether attention was replaced by attention among packed rows: of queries, of keys, or of both."""
         demand = self.liveness.rows_of(attention.output)
         rows = None if demand is None or demand.layout != (0, 2) else self._effective(demand.rows)
-        if not functions.defines("PackedAttention"):
-            return False
-        if rows is None or not attention.is_plain or not all(self.sizes.knows(d) for d in attention.space):
-            return False
         needed = self.liveness.keys.get(attention)
         keys = None if needed is None else self._effective(needed)
-        copy = self.copy
+        is_sized = all(self.sizes.knows(d) for d in attention.space)
+        if (rows is None and keys is None) or not attention.is_plain or not is_sized:
+            return False
         batch, queries, columns = attention.space
-        q = self._rows(copy[attention.query], (0, 2), rows)
-        k, v = (
-            self._all_or(copy[x], layout, keys)
-            for x, layout in ((attention.key, attention.layout_k), (attention.value, (0, 2)))
-        )
-        k_rows = self._all_rows((batch, columns)) if keys is None else self._input(keys)
-        op = self.op
+        op, copy = self.op, self.copy
+        q, q_rows = self._all_or(copy[attention.query], (0, 2), rows), self._which(rows, (batch, queries))
+        k = self._all_or(copy[attention.key], attention.layout_k, keys)
+        v = self._all_or(copy[attention.value], (0, 2), keys)
         made = op.PackedAttention(
-            q, k, v, self._input(rows), k_rows, self.sizes.vector(op, batch, queries),
+            q, k, v, q_rows, self._which(keys, (batch, columns)), self.sizes.vector(op, batch, queries),
             self.sizes.vector(op, batch, columns), self._mask(attention),
             scale=attention.scale, ratio=attention.ratio, causal=int(attention.causal),
         )  # fmt: skip
         made.name = f"{attention.output.name}_rows"
-        self.packed[node.outputs[0]] = ((0, 2), rows, made)
-        self.nodes[rows] = self.nodes.get(rows, 0) + 1
+        if rows is not None:
+            self.packed[node.outputs[0]] = ((0, 2), rows, made)
+            self.nodes[rows] = self.nodes.get(rows, 0) + 1
+            return True
+        shape = self.sizes.vector(op, batch, queries, *(shapes.known_dims(attention.output)[a] for a in (1, 3)))
+        dense = op.Transpose(op.Reshape(made, shape, allowzero=1), perm=[0, 2, 1, 3])
+        self.dense[node.outputs[0]] = dense
         return True
+
+    def _which(self, rows: RowSet | None, space: tuple[shapes.Dim, ...]) -> Value:
+        """The rows of a set, or all of them."""
+        return self._all_rows(space) if rows is None else self._input(rows)
 
     def _all_or(self, x: Value, layout: Layout, rows: RowSet | None) -> Value:
         """The rows of a set, or all, one after the other."""

@@ -155,8 +155,17 @@ def _aligned(
 
 @passage("Dropout")
 def _dropout(node: ir.Node, layout: Layout) -> Passage | None:
-    """Each kept row draws numbers of its own; the dropped ones draw none."""
-    return Passage((Operand(layout), *(FREE for _ in node.inputs[1:])), _again(node))
+    """Each kept row draws numbers of its own; the dropped ones draw none, so eager's numbers are gone anyway."""
+    operands = (Operand(layout), *(FREE for _ in node.inputs[1:]))
+    training, ratio = (shapes.constant_of(shapes.operand(node, i)) for i in (2, 1))
+    if training is None or not bool(training) or ratio is None or not 0.0 < float(ratio) < 1.0:
+        return Passage(operands, _again(node))
+
+    def build(op: Builder, inputs: Sequence[Any]) -> Sequence[Value]:
+        made = op.PackedDropout(*inputs[:2], outputs=2)
+        return made[: len(node.outputs)]
+
+    return Passage(operands, build)
 
 
 @passage("Linear", "LinearWithoutBias")

@@ -25,13 +25,14 @@ Space: TypeAlias = tuple[Dim, Dim]  # batch and tokens
 
 @dataclasses.dataclass(frozen=True)
 class Labelled:
-    """Rows whose label is not ignored."""
+    """Rows whose label is not ignored; ``name`` is the input that the labels come from."""
 
     labels: str
     ignored: int
+    name: str
 
     def __str__(self) -> str:
-        return f"{self.labels} != {self.ignored}"
+        return f"{self.name} != {self.ignored}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,25 +52,27 @@ class Positions:
 
 @dataclasses.dataclass(frozen=True)
 class Listed:
-    """One token of each sequence, its place computed from the inputs."""
+    """One token of each sequence, its place computed from the input ``name``."""
 
     space: Space
     places: str
+    name: str
 
     def __str__(self) -> str:
-        return f"the token at {self.places}"
+        return f"one token, found by {self.name}"
 
 
 @dataclasses.dataclass(frozen=True)
 class NonZero:
-    """Rows that are multiplied by something else than zero, or that a condition chooses."""
+    """Rows that are multiplied by something else than zero, or that a condition chooses; by the input ``name``."""
 
     space: Space
     factor: str
+    name: str
     inverted: bool = False
 
     def __str__(self) -> str:
-        return f"{self.factor} is {'0' if self.inverted else 'not 0'}"
+        return f"{'not ' if self.inverted else ''}chosen by {self.name}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +110,11 @@ def text_of(rows: RowSet) -> str:
 def is_by_attention(rows: RowSet) -> bool:
     """Whether attention is among what says that a row of the set is needed: what it leaves out is padding."""
     return any(isinstance(r, Seen | Reachable) for r in rows)
+
+
+def labels_of(rows: RowSet) -> list[Labelled]:
+    """The labels among what says that a row of the set is needed."""
+    return sorted((r for r in rows if isinstance(r, Labelled)), key=str)
 
 
 def union(a: RowSet, b: RowSet) -> RowSet:

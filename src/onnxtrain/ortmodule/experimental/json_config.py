@@ -89,9 +89,13 @@ def _debug(options: Options, value: Any) -> Options:
 
 
 def _cast_propagation(options: Options, value: Any) -> Options:
-    if value.get("Strategy", "NONE") != "NONE" and value.get("Level", -1) != -1:
-        raise not_available("PropagateCastOps", value)
-    return options
+    names = {"Strategy": "strategy", "Level": "level", "Allow": "allow"}
+    settings: dict[str, Any] = dict(value)
+    if unknown := [key for key in settings if key not in names]:
+        raise KeyError(f"PropagateCastOps.{unknown[0]} is not known; the keys are {', '.join(names)}")
+    if "Allow" in settings:
+        settings["Allow"] = tuple(settings["Allow"])
+    return dataclasses.replace(options, **{f"propagate_cast_ops_{names[key]}": v for key, v in settings.items()})
 
 
 def _efficient_gradient(options: Options, value: Any) -> Options:

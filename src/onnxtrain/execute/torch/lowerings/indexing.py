@@ -46,6 +46,20 @@ def embedding_grad(dy: Tensor, indices: Tensor, shape: Any, *, padding_idx: int 
     return aten.embedding_dense_backward(dy, indices, shape[0], padding_idx, False)
 
 
+def add_embedding_grad_(base: Tensor, dy: Tensor, indices: Tensor, *, padding_idx: int = -1) -> Tensor:
+    """Rows of dy added to a table at their indices, in place."""
+    flat, rows = indices.reshape(-1), dy.reshape(-1, dy.shape[-1])
+    if padding_idx >= 0:
+        rows = rows * (flat != padding_idx).unsqueeze(-1)
+    return base.index_add_(0, flat, rows)
+
+
+@lowering("AddEmbeddingGrad", domain=DOMAIN, inplace=add_embedding_grad_)
+def add_embedding_grad(base: Tensor, dy: Tensor, indices: Tensor, *, padding_idx: int = -1) -> Tensor:
+    """Rows of dy added to a copy of a table at their indices."""
+    return add_embedding_grad_(base.clone(), dy, indices, padding_idx=padding_idx)
+
+
 def _positive(indices: Tensor, size: int) -> Tensor:
     return torch.where(indices < 0, indices + size, indices).long()
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from onnxtrain.execute.torch.lowerings.random import drawn_mask
 from onnxtrain.execute.torch.registry import lowering
 from onnxtrain.ir.graphs import DOMAIN
 
@@ -22,6 +23,18 @@ def shrunken_gather(x: Tensor, indices: Tensor) -> Tensor:
 def shrunken_gather_grad(dy: Tensor, indices: Tensor, shape: Any) -> Tensor:
     """Rows of dy placed in zeros."""
     return torch.zeros(shape, dtype=dy.dtype, device=dy.device).index_copy_(0, indices, dy)
+
+
+@lowering("PackedDropout", domain=DOMAIN)
+def packed_dropout(x: Tensor, ratio: Any, *, outputs: int = 1) -> tuple[Tensor, Tensor] | Tensor:
+    """Numbers drawn eight at a time on the host, as torch draws them elsewhere."""
+    p = float(ratio)
+    if x.device.type != "cpu" or not 0.0 < p < 1.0:
+        y, mask = torch.native_dropout(x, p, True)
+    else:
+        mask = drawn_mask(x.numel(), p).view(x.shape)
+        y = torch.ops.aten.native_dropout_backward(x, mask, 1.0 / (1.0 - p))
+    return y if outputs == 1 else (y, mask)
 
 
 @lowering("FlattenAndUnpad", domain=DOMAIN)

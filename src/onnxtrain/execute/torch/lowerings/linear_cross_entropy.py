@@ -1,0 +1,115 @@
+"""Cross entropy of a linear layer, some rows at a time: its scores are never all there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from onnxtrain.execute.torch.registry import lowering
+from onnxtrain.ir.graphs import DOMAIN
+
+Tensor = torch.Tensor
+_CHUNK = 16 << 20  # bytes of scores at a time
+_FEWEST = 64  # rows at a time: with fewer, reading and writing the gradient of the weight costs more than computing it
+
+
+@lowering("LinearCrossEntropy", domain=DOMAIN)
+def linear_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    *,
+    needed: Sequence[bool] = (True,),
+    ignore_index: int = -100,
+    reduction: str = "mean",
+) -> Tensor | tuple[Tensor | None, ...]:
+    """The loss and, in the same pass, those gradients that are read; rows whose label is ignored are left out.
+
+    Raises:
+        IndexError: a label is none of the classes.
+    """
+    rows = (labels != ignore_index).nonzero().squeeze(1)
+    some = len(rows) < len(labels)
+    chosen, at = (x.index_select(0, rows), labels.index_select(0, rows)) if some else (x, labels)
+    _check(at, weight.shape[0])
+    count = len(rows) if reduction == "mean" else 1
+    wanted = (*needed, False, False, False)[1:4]
+    total, dx, dweight, dbias = _in_chunks(chosen, weight, bias, at.long(), 1.0 / max(count, 1), wanted)
+    if some and dx is not None:
+        dx = dx.new_zeros(x.shape).index_copy_(0, rows, dx)
+    made = (total / count, dx, dweight, dbias)
+    return made[0] if len(needed) == 1 else made[: len(needed)]
+
+
+def _check(labels: Tensor, classes: int) -> None:
+    if not len(labels):
+        return
+    low, high = (int(extreme) for extreme in labels.aminmax())
+    if low < 0 or high >= classes:
+        raise IndexError(f"label {low if low < 0 else high} of a cross entropy is none of the {classes} classes")
+
+
+def _in_chunks(
+    x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, factor: float, wanted: Sequence[bool]
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """The sum of the losses, and the gradients of ``factor`` times it; half types are summed in float32."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    size = max(_FEWEST, _CHUNK // (weight.shape[0] * dtype.itemsize))
+    memory = x.new_empty((min(size, len(x)), weight.shape[0]), dtype=dtype)
+    dx = x.new_empty(x.shape, dtype=dtype) if wanted[0] else None
+    dweight = weight.new_zeros(weight.shape, dtype=dtype) if wanted[1] else None
+    dbias = weight.new_zeros(weight.shape[:1], dtype=dtype) if wanted[2] else None
+    total = x.new_zeros((), dtype=dtype)
+    for first in range(0, len(x), size):
+        part, at = x[first : first + size], labels[first : first + size].unsqueeze(1)
+        scores = _scores(part, weight, bias, memory[: len(part)])
+        total += _losses(scores, at).sum()
+        if not any(wanted):
+            continue
+        scores.scatter_add_(1, at, scores.new_full((1, 1), -1.0).expand_as(at))
+        dscores = scores.to(x.dtype)
+        if dx is not None:
+            _add_product(dx[first : first + size], dscores, weight, factor, keep=0)
+        if dweight is not None:
+            _add_product(dweight, dscores.t(), part, factor)
+        if dbias is not None:
+            dbias.add_(scores.sum(0), alpha=factor)
+    return total, dx, dweight, dbias
+
+
+def _scores(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
+    if x.dtype != out.dtype:
+        return out.copy_(torch.nn.functional.linear(x, weight, bias))
+    if bias is None:
+        return torch.mm(x, weight.t(), out=out)
+    return torch.addmm(bias, x, weight.t(), out=out)
+
+
+def _losses(scores: Tensor, labels: Tensor) -> Tensor:
+    """The loss of each row; the scores become probabilities, of which the largest has the sum of exponentials."""
+    top, chosen = scores.amax(1, keepdim=True), scores.gather(1, labels)
+    torch.softmax(scores, 1, out=scores)
+    return top - scores.amax(1, keepdim=True).log() - chosen
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor, factor: float, keep: int = 1) -> None:
+    """``total = keep * total + factor * a @ b``."""
+    if total.dtype == a.dtype:
+        total.addmm_(a, b, beta=keep, alpha=factor)
+    elif keep:
+        total.add_(torch.mm(a, b), alpha=factor)
+    else:
+        torch.mul(torch.mm(a, b), factor, out=total)
+
+
+def scale_gradient_(g: Tensor, factor: Tensor) -> Tensor:
+    """The product, in place; on the host, where the factor can be seen to be 1, nothing is done."""
+    return g if factor.device.type == "cpu" and factor.item() == 1.0 else g.mul_(factor)
+
+
+@lowering("ScaleGradient", domain=DOMAIN, inplace=scale_gradient_)
+def scale_gradient(g: Tensor, factor: Tensor) -> Tensor:
+    """The product."""
+    return g * factor

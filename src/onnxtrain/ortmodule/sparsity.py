@@ -1,0 +1,168 @@
+"""What was skipped, as text: densities of a step, its share of eager's operations, and why a value has all its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from onnxtrain.ir import shapes
+from onnxtrain.ir.graphs import DOMAIN, source_of
+from onnxtrain.optimize.rows import Liveness, Rows, RowSet, Whole, is_by_attention, labels_of, text_of
+from onnxtrain.ortmodule.rows import Batch, RowPlan, size_of, symbol_sizes
+from onnxtrain.ortmodule.session import Chosen, Session
+
+_COLUMNS = (
+    "STEP",
+    "INPUT TYPE",
+    "INPUT NAME",
+    "PAD IDX",
+    "DENSITY",
+    "VALID TOKENS",
+    "TOTAL TOKENS",
+    "VALID TOKENS/BATCH",
+)
+
+
+def features(session: Session) -> list[tuple[str, str]]:
+    """The rows of the first summary: what is skipped of the first batch, and what could be."""
+    options = session.options
+    if not options.compute_optimizer:
+        return [("compute optimizer", "off (compute_optimizer, ORTMODULE_ENABLE_COMPUTE_OPTIMIZER)")]
+    rows = [("compute optimizer", "on")]
+    if session.latest_work is not None:
+        ours, eager = session.latest_work
+        rows.append(("  FLOPs of a step", f"{_short(ours)} of eager's {_short(eager)} ({ours / max(1, eager):.0%})"))
+    moved = next((r.note for r in session.report.passes if r.name == "ComputeOrder" and r.note), "nothing to move")
+    rows.append(("  compute order", moved))
+    if not options.sparse_optimizer:
+        return [*rows, ("  label sparsity", "off (sparse_optimizer, ORTMODULE_ENABLE_SPARSE_OPTIMIZER)")]
+    if session.latest_choice is None:
+        return rows
+    chosen, plan = session.latest_choice
+    rows += [("  label sparsity", _state(plan, chosen.batch, by_attention=False))]
+    if options.padding_elimination:
+        rows += [("  padding elimination", _state(plan, chosen.batch, by_attention=True))]
+    else:
+        rows += [
+            ("  padding elimination", "off (embedding_sparse_optimizer, ORTMODULE_ENABLE_EMBEDDING_SPARSE_OPTIMIZER)")
+        ]
+    if plan.waiting:
+        rows += [("  computed when read", ", ".join(map(session.place_of, sorted(plan.waiting))))]
+    return rows
+
+
+def _state(plan: RowPlan, batch: Batch, *, by_attention: bool) -> str:
+    chosen = [s for s in plan.sets if is_by_attention(s) == by_attention]
+    if not chosen:
+        return "nothing to skip (model.explain('sparsity') says why)"
+    if batch.blind:
+        return "not for this batch: a row that is needed attends to nothing"
+    parts = []
+    for rows in chosen:
+        state = "on" if rows in batch.active else "off"
+        parts.append(f"{state} at density {batch.densities[rows]:.1%} ({text_of(rows)})")
+    return "; ".join(parts)
+
+
+def _short(count: float) -> str:
+    for unit in ("", " K", " M", " G", " T"):
+        if count < 1000:
+            return f"{count:.3g}{unit}"
+        count /= 1000
+    return f"{count:.3g} P"
+
+
+def step_line(session: Session, chosen: Chosen, work: tuple[int, int]) -> str:
+    """One line for a step: its rows, and the operations executed beside those of eager."""
+    ours, eager = work
+    parts = [f"FLOPs executed / FLOPs of eager = {ours / max(1, eager):.3f} ({_short(ours)} / {_short(eager)})"]
+    for rows, density in chosen.batch.densities.items():
+        state = "" if rows in chosen.batch.active else ", not packed"
+        parts.append(f"{density:.1%} of rows ({text_of(rows)}){state}")
+    return "; ".join(parts)
+
+
+def density_table(step: int, plan: RowPlan, batch: Batch, inputs: Mapping[str, torch.Tensor]) -> str:
+    """The densities of one step, a line for each set of rows."""
+    sizes = symbol_sizes(plan.graph.model.graph, inputs)
+    lines: list[tuple[str, ...]] = [_COLUMNS]
+    for rows in plan.sets:
+        labels = labels_of(rows)
+        attended = is_by_attention(rows)
+        kind, name = ("EMBED", _ids(plan)) if attended else ("LABEL", labels[0].name if labels else text_of(rows))
+        index = _padding(plan) if attended else (str(labels[0].ignored) if labels else "-")
+        held, total = batch.held[rows], batch.sizes[rows]
+        lengths = _lengths(plan.liveness, rows, held, sizes)
+        share = f"{100 * batch.densities[rows]:.1f}%"
+        lines.append((str(step), kind, name, index, share, str(len(held)), str(total), lengths))
+    widths = [max(len(line[i]) for line in lines) for i in range(len(_COLUMNS))]
+    return "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines)
+
+
+def _lengths(liveness: Liveness, rows: RowSet, held: torch.Tensor, sizes: Mapping[str, int]) -> str:
+    """How many rows each sequence has."""
+    for value in liveness.demands:
+        needed = liveness.rows_of(value)
+        if needed is not None and needed.rows == rows and len(needed.layout) == 2:
+            batch, tokens = (size_of(shapes.known_dims(value)[a], sizes) for a in needed.layout)
+            counts = torch.bincount(held // max(1, tokens), minlength=batch)
+            return str(counts.tolist())
+    return "-"
+
+
+def _embedding(plan: RowPlan) -> tuple[str, int] | None:
+    """The input of ids, and the index of padding, of the first table that has one."""
+    users, found = set(plan.graph.signature.user_inputs), None
+    for node in plan.graph.model.graph:
+        if node.domain == DOMAIN and node.op_type == "Embedding" and node.inputs[1] is not None:
+            name, index = plan.liveness.source(node.inputs[1]), shapes.attribute(node, "padding_idx", -1)
+            if name in users and (found is None or (found[1] < 0 <= index)):
+                found = (name, index)
+    return found
+
+
+def _ids(plan: RowPlan) -> str:
+    found = _embedding(plan)
+    return found[0] if found is not None else "tokens"
+
+
+def _padding(plan: RowPlan) -> str:
+    found = _embedding(plan)
+    return str(found[1]) if found is not None and found[1] >= 0 else "-"
+
+
+def explain_rows(session: Session) -> Iterator[str]:
+    """Each set of rows with its density in the last step, and for every node which rows of it are needed, and why."""
+    if session.latest_choice is None:
+        yield "no row could be dropped yet: the module was not trained, or the options forbid it"
+        return
+    chosen, plan = session.latest_choice
+    batch, liveness = chosen.batch, plan.liveness
+    if batch.blind:
+        yield "all rows of the last batch were computed: a row that is needed attends to nothing"
+    for number, rows in enumerate(plan.sets, 1):
+        state = "only these are computed" if rows in batch.active else "all are computed"
+        count = f"{len(batch.held[rows])} of {batch.sizes[rows]} rows in the last step, {state}" if batch.held else ""
+        yield f"set {number}: {text_of(rows)}: {count}"
+    for name in sorted(plan.waiting):
+        yield f"output {session.place_of(name)}: computed when it is read"
+    for name, rows in chosen.zeros.items():
+        yield f"output {session.place_of(name)}: zeros beside rows where {text_of(rows)} (strict=True computes them)"
+    yield from _nodes(plan, liveness)
+
+
+def _nodes(plan: RowPlan, liveness: Liveness) -> Iterator[str]:
+    numbers = {rows: number for number, rows in enumerate(plan.sets, 1)}
+    for node in plan.graph.model.graph:
+        value = next((v for v in node.outputs if v in liveness.demands), None)
+        if value is None:
+            continue
+        needed = liveness.demands[value]
+        if isinstance(needed, Rows):
+            number = numbers.get(needed.rows)
+            text = f"set {number}" if number is not None else text_of(needed.rows)
+        else:
+            assert isinstance(needed, Whole)
+            text = f"all rows: {needed.reason}"
+        yield f"  {value.name} = {node.op_type}: {text}" + (f"  # {source_of(node)}" if source_of(node) else "")
