@@ -200,7 +200,8 @@ def check_padding_is_not_read(
     """Where eager's loss does not depend on the ids of padding, ours and its gradients do not either."""
     wrapped, eager, exact = models
     other = padded_differently(given)
-    if abs(step(exact, other) - right) > 1e-10 * abs(right) or step(eager, other) != step(eager, given):
+    moved = abs(step(eager, other) - step(eager, given))
+    if abs(step(exact, other) - right) > 1e-10 * abs(right) or moved > 2e-7 * abs(right):
         return
     loss, before = wrapped_step(wrapped, given)[0], gradients(wrapped)
     assert abs(wrapped_step(wrapped, other)[0] - loss) <= 1e-6 * abs(loss)
@@ -210,7 +211,8 @@ def check_padding_is_not_read(
 
 
 def triple(model: torch.nn.Module, **options: Any) -> tuple[ORTModule, torch.nn.Module, torch.nn.Module]:
-    return ORTModule(copy.deepcopy(model), options=Options(**options)), model, copy.deepcopy(model).double()
+    settings = Options(density_threshold=0.95, **options)  # the models are so small that nothing would be worth it
+    return ORTModule(copy.deepcopy(model), options=settings), model, copy.deepcopy(model).double()
 
 
 @pytest.mark.parametrize(("row", "attention"), CASES)
@@ -292,7 +294,7 @@ def test_onnxruntime(model: str, task: str) -> None:
 @pytest.mark.parametrize(("model", "task"), [("BertForMaskedLM", "tokens"), ("GPT2LMHeadModel", "next")])
 def test_double_precision(model: str, task: str) -> None:
     eager = build(Row(model, task), "sdpa").double()
-    wrapped = ORTModule(copy.deepcopy(eager))
+    wrapped, _, _ = triple(eager)
     for make in (right, holes):
         given = batch_of(task, make())
         loss, chosen = wrapped_step(wrapped, given)
