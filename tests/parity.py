@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.utils import _pytree as pytree
 
 from onnxtrain import Options, ORTModule
+from onnxtrain.ortmodule.session import Chosen, Session
 
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-6}
+NOISE = 1e-5  # gradients this far below the largest are rounding noise in eager too
+ZERO = 1e-8  # this far below the largest a gradient is 0 (the bias of a key; eager's softmax is always float32)
+EPSILON = 1e-7  # of the largest: rounding errors of the terms that a gradient is the sum of, in eager too
 
 
 def pair(module: torch.nn.Module, **options: Any) -> tuple[ORTModule, torch.nn.Module]:
@@ -23,6 +29,19 @@ def captures(wrapped: ORTModule) -> int:
     """How many graphs were captured."""
     sessions = wrapped.__dict__["_sessions"]
     return 0 if sessions is None else len(sessions.entries)
+
+
+@contextlib.contextmanager
+def choices() -> Iterator[list[Chosen]]:
+    """The graphs that were chosen inside the block, with the rows that they compute."""
+    found, choose = [], Session.choose
+
+    def noted(self: Session, *args: Any) -> Chosen:
+        found.append(choose(self, *args))
+        return found[-1]
+
+    with mock.patch.object(Session, "choose", noted):
+        yield found
 
 
 def default_loss(output: Any) -> torch.Tensor:
@@ -72,6 +91,32 @@ def same(ours: Any, theirs: Any) -> None:
             torch.testing.assert_close(x, y, **TOLERANCE)
         else:
             assert x == y
+
+
+def check_losses(ours: float, eager: float, exact: float) -> None:
+    """A loss close to eager's, and no farther than twice its distance from the loss in double precision."""
+    assert abs(ours - eager) <= 1e-4 * abs(eager)
+    assert abs(ours - exact) <= 2 * abs(eager - exact) + 1e-6 * abs(exact)
+
+
+def check_gradients(ours: dict, eager: dict, exact: dict) -> None:
+    """Gradients of parameters by name: close to eager's, and about as close to those in double precision."""
+    assert list(ours) == list(eager)
+    largest = max(p.grad.abs().max().item() for p in exact.values() if p.grad is not None)
+    assert [n for n, p in ours.items() if p.grad is None] == [n for n, p in eager.items() if p.grad is None]
+    for name, right in exact.items():
+        if right.grad is None:
+            continue
+        scale = right.grad.abs().max().item() + NOISE * largest
+        ours_error = (ours[name].grad.double() - right.grad).abs().max().item()
+        if right.grad.abs().max() <= ZERO * largest:
+            assert ours_error <= EPSILON * largest, (name, ours_error, largest)
+            continue
+        eager_error = (eager[name].grad.double() - right.grad).abs().max().item()
+        difference = (ours[name].grad - eager[name].grad).abs().max().item()
+        assert difference <= 1e-4 * scale, (name, difference, scale)
+        noise = 4e-6 * scale + EPSILON * largest
+        assert ours_error <= 2 * eager_error + noise, (name, ours_error, eager_error, scale, largest)
 
 
 def _own_copy(data: Any) -> Any:

@@ -168,6 +168,34 @@ def _attention() -> list[Case]:
     ]  # fmt: skip
 
 
+def _reachable(start: Tensor, seen: Tensor) -> Tensor:
+    """By as many steps as there are rows."""
+    edges = seen.expand(*start.shape, start.shape[1]).to(torch.float64)
+    for _ in range(start.shape[1]):
+        start = start | ((start.to(torch.float64)[:, None] @ edges)[:, 0] > 0)
+    return start
+
+
+def _reachability() -> list[Case]:
+    none, first = np.zeros((2, 5), bool), np.arange(5)[None].repeat(2, 0) == 0
+    chain = np.eye(5, k=1, dtype=bool)[None].repeat(2, 0)  # each row sees the next one
+    few = np.random.default_rng(4).random((2, 5, 5)) < 0.2
+
+    def case(label: str, start: np.ndarray, seen: np.ndarray) -> Case:
+        given = (exactly(start), exactly(seen))
+        return Case("ReachableRows", given, _reachable, domain=DOMAIN, label=label, differentiable=False)
+
+    return [
+        case("few", first, few),
+        case("chain", first, chain),
+        case("back", first[:, ::-1].copy(), chain),
+        case("nothing-seen", first, np.zeros((2, 5, 5), bool)),
+        case("all-seen", first, np.ones((2, 5, 5), bool)),
+        case("no-start", none, chain),
+        case("one-sequence", np.array([[True, False]]), np.ones((1, 2, 2), bool)),
+    ]
+
+
 def _attention_gradient() -> list[Case]:
     """Without a rule of its own: written out where it is differentiated again."""
 
@@ -192,4 +220,4 @@ def _attention_gradient() -> list[Case]:
     ]
 
 
-CASES = [*_gathering(), *_padding(), *_attention(), *_attention_gradient()]
+CASES = [*_gathering(), *_padding(), *_attention(), *_attention_gradient(), *_reachability()]

@@ -8,16 +8,13 @@ from typing import Any
 import pytest
 import torch
 from models import ARCHITECTURES, ONE_ATTENTION, build
-from parity import captures
+from parity import captures, check_gradients, check_losses
 
 from onnxtrain import Options, ORTModule
 
 pytestmark = pytest.mark.slow
 STEPS = ((2, 7), (3, 9), (1, 5))
 TORCH = [(n, a) for n in ARCHITECTURES for a in ("sdpa", "eager") if a == "sdpa" or n not in ONE_ATTENTION]
-NOISE = 1e-5  # gradients this far below the largest are rounding noise in eager too
-ZERO = 1e-8  # this far below the largest a gradient is 0 (the bias of a key; eager's softmax is always float32)
-EPSILON = 1e-7  # of the largest: rounding errors of the terms that a gradient is the sum of, in eager too
 
 
 @pytest.mark.parametrize(("name", "attention"), TORCH)
@@ -41,8 +38,8 @@ def compare(backend: str, name: str, attention: str) -> None:
         losses = [m(**(_double(given) if m is exact else given)).loss for m in models]
         for loss in losses:
             loss.backward()
-        _check_losses(*(loss.item() for loss in losses))
-        _check_gradients(*(dict(m.named_parameters()) for m in models))
+        check_losses(*(loss.item() for loss in losses))
+        check_gradients(*(dict(m.named_parameters()) for m in models))
         for ours, theirs in zip(wrapped.buffers(), eager.buffers(), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
         for optimizer in optimizers:
@@ -63,27 +60,3 @@ def _copy_state(eager: torch.nn.Module, follower: torch.nn.Module) -> None:
     with torch.no_grad():
         for source, target in zip(eager.state_dict().values(), follower.state_dict().values(), strict=True):
             target.copy_(source)
-
-
-def _check_losses(ours: float, eager: float, exact: float) -> None:
-    assert abs(ours - eager) <= 1e-4 * abs(eager)
-    assert abs(ours - exact) <= 2 * abs(eager - exact) + 1e-6 * abs(exact)
-
-
-def _check_gradients(ours: dict, eager: dict, exact: dict) -> None:
-    assert list(ours) == list(eager)
-    largest = max(p.grad.abs().max().item() for p in exact.values() if p.grad is not None)
-    assert [n for n, p in ours.items() if p.grad is None] == [n for n, p in eager.items() if p.grad is None]
-    for name, right in exact.items():
-        if right.grad is None:
-            continue
-        scale = right.grad.abs().max().item() + NOISE * largest
-        ours_error = (ours[name].grad.double() - right.grad).abs().max().item()
-        if right.grad.abs().max() <= ZERO * largest:
-            assert ours_error <= EPSILON * largest, (name, ours_error, largest)
-            continue
-        eager_error = (eager[name].grad.double() - right.grad).abs().max().item()
-        difference = (ours[name].grad - eager[name].grad).abs().max().item()
-        assert difference <= 1e-4 * scale, (name, difference, scale)
-        noise = 4e-6 * scale + EPSILON * largest
-        assert ours_error <= 2 * eager_error + noise, (name, ours_error, eager_error, scale, largest)

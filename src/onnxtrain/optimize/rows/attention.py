@@ -7,7 +7,7 @@ that is added to the scores and depends on the user's inputs alone, and every su
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -17,7 +17,7 @@ from onnxtrain.ir.graphs import DOMAIN, ForwardGraph
 from onnxtrain.ir.traits import Trait, traits_of
 from onnxtrain.optimize.rows.passages import Layout
 
-HIDDEN = -9000.0  # an addend below this makes a weight exactly zero beside one that is not hidden (exp underflows)
+HIDDEN = -9000.0  # this far below the largest addend of a query a weight is exactly zero (exp underflows)
 _QUERY: Layout = (0, 2)
 _KINDS = ("ScaledDotProductAttention", "CausalScaledDotProductAttention", "MaskedScaledDotProductAttention")
 
@@ -29,10 +29,12 @@ class Mask:
     Args:
         value: added to the scores, or a condition under which scores stay.
         kind: ``"added"``, ``"subtracted"``, ``"kept"`` (scores stay where it is true) or ``"replaced"`` (the reverse).
+        fill: what a condition puts in place of a score.
     """
 
     value: ir.Value
     kind: str
+    fill: float = float("-inf")
 
     @property
     def is_condition(self) -> bool:
@@ -50,7 +52,7 @@ class Attention:
         key: the keys, rows at ``layout_k``: (batch, heads, tokens, width), or with the last two exchanged.
         value: the values, rows at (0, 2).
         layout_k: where the rows of ``key`` are.
-        masks: what hides keys.
+        masks: what hides keys, in the order in which it is applied to the scores.
         others: what else is added to the scores: learned biases, terms computed from activations.
         scale: what the scores are multiplied by.
         ratio: dropout of the weights.
@@ -113,10 +115,10 @@ def _fused(node: ir.Node, early: set[ir.Value]) -> Attention | None:
     q, k, v = node.inputs[:3]
     assert q is not None and k is not None and v is not None
     mask = shapes.operand(node, 3)
-    is_early = mask is None or mask in early
-    masks = (Mask(mask, "added"),) if mask is not None and is_early else ()
+    terms = () if mask is None else _terms(mask, early)
+    masks = tuple(m for m in (_mask_in(t, early, "added") for t in terms) if m is not None)
     causal, scale = node.op_type.startswith("Causal"), shapes.attribute(node, "scale", 1.0)
-    others = () if mask is None or is_early else (mask,)
+    others = () if mask is None or mask in early else (mask,)
     return Attention((node,), q, k, v, _QUERY, masks, others, scale, 0.0, causal, not others)
 
 
@@ -139,7 +141,7 @@ def _written_out(node: ir.Node, early: set[ir.Value]) -> Attention | None:
     q, k = above.product.inputs
     assert q is not None and k is not None
     return Attention(
-        (*above.nodes, node, *below.nodes), q, k, below.values, (0, 3), tuple(above.masks), tuple(above.others),
+        (*above.nodes, node, *below.nodes), q, k, below.values, (0, 3), tuple(above.masks[::-1]), tuple(above.others),
         above.scale, below.ratio, False, above.is_plain and below.is_plain and not above.others,
     )  # fmt: skip
 
@@ -188,19 +190,19 @@ class _Scores:
             return None
         rest = inputs[1 - inputs.index(scores[0])]
         for value in _terms(rest, self.early):
-            if value in self.early:
-                self.masks.append(Mask(value, "added" if node.op_type == "Add" else "subtracted"))
-            else:
+            mask = _mask_in(value, self.early, "added" if node.op_type == "Add" else "subtracted")
+            if mask is not None:
+                self.masks.append(mask)
+            if value not in self.early:
                 self.others.append(value)
         return scores[0]
 
     def _replaced(self, inputs: list[ir.Value]) -> ir.Value | None:
-        for index, kind in ((1, "kept"), (2, "replaced")):
-            number = shapes.constant_of(inputs[3 - index])
-            if number is not None and number.size == 1 and float(number.reshape(-1)[0]) < HIDDEN:
-                self.masks.append(Mask(inputs[0], kind))
-                return inputs[index]
-        return None
+        found = _condition(inputs)
+        if found is None:
+            return None
+        self.masks.append(found[0])
+        return found[1]
 
     def _scaled(self, node: ir.Node, inputs: list[ir.Value]) -> ir.Value | None:
         places = (0, 1) if node.op_type == "Mul" else (0,)
@@ -211,6 +213,26 @@ class _Scores:
                 self.scale *= factor if node.op_type == "Mul" else 1.0 / factor
                 return inputs[index]
         return None
+
+
+def _condition(inputs: Sequence[Any]) -> tuple[Mask, ir.Value] | None:
+    """The mask that a Where is, from its inputs, and what stays where it hides nothing."""
+    for index, kind in ((1, "kept"), (2, "replaced")):
+        number = shapes.constant_of(inputs[3 - index])
+        if number is not None and number.size == 1 and (fill := float(number.reshape(-1)[0])) < HIDDEN:
+            return Mask(inputs[0], kind, fill), inputs[index]
+    return None
+
+
+def _mask_in(term: ir.Value, early: set[ir.Value], kind: str) -> Mask | None:
+    """What hides keys in a term that is added to scores: all of it, or the condition under which it is a bias."""
+    if term in early:
+        return Mask(term, kind)
+    node = term.producer()
+    if kind != "added" or node is None or node.op_type != "Where" or node.domain or node.inputs[0] not in early:
+        return None
+    found = _condition(node.inputs)
+    return None if found is None else found[0]
 
 
 def _leads_to_product(value: ir.Value, early: set[ir.Value]) -> bool:

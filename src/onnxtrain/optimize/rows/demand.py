@@ -177,7 +177,7 @@ class Liveness:
 
     def _selects(self, node: ir.Node) -> bool:
         """Whether a node, of whose output some sequences are needed, reads some tokens of each."""
-        demand = self.demands[node.outputs[0]]
+        demand = self.demands.get(node.outputs[0])
         is_selection = node.domain == "" and node.op_type in ("Gather", "GatherND")
         return is_selection and isinstance(demand, Rows) and demand.layout == (0,) and self._ends(node)
 

@@ -69,10 +69,10 @@ def _places(evaluator: Evaluator, held: Within, rows: ir.Value) -> ir.Value:
 
 
 def _blind(evaluator: Evaluator, liveness: Liveness, sets: Sequence[RowSet]) -> ir.Value:
-    found: dict[object, ir.Value] = {}
+    found: dict[object, ir.Value | None] = {}
     for attention in liveness.attentions:
         needed = liveness.rows_of(attention.output)
-        if attention not in liveness.keys or needed is None:
+        if needed is None or not all(map(liveness.sizes.knows, attention.space)):
             continue
         key = (str(attention.masks), attention.space, needed.rows)
         if key not in found:
@@ -80,7 +80,7 @@ def _blind(evaluator: Evaluator, liveness: Liveness, sets: Sequence[RowSet]) -> 
     op = evaluator.op
     total = op.constant(False)
     for value in found.values():
-        total = op.Or(total, value)
+        total = total if value is None else op.Or(total, value)
     return op.Identity(total)
 
 

@@ -242,6 +242,21 @@ def _gather(node: ir.Node, layout: Layout) -> Passage | None:
     return Passage((Operand(inner), FREE), _again(node, axis=place))
 
 
+@passage("GatherND")
+def _gather_nd(node: ir.Node, layout: Layout) -> Passage | None:
+    """Places of the first axis, as a Gather, where that is not a row axis: ``x[:, :, 0]`` is one of a transposed x."""
+    data, indices = node.inputs
+    assert data is not None and indices is not None
+    before = shapes.rank(indices) - 1
+    if shapes.attribute(node, "batch_dims", 0) or shapes.known_dims(indices)[-1] != 1 or min(layout) < before:
+        return None
+
+    def build(op: Builder, inputs: Sequence[Any]) -> Sequence[Value]:
+        return [op.Gather(inputs[0], op.Squeeze(inputs[1], op.ints(-1)), axis=1)]
+
+    return Passage((Operand(tuple(a - before + 1 for a in layout)), FREE), build)
+
+
 @passage("Embedding")
 def _embedding(node: ir.Node, layout: Layout) -> Passage | None:
     """Rows of a table, one for each row of the indices."""

@@ -201,7 +201,8 @@ class Evaluator:
         self.named |= {v.name: v for n in graph for v in n.outputs}
         self.attentions = {str(a.output.name): a for a in attentions}
         self._sets: dict[RowSet, Value] = {}
-        self._seen: dict[str, Value] = {}
+        self._seen: dict[tuple[Any, ...], Value] = {}
+        self._totals: dict[tuple[Any, ...], Value] = {}
 
     def mask(self, rows: RowSet) -> Value:
         """For each row, in one axis, whether it is in the set."""
@@ -298,44 +299,72 @@ class Evaluator:
         return op.cast(op.ReduceMax(op.cast(mask, ir.DataType.UINT8), op.ints(axis), keepdims=0), ir.DataType.BOOL)
 
     def seen(self, name: str) -> Value:
-        """Whether a query sees a key: broadcasts to (batch, queries, keys)."""
-        attention = self.attentions[name]
-        key = str(_masks_of(attention))
+        """Whether a query sees a key, for some head: broadcasts to (batch, queries, keys).
+
+        A key is hidden where its addend is so far below the largest of the query's that its weight is exactly zero.
+        A query whose keys are all masked alike sees them all.
+        """
+        key = _masks_of(self.attentions[name])
         if key not in self._seen:
-            parts = [self._visible(self.named[m.value.name], m.kind) for m in attention.masks]
-            if attention.causal:
-                _, queries, keys = attention.space
-                rows, columns = (self._tokens((1, d)) for d in (queries, keys))
-                parts.append(self.op.LessOrEqual(columns, self.op.Unsqueeze(rows, self.op.ints(1))))
-            total = parts[0]
-            for part in parts[1:]:
-                total = self.op.And(total, part)
-            self._seen[key] = total
+            op, total = self.op, self._total(name)
+            bound = op.Add(self._largest(total), op.like(HIDDEN, total))
+            self._seen[key] = self._some_head(op.Not(op.Less(total, bound)))
         return self._seen[key]
 
-    def _visible(self, mask: Value, kind: str) -> Value:
-        """A mask over (batch, heads, queries, keys) as seen or not by some head."""
-        op = self.op
-        if kind in ("added", "subtracted"):
-            bound = op.like(HIDDEN if kind == "added" else -HIDDEN, mask)
-            mask = op.Greater(mask, bound) if kind == "added" else op.Less(mask, bound)
-        elif kind == "replaced":
-            mask = op.Not(mask)
-        if shapes.rank(mask) < 4:
-            return mask
-        return op.Squeeze(mask, op.ints(1)) if shapes.known_dims(mask)[1] == 1 else self.any(mask, 1)
+    def _total(self, name: str) -> Value:
+        """All that masks add to the scores of an attention: broadcasts to (batch, heads, queries, keys)."""
+        attention = self.attentions[name]
+        key = _masks_of(attention)
+        if key not in self._totals:
+            self._totals[key] = self._sum(attention)
+        return self._totals[key]
 
-    def blind(self, name: str, queries: RowSet) -> Value:
-        """Whether a query of the set sees no key at all: what it gives is then not what the kept rows give."""
+    def _sum(self, attention: Attention) -> Value:
+        op, total = self.op, self.op.constant(0.0, ir.DataType.FLOAT)
+        for mask in attention.masks:
+            value = self.named[mask.value.name]
+            if mask.is_condition:
+                fill = op.like(mask.fill, total)
+                total = op.Where(value, *((total, fill) if mask.kind == "kept" else (fill, total)))
+            else:
+                total = op.cast(total, shapes.dtype_of(value)) if total.dtype != value.dtype else total
+                total = (op.Add if mask.kind == "added" else op.Sub)(total, value)
+        if attention.causal:
+            _, queries, keys = attention.space
+            rows, columns = (self._tokens((1, d)) for d in (queries, keys))
+            early = op.LessOrEqual(columns, op.Unsqueeze(rows, op.ints(1)))
+            total = op.Where(early, total, op.like(float("-inf"), total))
+        return total
+
+    def _largest(self, total: Value) -> Value:
+        return self.op.ReduceMax(total, self.op.ints(-1), keepdims=1)
+
+    def _some_head(self, mask: Value) -> Value:
+        """Without the axis of heads, the third from the end."""
+        axis = shapes.rank(mask) - 3
+        if axis < 0:
+            return mask
+        is_one = shapes.known_dims(mask)[axis] == 1
+        return self.op.Squeeze(mask, self.op.ints(axis)) if is_one else self.any(mask, axis)
+
+    def blind(self, name: str, queries: RowSet) -> Value | None:
+        """Whether all keys of a query of the set are masked, so that attention among packed rows is not exact: what
+        they get depends on how the addends round, but where these are minus infinity. None where this cannot be.
+        """
         op, attention = self.op, self.attentions[name]
-        batch, rows, keys = attention.space
-        seen = op.Expand(self.seen(name), self.sizes.vector(op, batch, rows, keys))
-        found = op.And(self._square(queries, (batch, rows)), op.Not(self.any(seen, 2)))
-        return self.any(self._flat(found), 0)
+        if not attention.is_plain:
+            return None
+        batch, rows, _ = attention.space
+        largest = self._largest(self._total(name))
+        found = op.Less(largest, op.like(HIDDEN, largest))
+        if len(attention.nodes) == 1:  # a Softmax of minus infinity alone is not a number, a fused kernel gives zeros
+            found = op.And(found, op.Not(op.Equal(largest, op.like(float("-inf"), largest))))
+        found = op.Expand(op.Squeeze(self._some_head(found), op.ints(-1)), self.sizes.vector(op, batch, rows))
+        return self.any(self._flat(op.And(self._square(queries, (batch, rows)), found)), 0)
 
 
 def _masks_of(attention: Attention) -> tuple[Any, ...]:
-    return (attention.causal, *((m.value.name, m.kind) for m in attention.masks))
+    return (attention.causal, *((m.value.name, m.kind, m.fill) for m in attention.masks))
 
 
 def layout_space(value: Value, layout: Layout) -> tuple[Dim, ...]:
