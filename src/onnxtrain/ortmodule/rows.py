@@ -99,6 +99,12 @@ class RowPlan:
             self._packed[active] = packed
         return self._packed[active]
 
+    def rows_of_output(self, name: str) -> RowSet | None:
+        """The rows that are computed of an output; None where all are."""
+        value = next(v for v in self.graph.model.graph.outputs if v.name == name)
+        needed = self.liveness.rows_of(value)
+        return None if needed is None or needed.layout != (0, 1) else needed.rows
+
     def batch(self, found: Sequence[torch.Tensor], inputs: Mapping[str, torch.Tensor]) -> Batch:
         """What the inspection's results say.
 
@@ -161,6 +167,13 @@ def _width(node: ir.Node, packed: Packed, rows: RowSet) -> int:
         return 0
     rest = shapes.known_dims(x)[1:] if node.op_type == "PadAndUnflatten" else shapes.known_dims(y)[1:]
     return math.prod(d for d in rest if isinstance(d, int))
+
+
+def beside(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """What a tensor holds, over its first two axes, beside some rows."""
+    others = torch.ones(tensor.shape[0] * tensor.shape[1], dtype=torch.bool, device=tensor.device)
+    others[rows] = False
+    return tensor.flatten(0, 1)[others]
 
 
 def symbol_sizes(graph: ir.Graph, inputs: Mapping[str, torch.Tensor]) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -20,9 +21,10 @@ from onnxtrain.ortmodule import verification
 from onnxtrain.ortmodule.casts import CastCache
 from onnxtrain.ortmodule.checks import is_gathered
 from onnxtrain.ortmodule.guards import size_check
-from onnxtrain.ortmodule.rows import DENSE, NOTHING, Batch, RowPlan, rows_in_order, symbol_sizes
+from onnxtrain.ortmodule.rows import DENSE, NOTHING, Batch, RowPlan, beside, rows_in_order, symbol_sizes
 from onnxtrain.plan.cost import Flops, flops, training_flops
 
+_LOG = logging.getLogger(__name__)
 _Key: TypeAlias = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], frozenset[RowSet]]
 
 
@@ -85,13 +87,14 @@ class Session:
         self._buffers = [self._place(name) for name in self.signature.buffers]
         self._updated = [self._place(name) for name in self.signature.buffer_updates]
         self._variants: dict[_Key, Compiled] = {}
-        self._row_plans: dict[_Key, RowPlan] = {}
+        self._row_plans: dict[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], bool], RowPlan] = {}
         self._inspectors: dict[int, Compiled] = {}
         self.read: set[str] = set()  # outputs that were computed late because somebody read them
         self.latest_choice: tuple[Chosen, RowPlan] | None = None  # of the last step that could drop rows
         self.steps = 0
         self.latest_work: tuple[int, int] | None = None  # operations of that step, and eager's
         self._work: dict[object, Flops] = {}
+        self.ignores_padding: bool | None = None  # whether gradients from outside are zero there; None: not seen yet
         self.exact = False  # whether nothing may be skipped: a step is compared with eager's random numbers
         self.casts = CastCache() if self.options.cache_casts else None
         self._watched: dict[int, frozenset[str]] = {}
@@ -114,7 +117,7 @@ class Session:
         """Names of the graph inputs that require a gradient, where one is wanted at all."""
         if not torch.is_grad_enabled():
             return []
-        return [name for name, x in zip(self.signature.inputs, inputs, strict=True) if x.requires_grad]
+        return self.differentiable_of(dict(zip(self.signature.inputs, inputs, strict=True)))
 
     def choose(
         self, inputs: Mapping[str, torch.Tensor], differentiable: Sequence[str], outputs: Sequence[str]
@@ -135,6 +138,32 @@ class Session:
         if differentiable:
             self.latest_choice = (chosen, plan)
         return chosen
+
+    def learn_padding(self, inputs: Mapping[str, torch.Tensor], dys: Mapping[str, torch.Tensor | None]) -> None:
+        """See from the gradients of a first step whether what is computed of the outputs outside reads padding.
+
+        Where it does not, later steps leave padding out and check that this stays so.
+        """
+        if self.ignores_padding is not None or self.options.strict or not self.options.padding_elimination:
+            return
+        outside = {n: dy for n, dy in dys.items() if dy is not None and dy.dim() > 2}
+        if not outside or self.exact:
+            return
+        plan = self._row_plan(self.differentiable_of(inputs), tuple(n for n, dy in dys.items() if dy is not None), True)
+        batch = self._inspect(plan, inputs)
+        rows = {n: plan.rows_of_output(n) for n in outside}
+        if any(r is None or r not in batch.held for r in rows.values()):
+            self.ignores_padding = False
+            return
+        dropped = [beside(dy, batch.held[rows[n]]) for n, dy in outside.items()]  # type: ignore[index]
+        if sum(len(d) for d in dropped) and any(dy.any() for dy in outside.values()):
+            self.ignores_padding = not any(d.any() for d in dropped)
+            state = "ignores padding, which is left out from now on" if self.ignores_padding else "reads padding"
+            _LOG.info("what is computed of %s outside %s", ", ".join(map(self.place_of, outside)), state)
+
+    def differentiable_of(self, inputs: Mapping[str, torch.Tensor]) -> list[str]:
+        """Names of the inputs that require a gradient."""
+        return [name for name in self.signature.inputs if inputs[name].requires_grad]
 
     def work(self, chosen: Chosen, inputs: Mapping[str, torch.Tensor]) -> tuple[int, int]:
         """The floating point operations of a training step, and those that eager PyTorch needs for it.
@@ -160,14 +189,18 @@ class Session:
 
     def row_plan(self, differentiable: Sequence[str], outputs: Sequence[str]) -> RowPlan:
         """Which rows matter where these outputs receive gradients and those that were read before are shown."""
-        key = (tuple(differentiable), tuple(outputs), tuple(sorted(self.read)), DENSE)
+        relaxed = bool(self.ignores_padding) and not self.options.strict
+        return self._row_plan(differentiable, outputs, relaxed)
+
+    def _row_plan(self, differentiable: Sequence[str], outputs: Sequence[str], relaxed: bool) -> RowPlan:
+        key = (tuple(differentiable), tuple(outputs), tuple(sorted(self.read)), relaxed)
         if key not in self._row_plans:
             named = {str(v.name): v for v in self.captured.graph.model.graph.outputs}
             lazy = self.options.lazy_outputs and any(_is_scalar(named[n]) for n in outputs)
             beside = [n for n in self.signature.outputs if n not in outputs]
             late = [n for n in beside if lazy and n not in self.read and not _is_scalar(named[n])]
             strict = self.options.strict or not differentiable
-            shown = dict.fromkeys(outputs, True) | {n: strict for n in beside if n not in late}
+            shown = dict.fromkeys(outputs, not relaxed) | {n: strict for n in beside if n not in late}
             with self.report.stage("skip"):
                 plan = RowPlan(self.captured.graph, self.signature.parameters, shown, late, self.options)
             self.report.passes += plan.passes

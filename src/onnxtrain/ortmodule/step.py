@@ -16,7 +16,7 @@ from onnxtrain.execute.torch.dtypes import torch_dtype
 from onnxtrain.ir import shapes
 from onnxtrain.ortmodule import randomness
 from onnxtrain.ortmodule.deferred import DeferredTensor
-from onnxtrain.ortmodule.rows import size_of, symbol_sizes
+from onnxtrain.ortmodule.rows import beside, size_of, symbol_sizes
 from onnxtrain.ortmodule.session import Chosen, Session, as_torch
 from onnxtrain.ortmodule.sparsity import density_table, step_line
 from onnxtrain.ortmodule.verification import Verification
@@ -126,6 +126,8 @@ class _State:
         self._check()
         given = dict(zip(self.compiled.plan.signature.outputs, dys, strict=True))
         received = tuple(n for n, dy in given.items() if dy is not None)
+        self._check_padding(given)
+        self.session.learn_padding(self.inputs, given)
         self._choose(received)
         plan = self.compiled.plan
         received_dys = dict(given) if self.verification is not None else {}
@@ -138,6 +140,22 @@ class _State:
         if self.verification is not None:
             self.verification.check_backward(received_dys, dict(zip(self.differentiable, result, strict=True)))
         return result
+
+    def _check_padding(self, dys: dict[str, torch.Tensor | None]) -> None:
+        """A gradient for rows that were not computed would be lost.
+
+        Raises:
+            GradientError: there is one.
+        """
+        for name, rows in self._zeros().items():
+            dy = dys.get(name)
+            if dy is not None and beside(dy, rows).any():
+                place = self.session.place_of(name)
+                raise GradientError(
+                    f"{place} received a gradient at padded positions, where it is zeros and not computed: earlier "
+                    "steps did not read them",
+                    cure="mask padding in what is computed of it, or keep it: Options(strict=True)",
+                )
 
     def _seed(self, dy: torch.Tensor | None, name: str) -> torch.Tensor:
         """The gradient of an output as the graph wants it: zeros where there is none."""

@@ -129,14 +129,11 @@ class Liveness:
         if strict or shapes.dims_of(value) is None or shapes.rank(value) < 3 or not self._is_floating(value):
             return why
         space = layout_space(value, (0, 1))
-        names = [str(a.output.name) for a in self.attentions if a.space == (*space, space[1]) and _hides(a)]
         every = [a for a in self.attentions if a.space == (*space, space[1])]
-        if not names or len(names) != len(every) or not self._can_size((0, 1), value):
+        if not every or not all(map(_hides, every)) or not self._can_size((0, 1), value):
             return why
-        rows: RowSet = frozenset()
-        for name in names:
-            rows = union(rows, frozenset({Seen(name)}))
-        return Rows((0, 1), frozenset(rows))
+        distinct = {(a.causal, a.masks): str(a.output.name) for a in every}
+        return Rows((0, 1), frozenset(Seen(name) for name in distinct.values()))
 
     def _is_floating(self, value: Value) -> bool:
         return value.dtype is not None and value.dtype.is_floating_point()
