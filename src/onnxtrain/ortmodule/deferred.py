@@ -48,7 +48,7 @@ class DeferredTensor(torch.Tensor):
         if func in _METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
-        if func is _TENSOR.requires_grad.__get__:  # type: ignore[attr-defined]
+        if func == _TENSOR.requires_grad.__get__:  # type: ignore[attr-defined]
             return args[0]._requires
         args, kwargs = pytree.tree_map_only(DeferredTensor, content_of, (args, kwargs or {}))
         return func(*args, **kwargs)

@@ -284,7 +284,9 @@ class Late:
         return self._outputs
 
     def gradients(self, name: str, dy: torch.Tensor) -> list[torch.Tensor | None]:
-        """Gradients of the differentiable inputs for the gradient of one output."""
+        """Gradients of the differentiable inputs for the gradient of one output; the next step expects it."""
+        expected = {*self.session.predicted_outputs(), name}
+        self.session.expected = tuple(n for n in self.session.signature.outputs if n in expected)
         chosen = self.session.choose(self.inputs, self.differentiable, (name,))
         state = _State(self.session, chosen, self.inputs, self.differentiable)
         with randomness.replayed(self.random or randomness.state()):
