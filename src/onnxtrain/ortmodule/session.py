@@ -165,8 +165,10 @@ class Session:
         """Names of the inputs that require a gradient."""
         return [name for name in self.signature.inputs if inputs[name].requires_grad]
 
-    def work(self, chosen: Chosen, inputs: Mapping[str, torch.Tensor]) -> tuple[int, int]:
+    def work(self, chosen: Chosen, inputs: Mapping[str, torch.Tensor]) -> tuple[int, int] | None:
         """The floating point operations of a training step, and those that eager PyTorch needs for it.
+
+        None where they depend on a size that is not one of the inputs'.
 
         Args:
             chosen: the step's graph.
@@ -180,6 +182,9 @@ class Session:
         rows = symbol_sizes(compiled.training.model.graph, named)
         ours = self._flops(id(compiled), lambda: flops(compiled.training.model.graph))  # type: ignore[union-attr]
         eager = self._flops(differentiable, lambda: training_flops(graph, differentiable))
+        known = {*sizes, *rows}
+        if not known >= {*ours.symbols, *eager.symbols}:
+            return None
         return ours.evaluate(sizes | rows), eager.evaluate(sizes)
 
     def _flops(self, key: object, count: Callable[[], Flops]) -> Flops:
