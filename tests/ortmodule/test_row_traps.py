@@ -363,7 +363,7 @@ def test_padding_that_is_read_is_computed(read: Callable[..., Any]) -> None:
         (mean_of_valid, VALID), (filled_mean, VALID), (maximum_of_valid, VALID), (last_token, (19 + 2) / 27),
         (first_tokens, VALID), (last_valid_token, VALID), (gathered_token, 1.0), (shifted, VALID),
         (convolved_before, VALID), (two_losses, VALID), (two_labels, 1.0), (prefixed, 1.0), (multiplied, VALID),
-        (shown, 1.0), (weights_returned, 1.0), (smoothed, VALID), (weighted_by_class, VALID), (likelihood, VALID),
+        (shown, 1.0), (weights_returned, 1.0), (smoothed, 1.0), (weighted_by_class, VALID), (likelihood, 1.0),
         (each_token, 1.0),
     ],
     ids=lambda r: getattr(r, "__name__", ""),

@@ -232,9 +232,12 @@ class Liveness:
 
     def _ends_at_gather(self, node: ir.Node) -> bool:
         """One token of each sequence."""
-        data, place, axis = node.inputs[0], shapes.constant_of(node.inputs[1]), shapes.attribute(node, "axis", 0)
-        space = None if data is None else self._space(data, axis)
-        if data is None or place is None or place.size != 1 or space is None or shapes.rank(data) < axis + 2:
+        data, place = node.inputs[0], shapes.constant_of(node.inputs[1])
+        if data is None or place is None or place.size != 1:
+            return False
+        axis = shapes.attribute(node, "axis", 0) % shapes.rank(data)
+        space = self._space(data, axis)
+        if space is None or shapes.rank(data) < axis + 2:
             return False
         at = int(place.reshape(-1)[0])
         return self._pick(node, data, Rows((0, axis), frozenset({Positions(space, at, at + 1)})))
@@ -257,23 +260,26 @@ class Liveness:
         data, indices = node.inputs
         if data is None or indices is None or indices not in self.early or shapes.rank(data) < 2:
             return False
-        space, places = self._space(data), _last_column(indices)
-        if space is None or places is None or shapes.attribute(node, "batch_dims", 0) != 0:
+        space, places = self._space(data), _places(indices, shapes.attribute(node, "batch_dims", 0))
+        if space is None or places is None:
             return False
         return self._pick(node, data, Rows((0, 1), frozenset({Listed(space, str(places.name), self.source(places))})))
 
     def _ends_at_slice(self, node: ir.Node) -> bool:
-        """A range of tokens."""
+        """A range of tokens, or those of its rows that are needed."""
         data = node.inputs[0]
         bounds = [shapes.constant_of(shapes.operand(node, i)) for i in (1, 2, 3)]
         steps = shapes.constant_of(shapes.operand(node, 4))
         if data is None or any(b is None or b.size != 1 for b in bounds):
             return False
         start, stop, axis = (int(b.reshape(-1)[0]) for b in bounds if b is not None)
+        axis %= shapes.rank(data)
         space = self._space(data, axis)
         if space is None or shapes.rank(data) < axis + 2 or (steps is not None and steps.reshape(-1)[0] != 1):
             return False
-        self._need(data, Rows((0, axis), frozenset({Positions(space, start, stop)})))
+        needed = self.rows_of(node.outputs[0])
+        inner = needed.rows if needed is not None and needed.layout == (0, axis) else None
+        self._need(data, Rows((0, axis), frozenset({Positions(space, start, stop, inner)})))
         return True
 
     def _ends_at_factor(self, node: ir.Node) -> bool:
@@ -368,6 +374,13 @@ def _unexpanded(value: Value) -> Value:
             break
         value, node = inner, inner.producer()
     return value
+
+
+def _places(indices: Value, batch_dims: int) -> Value | None:
+    """The place of one token for each sequence: all indices behind the batch, or beside a count of it."""
+    if batch_dims == 1:
+        return indices if all(d == 1 for d in shapes.known_dims(indices)[1:]) else None
+    return _last_column(indices) if batch_dims == 0 else None
 
 
 def _last_column(indices: Value) -> Value | None:
