@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from parity import choices, pair, same_step
+from parity import check_gradients, check_losses, choices, pair, same_step
 from torch import Tensor, nn
 
 from onnxtrain import ORTModule
@@ -328,13 +329,20 @@ VALID = 19 / 27
     "attend",
     [
         kernel, causal_kernel, added(-10000.0), added(LOWEST), filled(-10000.0), filled(LOWEST), filled(float("-inf")),
-        by_einsum, merged, biased, twice, slid,
+        twice, slid,
     ],
     ids=lambda a: a.__qualname__,
 )  # fmt: skip
 def test_attention_written_by_hand_drops_padding(attend: Callable[..., Tensor]) -> None:
     (chosen,) = steps(Model(attend, by_labels), batch())
     assert padding(chosen) <= VALID + 1e-6, chosen.batch.densities
+
+
+@pytest.mark.parametrize("attend", [by_einsum, merged, biased], ids=lambda a: a.__qualname__)
+def test_attention_that_is_not_found_keeps_padding(attend: Callable[..., Tensor]) -> None:
+    """Batch and heads are one axis, or a product is not a MatMul: labels alone leave rows out."""
+    (chosen,) = steps(Model(attend, by_labels), batch())
+    assert padding(chosen) == 1.0 and labelled(chosen) < 1.0
 
 
 @pytest.mark.parametrize("attend", [weakly, raised, after_softmax, by_head], ids=lambda a: a.__qualname__)
@@ -363,7 +371,7 @@ def test_padding_that_is_read_is_computed(read: Callable[..., Any]) -> None:
         (mean_of_valid, VALID), (filled_mean, VALID), (maximum_of_valid, VALID), (last_token, (19 + 2) / 27),
         (first_tokens, VALID), (last_valid_token, VALID), (gathered_token, 1.0), (shifted, VALID),
         (convolved_before, VALID), (two_losses, VALID), (two_labels, 1.0), (prefixed, 1.0), (multiplied, VALID),
-        (shown, 1.0), (weights_returned, 1.0), (smoothed, VALID), (weighted_by_class, VALID), (likelihood, VALID),
+        (shown, 1.0), (weights_returned, 1.0), (smoothed, 1.0), (weighted_by_class, VALID), (likelihood, 1.0),
         (each_token, 1.0),
     ],
     ids=lambda r: getattr(r, "__name__", ""),
@@ -421,17 +429,13 @@ def test_one_token_and_one_sequence() -> None:
 
 
 def test_a_mask_that_needs_a_gradient_hides_nothing() -> None:
-    class Soft(Model):
-        def forward(self, ids: Tensor, mask: Tensor, labels: Tensor) -> Any:
-            return super().forward(ids, mask, labels)
-
     ids, mask, labels = batch()
     soft = ((1.0 - mask.double()) * -10000.0).requires_grad_()
 
     def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
         return together((scores(q, k) + bias[:, None, None, :]).softmax(-1) @ heads(v))
 
-    wrapped, eager = pair(Soft(attend, by_labels).double())
+    wrapped, eager = pair(Model(attend, by_labels).double(), density_threshold=0.95)
     same_step(wrapped, eager, ids, soft, labels)
 
 
@@ -487,19 +491,27 @@ class Layers(nn.Module):
     ids=["attention", "layer", "encoder"],
 )
 def test_layers_of_torch(make: Callable[[], nn.Module]) -> None:
+    """They make one axis of batch and heads, so labels alone leave rows out."""
     model = make()
     for module in model.modules():
         if isinstance(module, nn.MultiheadAttention):
             module.dropout = 0.0
     (chosen,) = steps(model, batch())
-    assert padding(chosen) <= VALID + 1e-6, chosen.batch.densities
+    assert padding(chosen) == 1.0 and labelled(chosen) < 1.0
 
 
 @pytest.mark.parametrize("read", [by_labels, mean_of_valid, mean_of_all, last_token])
 def test_onnxruntime(read: Callable[..., Any]) -> None:
     wrapped, eager = pair(Model(filled(LOWEST), read), backend="onnxruntime", density_threshold=0.95)
+    models = (wrapped, eager, copy.deepcopy(eager).double())
     for given in (batch(), batch((2, 7)), batch((9, 9, 9))):
-        same_step(wrapped, eager, *given)
+        losses = []
+        for model in models:
+            model.zero_grad()
+            losses.append(model(*given))
+            losses[-1].backward()
+        check_losses(*(loss.item() for loss in losses))
+        check_gradients(*(dict(m.named_parameters()) for m in models))
 
 
 def test_rows_are_kept_where_options_say_so() -> None:

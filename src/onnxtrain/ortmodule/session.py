@@ -205,7 +205,8 @@ class Session:
             strict = self.options.strict or not differentiable
             shown = dict.fromkeys(outputs, not relaxed) | {n: strict for n in beside if n not in late}
             with self.report.stage("skip"):
-                plan = RowPlan(self.captured.graph, self.signature.parameters, shown, late, self.options)
+                trained = {*self.signature.parameters, *differentiable}  # a mask that is learned hides nothing
+                plan = RowPlan(self.captured.graph, trained, shown, late, self.options)
             self.report.passes += plan.passes
             self._row_plans[key] = plan
         return self._row_plans[key]

@@ -86,7 +86,7 @@ class Liveness:
             before = dict(self._starts)
             self.demands: dict[Value, Whole | Rows] = {}
             self.keys: dict[Attention, RowSet] = {}
-            self.picks: dict[ir.Node, RowSet] = {}
+            self.picks: dict[ir.Node, Rows] = {}
             self.losses: dict[ir.Node, Rows] = {}
             self._walk()
             if self._starts == before:
@@ -234,23 +234,26 @@ class Liveness:
     def _ends_at_gather(self, node: ir.Node) -> bool:
         """One token of each sequence."""
         data, place = node.inputs[0], shapes.constant_of(node.inputs[1])
-        if data is None or shapes.rank(data) < 3 or shapes.attribute(node, "axis", 0) != 1:
+        if data is None or place is None or place.size != 1:
             return False
-        space = self._space(data)
-        if place is None or place.size != 1 or space is None:
+        axis = shapes.attribute(node, "axis", 0) % shapes.rank(data)
+        space = self._space(data, axis)
+        if space is None or shapes.rank(data) < axis + 2:
             return False
         at = int(place.reshape(-1)[0])
-        return self._pick(node, data, frozenset({Positions(space, at, at + 1)}))
+        return self._pick(node, data, Rows((0, axis), frozenset({Positions(space, at, at + 1)})))
 
-    def _pick(self, node: ir.Node, data: Value, rows: RowSet) -> bool:
+    def _pick(self, node: ir.Node, data: Value, rows: Rows) -> bool:
         """One row of each sequence."""
         self.picks[node] = rows
-        self._need(data, Rows((0, 1), rows))
+        self._need(data, rows)
         return True
 
-    def _space(self, value: Value) -> Space | None:
-        """The first two axes as batch and tokens, where their sizes are known at run time."""
-        batch, tokens = layout_space(value, (0, 1))
+    def _space(self, value: Value, axis: int = 1) -> Space | None:
+        """The first axis as batch and another as tokens, where their sizes are known at run time."""
+        if axis not in (1, 2) or shapes.rank(value) <= axis:
+            return None
+        batch, tokens = layout_space(value, (0, axis))
         return (batch, tokens) if self.sizes.knows(batch) and self.sizes.knows(tokens) else None
 
     def _ends_at_places(self, node: ir.Node) -> bool:
@@ -258,23 +261,26 @@ class Liveness:
         data, indices = node.inputs
         if data is None or indices is None or indices not in self.early or shapes.rank(data) < 2:
             return False
-        space, places = self._space(data), _last_column(indices)
-        if space is None or places is None or shapes.attribute(node, "batch_dims", 0) != 0:
+        space, places = self._space(data), _places(indices, shapes.attribute(node, "batch_dims", 0))
+        if space is None or places is None:
             return False
-        return self._pick(node, data, frozenset({Listed(space, str(places.name), self.source(places))}))
+        return self._pick(node, data, Rows((0, 1), frozenset({Listed(space, str(places.name), self.source(places))})))
 
     def _ends_at_slice(self, node: ir.Node) -> bool:
-        """A range of tokens."""
+        """A range of tokens, or those of its rows that are needed."""
         data = node.inputs[0]
         bounds = [shapes.constant_of(shapes.operand(node, i)) for i in (1, 2, 3)]
         steps = shapes.constant_of(shapes.operand(node, 4))
-        if data is None or shapes.rank(data) < 3 or any(b is None or b.size != 1 for b in bounds):
+        if data is None or any(b is None or b.size != 1 for b in bounds):
             return False
         start, stop, axis = (int(b.reshape(-1)[0]) for b in bounds if b is not None)
-        space = self._space(data)
-        if axis != 1 or space is None or (steps is not None and steps.reshape(-1)[0] != 1):
+        axis %= shapes.rank(data)
+        space = self._space(data, axis)
+        if space is None or shapes.rank(data) < axis + 2 or (steps is not None and steps.reshape(-1)[0] != 1):
             return False
-        self._need(data, Rows((0, 1), frozenset({Positions(space, start, stop)})))
+        needed = self.rows_of(node.outputs[0])
+        inner = needed.rows if needed is not None and needed.layout == (0, axis) else None
+        self._need(data, Rows((0, axis), frozenset({Positions(space, start, stop, inner)})))
         return True
 
     def _ends_at_factor(self, node: ir.Node) -> bool:
@@ -378,6 +384,13 @@ def _unexpanded(value: Value) -> Value:
             break
         value, node = inner, inner.producer()
     return value
+
+
+def _places(indices: Value, batch_dims: int) -> Value | None:
+    """The place of one token for each sequence: all indices behind the batch, or beside a count of it."""
+    if batch_dims == 1:
+        return indices if all(d == 1 for d in shapes.known_dims(indices)[1:]) else None
+    return _last_column(indices) if batch_dims == 0 else None
 
 
 def _last_column(indices: Value) -> Value | None:

@@ -268,16 +268,20 @@ class _Packer:
         original = self.original[node.outputs[0]].producer() if node.outputs else None
         picked = None if original is None else self.liveness.picks.get(original)
         known = None if picked is None else self.packed.get(node.inputs[0])  # type: ignore[arg-type]
-        if picked is None or known is None or not is_within(picked, known[1]) or known[0] != (0, 1):
+        if picked is None or known is None or known[0] != picked.layout or not self._has(picked.rows, known[1]):
             return False
         rest = shapes.known_dims(node.outputs[0])
         if not all(self.sizes.knows(d) for d in rest):
             return False
-        rows = (
-            known[2] if picked == known[1] else self.op.ShrunkenGather(known[2], self._input(Within(picked, known[1])))
-        )
-        self.dense[node.outputs[0]] = self.op.Reshape(rows, self.sizes.vector(self.op, *rest), allowzero=1)
+        chosen = known[2]
+        if picked.rows != known[1]:
+            chosen = self.op.ShrunkenGather(chosen, self._input(Within(picked.rows, known[1])))
+        self.dense[node.outputs[0]] = self.op.Reshape(chosen, self.sizes.vector(self.op, *rest), allowzero=1)
         return True
+
+    def _has(self, rows: RowSet, outer: RowSet) -> bool:
+        """Whether the places of a set's rows within another are known."""
+        return rows == outer or (rows in self.active and is_within(rows, outer))
 
     def _pack_loss(self, node: ir.Node) -> bool:
         """Whether the scores and labels of a loss were replaced by those of packed rows: it ignores the others."""
