@@ -61,6 +61,10 @@ def test_what_is_not_built_yet_says_so(variable: Missing) -> None:
         ("ENABLE_CUSTOM_AUTOGRAD", "0", "custom_autograd", False),
         ("ALLOW_AUTOGRAD_CHECKPOINT", "1", "keep_checkpoints", True),
         ("CACHE_DIR", "here", "cache_dir", Path("here")),
+        ("ENABLE_COMPUTE_OPTIMIZER", "0", "compute_optimizer", False),
+        ("ENABLE_SPARSE_OPTIMIZER", "0", "sparse_optimizer", False),
+        ("ENABLE_EMBEDDING_SPARSE_OPTIMIZER", "0", "embedding_sparse_optimizer", False),
+        ("PRINT_INPUT_DENSITY", "1", "print_input_density", True),
     ],
 )
 def test_variables_win_over_code(name: str, text: str, option: str, value: Any) -> None:

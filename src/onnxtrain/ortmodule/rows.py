@@ -155,7 +155,7 @@ class _Cost:
 
     def limit(self, total: int, sizes: Mapping[str, int]) -> float:
         """The share of rows above which packing costs more than it saves; forward and backward are three forwards."""
-        if not sizes.keys() >= set(self.computed.symbols):  # a size that depends on content: what it costs is not known
+        if not set(self.computed.symbols) <= set(sizes):
             return _LARGEST
         work = 3 * self.computed.evaluate(sizes) / max(1, total)
         return min(_LARGEST, max(0.0, 1.0 - _MOVE * self.moved / work)) if work else 0.0

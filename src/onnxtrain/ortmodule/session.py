@@ -15,7 +15,7 @@ from onnxtrain.capture import Captured, Numbers
 from onnxtrain.compiler import Compiled, Report, capture_module, compile_graph
 from onnxtrain.errors import UnsupportedDataError
 from onnxtrain.ir.traits import Trait, traits_of
-from onnxtrain.optimize.rows import RowSet, text_of
+from onnxtrain.optimize.rows import RowSet, Sizes, text_of
 from onnxtrain.options import Options
 from onnxtrain.ortmodule import verification
 from onnxtrain.ortmodule.casts import CastCache
@@ -166,9 +166,7 @@ class Session:
         return [name for name in self.signature.inputs if inputs[name].requires_grad]
 
     def work(self, chosen: Chosen, inputs: Mapping[str, torch.Tensor]) -> tuple[int, int] | None:
-        """The floating point operations of a training step, and those that eager PyTorch needs for it.
-
-        None where they depend on a size that is not one of the inputs'.
+        """The floating point operations of a training step, and those of eager; None where content decides on sizes.
 
         Args:
             chosen: the step's graph.
@@ -182,8 +180,7 @@ class Session:
         rows = symbol_sizes(compiled.training.model.graph, named)
         ours = self._flops(id(compiled), lambda: flops(compiled.training.model.graph))  # type: ignore[union-attr]
         eager = self._flops(differentiable, lambda: training_flops(graph, differentiable))
-        known = {*sizes, *rows}
-        if not known >= {*ours.symbols, *eager.symbols}:
+        if not {*ours.symbols, *eager.symbols} <= {*sizes, *rows}:
             return None
         return ours.evaluate(sizes | rows), eager.evaluate(sizes)
 
@@ -203,7 +200,8 @@ class Session:
             named = {str(v.name): v for v in self.captured.graph.model.graph.outputs}
             lazy = self.options.lazy_outputs and any(_is_scalar(named[n]) for n in outputs)
             beside = [n for n in self.signature.outputs if n not in outputs]
-            late = [n for n in beside if lazy and n not in self.read and not _is_scalar(named[n])]
+            known = Sizes(self.captured.graph.model.graph)
+            late = [n for n in beside if lazy and n not in self.read and _can_wait(named[n], known)]
             strict = self.options.strict or not differentiable
             shown = dict.fromkeys(outputs, not relaxed) | {n: strict for n in beside if n not in late}
             with self.report.stage("skip"):
@@ -307,6 +305,11 @@ class Session:
 
 def _is_scalar(value: ir.Value) -> bool:
     return value.shape is not None and len(value.shape) == 0
+
+
+def _can_wait(value: ir.Value, known: Sizes) -> bool:
+    """Whether an output is a tensor whose sizes are known without computing it."""
+    return bool(value.shape) and all(map(known.knows, value.shape))
 
 
 def _visible(compiled: Compiled) -> frozenset[str]:

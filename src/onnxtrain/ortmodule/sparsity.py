@@ -73,12 +73,12 @@ def _short(count: float) -> str:
     return f"{count:.3g} P"
 
 
-def step_line(session: Session, chosen: Chosen, work: tuple[int, int] | None) -> str:
-    """One line for a step: its rows, and the operations executed beside those of eager, where they are known."""
-    parts = []
+def step_line(chosen: Chosen, work: tuple[int, int] | None) -> str:
+    """One line for a step: its rows, and the operations executed beside those of eager."""
+    parts = ["the content of inputs decides on FLOPs"]
     if work is not None:
         ours, eager = work
-        parts.append(f"FLOPs executed / FLOPs of eager = {ours / max(1, eager):.3f} ({_short(ours)} / {_short(eager)})")
+        parts = [f"FLOPs executed / FLOPs of eager = {ours / max(1, eager):.3f} ({_short(ours)} / {_short(eager)})"]
     for rows, density in chosen.batch.densities.items():
         state = "" if rows in chosen.batch.active else ", not packed"
         parts.append(f"{density:.1%} of rows ({text_of(rows)}){state}")

@@ -49,10 +49,10 @@ def _report(session: Session, chosen: Chosen, inputs: dict[str, torch.Tensor]) -
     """Say what the step skips, where that is asked for."""
     session.steps += 1
     talks = _LOG.isEnabledFor(logging.INFO)
-    if talks or session.latest_work is None:
+    if talks or session.steps == 1:
         session.latest_work = session.work(chosen, inputs)
     if talks:
-        _LOG.info("step %d: %s", session.steps, step_line(session, chosen, session.latest_work))
+        _LOG.info("step %d: %s", session.steps, step_line(chosen, session.latest_work))
     if session.options.print_input_density and session.latest_choice is not None and chosen.batch.held:
         print(density_table(session.steps, session.latest_choice[1], chosen.batch, inputs))
 

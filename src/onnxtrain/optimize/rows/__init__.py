@@ -14,10 +14,11 @@ import onnx_ir as ir
 
 from onnxtrain.ir.bodies import remove_unread
 from onnxtrain.ir.graphs import ForwardGraph
+from onnxtrain.ir.traits import Trait, traits_of
 from onnxtrain.optimize.rows.demand import Liveness, Rows, Whole
 from onnxtrain.optimize.rows.inspection import BLIND, Inspection, inspection
 from onnxtrain.optimize.rows.packing import Packed, Within, chosen_sets, pack
-from onnxtrain.optimize.rows.sets import RowSet, is_by_attention, labels_of, text_of
+from onnxtrain.optimize.rows.sets import RowSet, Sizes, is_by_attention, labels_of, text_of
 
 
 def waiting_outputs(
@@ -29,7 +30,8 @@ def waiting_outputs(
         graph: the forward pass.
         differentiable: names of the inputs that receive a gradient.
         shown: outputs that are computed, with whether rows that no token attends to must be what eager computes.
-        deferrable: outputs that may wait. One that is computed in full for another's sake does not.
+        deferrable: outputs that may wait. One that is computed in full for another's sake does not, and none does where
+            that would save no expensive work.
     """
     free: dict[str, bool] = {}
     while True:
@@ -37,8 +39,11 @@ def waiting_outputs(
         found = {str(v.name) for v in graph.model.graph.outputs if v in liveness.early or _whole(liveness, v)}
         more = {n: True for n in deferrable if n in found and n not in free}
         if not more:
-            return frozenset(n for n in deferrable if n not in free)
+            break
         free |= more
+    waiting = frozenset(n for n in deferrable if n not in free)
+    every = {**shown, **dict.fromkeys(deferrable, True)}
+    return waiting if waiting and _work(liveness) != _work(Liveness(graph, differentiable, every)) else frozenset()
 
 
 def with_outputs(graph: ForwardGraph, names: Collection[str]) -> ForwardGraph:
@@ -53,8 +58,15 @@ def with_outputs(graph: ForwardGraph, names: Collection[str]) -> ForwardGraph:
     return ForwardGraph(model, dataclasses.replace(graph.signature, outputs=chosen))
 
 
-def _whole(liveness: Liveness, value: object) -> bool:
-    return isinstance(liveness.demands.get(value), Whole)  # type: ignore[arg-type]
+def _whole(liveness: Liveness, value: ir.Value) -> bool:
+    return isinstance(liveness.demands.get(value), Whole)
+
+
+def _work(liveness: Liveness) -> list[RowSet | None]:
+    """The rows that each expensive node computes; None for all."""
+    nodes = (n for n in liveness.graph.model.graph if Trait.EXPENSIVE in traits_of(n))
+    needed = [liveness.demands[n.outputs[0]] for n in nodes if n.outputs[0] in liveness.demands]
+    return [d.rows if isinstance(d, Rows) else None for d in needed]
 
 
 __all__ = [
@@ -64,6 +76,7 @@ __all__ = [
     "Packed",
     "RowSet",
     "Rows",
+    "Sizes",
     "Whole",
     "Within",
     "chosen_sets",

@@ -128,12 +128,13 @@ class Liveness:
         why = Whole(f"{value.name} is an output of the module")
         if strict or shapes.dims_of(value) is None or shapes.rank(value) < 3 or not self._is_floating(value):
             return why
-        space = layout_space(value, (0, 1))
-        every = [a for a in self.attentions if a.space == (*space, space[1])]
+        batch, tokens = layout_space(value, (0, 1))
+        space = (batch, tokens)
+        every = self._among(space)
         if not every or not all(map(_hides, every)) or not self._can_size((0, 1), value):
             return why
         distinct = {(a.causal, a.masks): str(a.output.name) for a in every}
-        return Rows((0, 1), frozenset(Seen(name) for name in distinct.values()))
+        return Rows((0, 1), self._reachable(space, frozenset(Seen(name) for name in distinct.values())))
 
     def _is_floating(self, value: Value) -> bool:
         return value.dtype is not None and value.dtype.is_floating_point()
@@ -337,14 +338,23 @@ class Liveness:
         if not all(self.sizes.knows(d) for d in attention.space) or not _hides(attention):
             return None
         if rows != columns:
-            return frozenset({Seen(str(attention.output.name), queries)})
-        group = [a for a in self.attentions if a.space == attention.space]
-        if queries is None or not all(map(_hides, group)):
-            return None
+            return self._reachable((batch, columns), frozenset({Seen(str(attention.output.name), queries)}))
         space = (batch, rows)
-        start = union(self._starts.get(space, frozenset()), frozenset(_plain(queries, space)))
-        self._starts[space] = start
-        return frozenset({Reachable(space, start)})
+        if queries is None or not all(map(_hides, self._among(space))):
+            return None
+        return self._reachable(space, _plain(queries, space))
+
+    def _among(self, space: Space) -> list[Attention]:
+        """The attentions among the tokens of a space."""
+        return [a for a in self.attentions if a.space == (*space, space[1])]
+
+    def _reachable(self, space: Space, rows: RowSet) -> RowSet:
+        """All that is reachable from a set, and from the others that start in the space: one set for all layers."""
+        among = self._among(space)
+        if not among or not all(map(_hides, among)):
+            return rows
+        self._starts[space] = union(self._starts.get(space, frozenset()), rows)
+        return frozenset({Reachable(space, self._starts[space])})
 
 
 def _is_merged(dim: shapes.Dim) -> bool:
