@@ -22,6 +22,10 @@ ROWS: dict[str, tuple[Callable[[Builder, ir.Value], ir.Value], float, float]] = 
     "RandomUniform": (lambda op, p: op.RandomUniform(shape=SHAPE, low=2.0, high=4.0), 3.0, 2 / 12**0.5),
     "RandomUniformLike": (lambda op, p: op.RandomUniformLike(p, dtype=1), 0.5, 1 / 12**0.5),
     "Bernoulli": (lambda op, p: op.Bernoulli(p), 0.25, (0.25 * 0.75) ** 0.5),
+    "PackedDropout": (
+        lambda op, p: op.PackedDropout(op.Mul(p, 4.0), op.constant(0.3, p.dtype), outputs=2)[0],
+        1.0, (0.3 / 0.7) ** 0.5,
+    ),
     "Multinomial": (
         lambda op, p: op.Cast(op.Multinomial(op.Log(op.constant([[0.25, 0.75]], p.dtype)), sample_size=60_000), to=1),
         0.75, (0.25 * 0.75) ** 0.5,

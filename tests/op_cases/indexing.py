@@ -11,6 +11,13 @@ from onnxtrain.ir.graphs import DOMAIN
 from op_cases.case import Case, Tensor, at, distinct, exactly, flag, index, ints, x
 
 
+def _table_sum(table: Tensor, dy: Tensor, indices: Tensor) -> Tensor:
+    """A table with rows added to it, those of index 3 left out."""
+    flat = indices.reshape(-1)
+    kept = flat != 3
+    return table.index_add(0, flat[kept], dy.reshape(-1, dy.shape[-1])[kept])
+
+
 def _indexing() -> list[Case]:
     def scatter(a: Tensor, i: Tensor, u: Tensor) -> Tensor:
         return a.scatter(1, i, u)
@@ -21,6 +28,10 @@ def _indexing() -> list[Case]:
         Case("Gather", (x(5, 3), index(2, 4, high=5)), lambda a, i: a[i]),
         Case("Gather", (x(3, 5, 2), index(4, high=5, low=-5)), lambda a, i: a[:, i], {"axis": 1}, label="negative"),
         Case("Gather", (x(3, 5), np.array(2)), lambda a: a[:, 2], {"axis": 1}, label="one"),
+        Case(
+            "AddEmbeddingGrad", (x(6, 3), x(2, 4, 3), exactly(ints(5, 1, 1, 0, 2, 5, 3, 1).reshape(2, 4))), _table_sum,
+            {"padding_idx": 3}, domain=DOMAIN, differentiable=False,
+        ),
         Case("Embedding", (x(6, 3), index(2, 4, high=6)), lambda w, i: F.embedding(i, w), domain=DOMAIN),
         Case(
             "Embedding", (x(6, 3), index(2, 9, high=6)), lambda w, i: F.embedding(i, w, padding_idx=1),

@@ -35,6 +35,13 @@ def _gathering() -> list[Case]:
     ]  # fmt: skip
 
 
+def _dropout() -> list[Case]:
+    """Without chance; what it draws is tested by itself."""
+    return [
+        Case("PackedDropout", (x(3, 4), np.array(0.0)), lambda a: (a, torch.ones(3, 4) > 0), domain=DOMAIN, outputs=2)
+    ]
+
+
 def _padding() -> list[Case]:
     def take(*rows: int) -> Callable[..., Tensor]:
         return lambda a: a.flatten(0, 1)[torch.tensor(rows, dtype=torch.int64)]
@@ -220,4 +227,4 @@ def _attention_gradient() -> list[Case]:
     ]
 
 
-CASES = [*_gathering(), *_padding(), *_attention(), *_attention_gradient(), *_reachability()]
+CASES = [*_gathering(), *_dropout(), *_padding(), *_attention(), *_attention_gradient(), *_reachability()]
