@@ -376,7 +376,9 @@ def test_padding_that_is_read_is_computed(read: Callable[..., Any]) -> None:
     ],
     ids=lambda r: getattr(r, "__name__", ""),
 )  # fmt: skip
-@pytest.mark.parametrize("attend", [kernel, filled(LOWEST)], ids=["kernel", "filled"])
+@pytest.mark.parametrize(
+    "attend", [pytest.param(kernel, id="kernel"), pytest.param(filled(LOWEST), id="filled", marks=pytest.mark.slow)]
+)
 def test_readers(attend: Callable[..., Tensor], read: Callable[..., Any], most: float) -> None:
     """Every second batch is one that a graph for the first does not fit: all rows are valid, or padding is left."""
     ids, mask, labels = batch()
@@ -389,6 +391,7 @@ def test_readers(attend: Callable[..., Tensor], read: Callable[..., Any], most: 
 ATTENDS = [kernel, added(-10000.0), added(LOWEST), filled(-10000.0), filled(LOWEST), merged, biased, twice]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("read", [by_labels, mean_of_valid, last_token])
 @pytest.mark.parametrize("attend", ATTENDS, ids=lambda a: a.__qualname__)
 def test_a_sequence_without_any_token(attend: Callable[..., Tensor], read: Callable[..., Any]) -> None:

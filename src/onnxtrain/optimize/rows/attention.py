@@ -97,10 +97,16 @@ def early_values(graph: ForwardGraph, differentiable: frozenset[str]) -> set[ir.
     found = {v for v in inner.inputs if v.name in given}
     found |= {v for v in inner.initializers.values() if not v.is_graph_input()}
     for node in inner:
-        known = all(v is None or v in found for v in node.inputs)
+        known = all(v is None or v in found for v in node.inputs) or _measures_input(node)
         if known and not traits_of(node) & (Trait.RANDOM | Trait.EFFECT):
             found.update(node.outputs)
     return found
+
+
+def _measures_input(node: ir.Node) -> bool:
+    """Whether a node reads the size of an input, which is known where its content is trained."""
+    x = node.inputs[0] if node.inputs else None
+    return node.domain == "" and node.op_type in ("Shape", "Size") and x is not None and x.is_graph_input()
 
 
 def attentions(graph: ir.Graph, early: set[ir.Value]) -> list[Attention]:

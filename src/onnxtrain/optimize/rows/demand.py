@@ -165,8 +165,8 @@ class Liveness:
                 self._attend(attention)
             return
         found = [self.demands[v] for v in node.outputs if v in self.demands]
-        if not found:
-            return
+        if not found or (node.domain == "" and node.op_type in ("Shape", "Size")):
+            return  # a size depends on no content
         whole = next((d for d in found if isinstance(d, Whole)), None)
         if whole is None and self._selects(node):
             return  # rather one token of each sequence than all tokens of some sequences
