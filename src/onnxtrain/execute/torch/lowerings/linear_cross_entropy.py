@@ -10,8 +10,7 @@ from onnxtrain.execute.torch.registry import lowering
 from onnxtrain.ir.graphs import DOMAIN
 
 Tensor = torch.Tensor
-_CHUNK = 16 << 20  # bytes of scores at a time
-_FEWEST = 64  # rows at a time: with fewer, reading and writing the gradient of the weight costs more than computing it
+_FEWEST = 64  # rows at a time, where the layer is narrower
 
 
 @lowering("LinearCrossEntropy", domain=DOMAIN)
@@ -54,15 +53,22 @@ def _check(labels: Tensor, classes: int) -> None:
 def _in_chunks(
     x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, factor: float, wanted: Sequence[bool]
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """The sum of the losses, and the gradients of ``factor`` times it; half types are summed in float32."""
+    """The sum of the losses, and the gradients of ``factor`` times it; half types are summed in float32.
+
+    With as many rows at a time as the layer is wide, their scores take the memory of the weight, and adding to its
+    gradient once more costs little beside the products.
+    """
     dtype = torch.promote_types(x.dtype, torch.float32)
-    size = max(_FEWEST, _CHUNK // (weight.shape[0] * dtype.itemsize))
+    parts = -(-len(x) // max(_FEWEST, weight.shape[1]))
+    size = -(-len(x) // max(1, parts))
     memory = x.new_empty((min(size, len(x)), weight.shape[0]), dtype=dtype)
     dx = x.new_empty(x.shape, dtype=dtype) if wanted[0] else None
-    dweight = weight.new_zeros(weight.shape, dtype=dtype) if wanted[1] else None
+    dweight = weight.new_empty(weight.shape, dtype=dtype) if wanted[1] else None
+    if dweight is not None and not parts:
+        dweight.zero_()
     dbias = weight.new_zeros(weight.shape[:1], dtype=dtype) if wanted[2] else None
     total = x.new_zeros((), dtype=dtype)
-    for first in range(0, len(x), size):
+    for first in range(0, len(x), max(1, size)):
         part, at = x[first : first + size], labels[first : first + size].unsqueeze(1)
         scores = _scores(part, weight, bias, memory[: len(part)])
         total += _losses(scores, at).sum()
@@ -73,7 +79,7 @@ def _in_chunks(
         if dx is not None:
             _add_product(dx[first : first + size], dscores, weight, factor, keep=0)
         if dweight is not None:
-            _add_product(dweight, dscores.t(), part, factor)
+            _add_product(dweight, dscores.t(), part, factor, keep=int(first > 0))
         if dbias is not None:
             dbias.add_(scores.sum(0), alpha=factor)
     return total, dx, dweight, dbias
@@ -94,7 +100,7 @@ def _losses(scores: Tensor, labels: Tensor) -> Tensor:
     return top - scores.amax(1, keepdim=True).log() - chosen
 
 
-def _add_product(total: Tensor, a: Tensor, b: Tensor, factor: float, keep: int = 1) -> None:
+def _add_product(total: Tensor, a: Tensor, b: Tensor, factor: float, keep: int) -> None:
     """``total = keep * total + factor * a @ b``."""
     if total.dtype == a.dtype:
         total.addmm_(a, b, beta=keep, alpha=factor)
