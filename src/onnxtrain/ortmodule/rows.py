@@ -119,6 +119,7 @@ class RowPlan:
         totals = {s: size_of(dim, sizes) for s, dim in self.inspection.totals.items()}
         densities = {s: len(held[s]) / max(1, totals[s]) for s in self.sets}
         active = frozenset(s for s, d in densities.items() if 0.0 < d < self._limit(s, totals[s], sizes))
+        active = frozenset(s for s in active if not any(_is_nearly(held, s, outer) for outer in active - {s}))
         return Batch(DENSE if blind else active, held, densities, totals, blind)
 
     def _limit(self, rows: RowSet, total: int, sizes: Mapping[str, int]) -> float:
@@ -128,9 +129,15 @@ class RowPlan:
         return self._costs[rows].limit(total, sizes)
 
 
+_NEARLY = 0.95  # share of a set from which on a set within it is not worth rows of its own
 _LARGEST = 0.98  # share of rows from which on nothing is worth a second graph
 _MOVE = 300  # operations that take as long as moving one number in and back again, of products of a few hundred columns
 _MOVERS = ("FlattenAndUnpad", "PadAndUnflatten", "ShrunkenGather")
+
+
+def _is_nearly(held: Mapping[RowSet | Within, torch.Tensor], inner: RowSet, outer: RowSet) -> bool:
+    """Whether a set is most of another that it lies in."""
+    return Within(inner, outer) in held and len(held[inner]) >= _NEARLY * len(held[outer])
 
 
 class _Cost:

@@ -8,7 +8,7 @@ import torch
 
 from onnxtrain.ir import shapes
 from onnxtrain.ir.graphs import DOMAIN, source_of
-from onnxtrain.optimize.rows import Liveness, Rows, RowSet, Whole, is_by_attention, labels_of, text_of
+from onnxtrain.optimize.rows import Liveness, Rows, RowSet, Whole, Within, is_by_attention, labels_of, text_of
 from onnxtrain.ortmodule.rows import Batch, RowPlan, size_of, symbol_sizes
 from onnxtrain.ortmodule.session import Chosen, Session
 
@@ -60,7 +60,8 @@ def _state(plan: RowPlan, batch: Batch, *, by_attention: bool) -> str:
         return "not for this batch: a row that is needed attends to nothing"
     parts = []
     for rows in chosen:
-        state = "on" if rows in batch.active else "off"
+        is_packed = rows in batch.active or any(Within(rows, outer) in batch.held for outer in batch.active)
+        state = "on" if is_packed else "off"
         parts.append(f"{state} at density {batch.densities[rows]:.1%} ({text_of(rows)})")
     return "; ".join(parts)
 
