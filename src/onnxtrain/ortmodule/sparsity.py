@@ -62,7 +62,9 @@ def _state(plan: RowPlan, batch: Batch, *, by_attention: bool) -> str:
     for rows in chosen:
         is_packed = rows in batch.active or any(Within(rows, outer) in batch.held for outer in batch.active)
         state = "on" if is_packed else "off"
-        parts.append(f"{state} at density {batch.densities[rows]:.1%} ({text_of(rows)})")
+        count = plan.packed(batch.active).nodes.get(rows, 0)
+        nodes = f", {count} nodes" if count else ""
+        parts.append(f"{state} at density {batch.densities[rows]:.1%}{nodes} ({text_of(rows)})")
     return "; ".join(parts)
 
 

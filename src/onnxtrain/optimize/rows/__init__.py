@@ -1,8 +1,9 @@
 """Rows that nothing depends on are not computed: padding, rows without a label, tokens that no one reads.
 
 ``passages``: how rows pass through operators. ``attention``: attention and its masks, found in the graph. ``sets``:
-what says that a row is needed, and its evaluation. ``demand``: which rows of every value are needed. ``packing``: the
-graph over those rows. ``inspection``: the graph that evaluates them first.
+what says that a row is needed, and its evaluation. ``demand``: which rows of every value are needed. ``choice``:
+for which sets it is worth it. ``packing``: the graph over those rows. ``inspection``: the graph that evaluates them
+first.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import onnx_ir as ir
 from onnxtrain.ir.bodies import remove_unread
 from onnxtrain.ir.graphs import ForwardGraph
 from onnxtrain.ir.traits import Trait, traits_of
+from onnxtrain.optimize.rows.choice import chosen_sets
 from onnxtrain.optimize.rows.demand import Liveness, Rows, Whole
 from onnxtrain.optimize.rows.inspection import BLIND, Inspection, inspection
-from onnxtrain.optimize.rows.packing import Packed, Within, chosen_sets, pack
+from onnxtrain.optimize.rows.packing import Packed, Within, pack
 from onnxtrain.optimize.rows.sets import RowSet, Sizes, is_by_attention, labels_of, text_of
 
 

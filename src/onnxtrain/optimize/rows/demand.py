@@ -14,6 +14,7 @@ import onnx_ir as ir
 from onnxtrain.ir import shapes
 from onnxtrain.ir.graphs import ForwardGraph, describe, source_of
 from onnxtrain.optimize.rows.attention import Attention, attentions, early_values
+from onnxtrain.optimize.rows.indices import places, unexpanded
 from onnxtrain.optimize.rows.passages import Layout, passage_of
 from onnxtrain.optimize.rows.sets import (
     Labelled,
@@ -261,10 +262,10 @@ class Liveness:
         data, indices = node.inputs
         if data is None or indices is None or indices not in self.early or shapes.rank(data) < 2:
             return False
-        space, places = self._space(data), _places(indices, shapes.attribute(node, "batch_dims", 0))
-        if space is None or places is None:
+        space, found = self._space(data), places(indices, shapes.attribute(node, "batch_dims", 0))
+        if space is None or found is None:
             return False
-        return self._pick(node, data, Rows((0, 1), frozenset({Listed(space, str(places.name), self.source(places))})))
+        return self._pick(node, data, Rows((0, 1), frozenset({Listed(space, str(found.name), self.source(found))})))
 
     def _ends_at_slice(self, node: ir.Node) -> bool:
         """A range of tokens, or those of its rows that are needed."""
@@ -305,7 +306,7 @@ class Liveness:
         y = node.outputs[0]
         if mask is None or shapes.dims_of(y) is None or shapes.rank(y) < 3:
             return False
-        mask = _unexpanded(mask)
+        mask = unexpanded(mask)
         dims, wide = shapes.known_dims(mask), shapes.known_dims(y)
         space = self._space(y)
         if len(dims) != len(wide) or dims[:2] != wide[:2] or any(d != 1 for d in dims[2:]) or space is None:
@@ -373,47 +374,6 @@ def _plain(rows: RowSet, space: Space) -> RowSet:
         inside = isinstance(reason, Reachable) and reason.space == space
         found = union(found, reason.start if inside else frozenset({reason}))  # type: ignore[union-attr]
     return found
-
-
-def _unexpanded(value: Value) -> Value:
-    """The value that a mask was expanded and cast from, where it has as many axes."""
-    node = value.producer()
-    while node is not None and node.domain == "" and node.op_type in ("Expand", "Cast") and node.inputs[0] is not None:
-        inner = node.inputs[0]
-        if shapes.dims_of(inner) is None or shapes.rank(inner) != shapes.rank(value):
-            break
-        value, node = inner, inner.producer()
-    return value
-
-
-def _places(indices: Value, batch_dims: int) -> Value | None:
-    """The place of one token for each sequence: all indices behind the batch, or beside a count of it."""
-    if batch_dims == 1:
-        return indices if all(d == 1 for d in shapes.known_dims(indices)[1:]) else None
-    return _last_column(indices) if batch_dims == 0 else None
-
-
-def _last_column(indices: Value) -> Value | None:
-    """The second of two columns of indices whose first counts the batch: ``[[0, p0], [1, p1], ...]``."""
-    node = indices.producer()
-    if node is None or node.op_type != "Concat" or len(node.inputs) != 2 or shapes.rank(indices) != 2:
-        return None
-    first, second = node.inputs
-    assert first is not None
-    return second if _counts(first) else None
-
-
-def _counts(value: Value) -> bool:
-    """Whether a value is 0, 1, 2, ... under views."""
-    node = value.producer()
-    while node is not None and node.op_type in ("Unsqueeze", "Reshape", "Expand", "Cast", "Squeeze"):
-        if node.inputs[0] is None:
-            return False
-        node = node.inputs[0].producer()
-    if node is None or node.op_type != "Range":
-        return False
-    start, step = (shapes.data_of(node.inputs[i]) for i in (0, 2))
-    return start == 0 and step == 1
 
 
 def _who(node: ir.Node) -> str:
