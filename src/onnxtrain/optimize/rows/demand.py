@@ -175,7 +175,7 @@ class Liveness:
             whole = self._through(node, [d for d in found if isinstance(d, Rows)])
         if whole is not None and not self._ends(node):
             for value in node.inputs:
-                self._need(value, whole)
+                self._need(value, Whole(_who(node)) if value is not None and _loses_rows(value, node) else whole)
 
     def _selects(self, node: ir.Node) -> bool:
         """Whether a node, of whose output some sequences are needed, reads some tokens of each."""
@@ -356,6 +356,14 @@ class Liveness:
             return rows
         self._starts[space] = union(self._starts.get(space, frozenset()), rows)
         return frozenset({Reachable(space, self._starts[space])})
+
+
+def _loses_rows(value: Value, node: ir.Node) -> bool:
+    """Whether a node's outputs have no longer the first two axes of an input with three."""
+    dims = shapes.dims_of(value)
+    if dims is None or len(dims) < 3:
+        return False
+    return all((shapes.dims_of(y) or ())[:2] != dims[:2] for y in node.outputs)
 
 
 def _is_merged(dim: shapes.Dim) -> bool:
