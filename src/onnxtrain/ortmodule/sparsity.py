@@ -147,7 +147,10 @@ def explain_rows(session: Session) -> Iterator[str]:
     if batch.blind:
         yield "all rows of the last batch were computed: a row that is needed attends to nothing"
     for number, rows in enumerate(plan.sets, 1):
+        outer = next((n for n, s in enumerate(plan.sets, 1) if s in batch.active and Within(rows, s) in batch.held), 0)
         state = "only these are computed" if rows in batch.active else "all are computed"
+        if outer and rows not in batch.active:
+            state = f"computed with those of set {outer}"
         count = f"{len(batch.held[rows])} of {batch.sizes[rows]} rows in the last step, {state}" if batch.held else ""
         yield f"set {number}: {text_of(rows)}: {count}"
     for name in sorted(plan.waiting):
