@@ -213,7 +213,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--backend", choices=("torch", "onnxruntime"), default="torch")
-    parser.add_argument("--dropout", type=float, default=0.0, help="ORTModule draws for the rows it computes, so other masks")
+    parser.add_argument("--dropout", type=float, default=0.0, help="of computed rows only, so masks differ")
     parser.add_argument("--learning-rate", type=float, default=1e-4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("out/finetune_minilm.png"))
