@@ -494,13 +494,13 @@ class Layers(nn.Module):
     ids=["attention", "layer", "encoder"],
 )
 def test_layers_of_torch(make: Callable[[], nn.Module]) -> None:
-    """They make one axis of batch and heads, so labels alone leave rows out."""
+    """They make one axis of batch and heads, which stay apart here."""
     model = make()
     for module in model.modules():
         if isinstance(module, nn.MultiheadAttention):
             module.dropout = 0.0
     (chosen,) = steps(model, batch())
-    assert padding(chosen) == 1.0 and labelled(chosen) < 1.0
+    assert padding(chosen) < 1.0 and labelled(chosen) < 1.0
 
 
 @pytest.mark.parametrize("read", [by_labels, mean_of_valid, mean_of_all, last_token])

@@ -17,6 +17,7 @@ from onnxtrain.optimize.compute_order import ComputeOrderPass
 from onnxtrain.optimize.convolution import ConvolutionsPass
 from onnxtrain.optimize.fusions import FusionsPass
 from onnxtrain.optimize.losses import LinearLossPass
+from onnxtrain.optimize.merged_axes import MergedAxesPass
 from onnxtrain.optimize.precision import CastPropagationPass
 from onnxtrain.optimize.quantization import FakeQuantPass
 from onnxtrain.optimize.registered import apply_registered
@@ -49,6 +50,9 @@ def forward_steps(options: Options) -> tuple[Step, ...]:
 
 SELECTIONS = (
     Step(DeadCodePass(), "first: a value is needed whole while a dead node reads all of it"),
+    Step(MergedAxesPass(), "before selections move: rows that are flattened are not told from each other"),
+    Step(ViewsPass(), "what was merged and split is one view"),
+    Step(DeadCodePass(), "again: the views that merged"),
     Step(ComputeOrderPass(), "a selection passes one operator where fusions left no formula"),
     Step(ViewsPass(), "selections bring axes to the front and back, which often cancels"),
     Step(NoOperationPass(), "views and slices of whole tensors that are left"),
