@@ -56,11 +56,11 @@ def test_ratio_and_scale(backend: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", ["roberta", "gpt2", "t5"])  # of a head that reads one token, dropout draws fewer
+@pytest.mark.parametrize("name", ["bert", "gpt2", "t5"])
 def test_whole_model_with_dropout_draws_as_eager(name: str, attention: str) -> None:
-    """The same random numbers in the same order: the losses are equal, not only alike."""
+    """Where no work is skipped, the same random numbers in the same order: the losses are equal, not only alike."""
     eager = build(name, attention, dropout=0.2)
-    wrapped = ORTModule(copy.deepcopy(eager))
+    wrapped = ORTModule(copy.deepcopy(eager), options=Options(compute_optimizer=False))
     for seed in range(3):
         torch.manual_seed(seed)
         given = ARCHITECTURES[name].batch(3, 8)
