@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from onnxtrain.capture import Captured, Numbers
 from onnxtrain.compiler import Compiled, Report, capture_module, compile_graph
-from onnxtrain.errors import UnsupportedDataError
+from onnxtrain.errors import BackendError, UnsupportedDataError
 from onnxtrain.ir.traits import Trait, traits_of
 from onnxtrain.optimize.rows import RowSet, Sizes, text_of
 from onnxtrain.options import Options
@@ -216,7 +216,12 @@ class Session:
             return NOTHING
         if id(plan) not in self._inspectors:
             graph = plan.inspection.graph
-            self._inspectors[id(plan)] = compile_graph(graph, (), (), self.options, self.report, self._device())
+            try:
+                self._inspectors[id(plan)] = compile_graph(graph, (), (), self.options, self.report, self._device())
+            except BackendError as error:
+                _LOG.warning("no rows are dropped: the backend cannot inspect batches: %s", error.what)
+                plan.inspection = None
+                return NOTHING
         found, _ = self._inspectors[id(plan)].executable.forward(list(inputs.values()))
         return plan.batch([as_torch(t) for t in found], inputs)
 
