@@ -13,7 +13,10 @@ from parity import pair, same_step
 from transformers import BertConfig, BertForMaskedLM, BertModel
 
 from onnxtrain import Options, ORTModule
-from onnxtrain.errors import GradientError, ModuleError, OptionError
+from onnxtrain.compiler import compile_graph
+from onnxtrain.errors import BackendError, GradientError, ModuleError, OptionError
+from onnxtrain.ir.graphs import ForwardGraph
+from onnxtrain.optimize.rows import BLIND
 
 LENGTHS = (6, 2, 4)
 CONFIG = BertConfig(
@@ -108,6 +111,24 @@ def test_options() -> None:
     assert "set 1: labels" in text and "set 2" not in text
     with pytest.raises(OptionError, match="density_threshold=2"):
         Options(density_threshold=2)
+
+
+def test_all_rows_are_computed_where_the_backend_cannot_inspect(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(graph: ForwardGraph, *args: Any) -> Any:
+        if BLIND in graph.signature.outputs:
+            raise BackendError("no kernel for ReduceMax")
+        return compile_graph(graph, *args)
+
+    monkeypatch.setattr("onnxtrain.ortmodule.session.compile_graph", refuse)
+    wrapped, eager = pair(BertForMaskedLM(CONFIG), density_threshold=0.95, lazy_outputs=False)
+    for _ in range(2):
+        same_step(wrapped, eager, **batch(), loss=lambda out: out.loss)
+    assert [r.getMessage() for r in caplog.records if "no rows are dropped" in r.getMessage()] == [
+        "no rows are dropped: the backend cannot inspect batches: no kernel for ReduceMax"
+    ]
+    assert "set 1" not in wrapped.explain("sparsity")
 
 
 def outside(model: Any, given: dict[str, torch.Tensor], masked: bool) -> torch.Tensor:

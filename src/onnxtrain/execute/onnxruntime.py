@@ -95,7 +95,9 @@ def _bind(tensor: Any) -> ort.OrtValue:
         return tensor
     if hasattr(tensor, "detach"):
         tensor = tensor.detach().contiguous()
-    if str(getattr(tensor, "dtype", "")) == "torch.bool":  # its DLPack type code is not known to onnxruntime
+    elif isinstance(tensor, np.ndarray):
+        tensor = np.asarray(tensor, order="C")
+    if str(getattr(tensor, "dtype", "")) in ("bool", "torch.bool"):  # their DLPack code is not known to onnxruntime
         return ort.OrtValue.ortvalue_from_numpy(np.asarray(tensor))
     return ort.OrtValue.from_dlpack(tensor)
 

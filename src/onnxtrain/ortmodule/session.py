@@ -220,7 +220,7 @@ class Session:
                 self._inspectors[id(plan)] = compile_graph(graph, (), (), self.options, self.report, self._device())
             except BackendError as error:
                 _LOG.warning("no rows are dropped: the backend cannot inspect batches: %s", error.what)
-                plan.inspection = None
+                plan.inspection, plan.sets = None, []
                 return NOTHING
         found, _ = self._inspectors[id(plan)].executable.forward(list(inputs.values()))
         return plan.batch([as_torch(t) for t in found], inputs)

@@ -63,7 +63,7 @@ class Inputs:
         return found
 
     def run(self, *values: ir.Value | None) -> list[np.ndarray]:
-        """What values are."""
+        """What values are, on two backends."""
         for index, value in enumerate(values):
             assert value is not None
             made = self.op.Identity(value)
@@ -73,9 +73,10 @@ class Inputs:
         model = ir.Model(self.graph, ir_version=10)
         verify(model)
         signature = Signature(names, (), (), tuple(str(x.name) for x in self.graph.outputs), {}, ())
-        found, _ = (
-            backend("reference").compile(make_plan(ForwardGraph(model, signature))).forward([*self.arrays.values()])
-        )
+        plan, arrays = make_plan(ForwardGraph(model, signature)), list(self.arrays.values())
+        found, again = (backend(name).compile(plan).forward(arrays)[0] for name in ("reference", "onnxruntime"))
+        for expected, result in zip(found, again, strict=True):
+            np.testing.assert_array_equal(np.asarray(expected), np.asarray(result))
         return [np.asarray(x) for x in found]
 
 
@@ -205,6 +206,15 @@ def test_a_query_whose_keys_are_masked_alike_sees_them_all() -> None:
     results = given.run(evaluator.seen(name), evaluator.blind(name, place))
     np.testing.assert_array_equal(results[0], seen | blind[..., None])
     assert bool(results[1]) == bool(blind[:, 2].any()) and blind[1, 2]
+
+
+def test_without_masks_every_key_is_seen() -> None:
+    given = Inputs(labels=LABELS, **tokens())
+    found = given.attend(lambda s: given.op.Mul(s, given.op.constant(np.float32(0.5))))
+    evaluator, name = Evaluator(given.graph, [found]), str(found.output.name)
+    queries = frozenset({Positions(SPACE, 2, 3)})
+    results = given.run(evaluator.mask(frozenset({Seen(name, queries)})), evaluator.blind(name, queries))
+    assert results[0].shape == (B * T,) and results[0].all() and not results[1]
 
 
 def test_one_addend_may_show_what_another_hides() -> None:

@@ -320,7 +320,7 @@ class Evaluator:
         return self._totals[key]
 
     def _sum(self, attention: Attention) -> Value:
-        op, total = self.op, self.op.constant(0.0, ir.DataType.FLOAT)
+        op, total = self.op, self.op.constant([0.0], ir.DataType.FLOAT)  # reductions want an axis
         for mask in attention.masks:
             value = self.named[mask.value.name]
             if mask.is_condition:
