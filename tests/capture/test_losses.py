@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from parity import pair, same_step
 
 from onnxtrain import Options, ORTModule
 
@@ -21,6 +23,32 @@ class Loss(torch.nn.Module):
     def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         scores = self.linear(x).movedim(-1, 1)
         return F.cross_entropy(scores, target, self.weight, **self.options).sum()
+
+
+class Each(torch.nn.Module):
+    """A loss of each label, in the labels' shape."""
+
+    def __init__(self, loss: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.linear, self.loss = torch.nn.Linear(4, 5), loss
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        scores = self.linear(x)
+        if self.loss is F.nll_loss:
+            scores = scores.log_softmax(-1)
+        each = self.loss(scores.flatten(0, 1), target.flatten(), reduction="none", ignore_index=2).view(target.shape)
+        if self.loss is F.nll_loss:
+            each = each + self.loss(scores.transpose(1, 2), target, reduction="none")
+            each = each + self.loss(scores[0, 0], target[0, 0], reduction="none")
+        return (each.sum(1) / target.shape[1]).square().sum()
+
+
+@pytest.mark.parametrize("loss", [F.cross_entropy, F.nll_loss])
+def test_losses_of_each_label_keep_their_sizes(loss: Callable[..., torch.Tensor]) -> None:
+    wrapped, eager = pair(Each(loss).double())
+    for batch, length in ((3, 4), (2, 6)):
+        given = torch.randn(batch, length, 4, dtype=torch.float64)
+        same_step(wrapped, eager, given, torch.randint(0, 5, (batch, length)))
 
 
 LABELS, WIDE = torch.tensor([0, 4, 1, 2, 2, 3]), torch.randint(0, 5, (6, 3))

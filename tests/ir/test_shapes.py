@@ -102,6 +102,15 @@ def test_inner_dimensions_must_agree(op: Builder) -> None:
         op.MatMul(value(op, "a", 2, 3), value(op, "b", 4, 5))
 
 
+def test_renamed_symbols_are_the_same_size(op: Builder) -> None:
+    x, y = value(op, "x", "n", 2), value(op, "y", "m", 2)
+    total, size = op.Add(x, y), op.Concat(op.size(y, 0), op.ints(2), axis=0)
+    assert text(total) == ["Max(m, n)", "2"]
+    shapes.rename_symbols(op.graph, {"m": "n"})
+    assert text(total) == text(y) == ["n", "2"]
+    assert shapes.data_of(size) == (ir.SymbolicDim("n"), 2)
+
+
 def test_functions_are_inferred_through_their_bodies(op: Builder) -> None:
     x = value(op, "x", "batch", "length")
     grad = op.GatherGrad(value(op, "dy", "k", "length"), value(op, "i", "k", dtype=ir.DataType.INT64), op.Shape(x))

@@ -15,6 +15,7 @@ from onnxtrain.optimize.cleanup import (
     ConstantsPass,
     DeadCodePass,
     KnownShapesPass,
+    KnownTypesPass,
     NoOperationPass,
 )
 from onnxtrain.optimize.views import ViewsPass
@@ -40,6 +41,17 @@ def test_constants_are_folded_but_not_weights(op: Builder) -> None:
     x, w = op.graph.inputs
     two = op.Add(op.constant(np.float32(1)), op.constant(np.float32(1)))
     assert run(op, op.Mul(op.Mul(x, two), op.Transpose(w, perm=[1, 0])), ConstantsPass()) == ["Mul", "Transpose", "Mul"]
+
+
+def test_what_is_cast_like_a_value_does_not_need_it(op: Builder) -> None:
+    x, w = op.graph.inputs
+    y = op.CastLike(op.Greater(x, 0.0), op.Exp(w))
+    assert run(op, op.Mul(y, op.CastLike(op.constant(2), w)), KnownTypesPass(), ConstantsPass()) == [
+        "Greater",
+        "Cast",
+        "Mul",
+    ]
+    assert op.graph[1].attributes["to"].as_int() == ir.DataType.FLOAT
 
 
 def test_known_shape_becomes_a_constant(op: Builder) -> None:

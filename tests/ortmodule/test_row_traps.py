@@ -291,6 +291,58 @@ def each_token(m: Model, ids: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
     return (found * mask.view(-1).to(found.dtype)).sum() / mask.sum()
 
 
+def each_of_a_sequence(m: Model, ids: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
+    """The mean of sequences, each of its own tokens."""
+    logits = m.head(m.layers(m.words(ids), mask))
+    found = F.cross_entropy(logits.view(-1, CLASSES), labels.view(-1), reduction="none").view(labels.shape)
+    return (found.sum(1) / (labels != -100).sum(1).clamp(1)).mean()
+
+
+def each_by_class(m: Model, ids: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
+    """Classes on the second axis, and a loss that is not zero where a label is ignored."""
+    found = F.cross_entropy(m.head(m.layers(m.words(ids), mask)).transpose(1, 2), labels, reduction="none")
+    return found.topk(3, 1).values.sum() + (found + 1).log().sum()
+
+
+def smoothed_by_class(m: Model, ids: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
+    logits = m.head(m.layers(m.words(ids), mask)).transpose(1, 2)
+    return F.cross_entropy(logits, labels, label_smoothing=0.2, reduction="sum")
+
+
+def smoothed_by_hand(m: Model, ids: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
+    """As the Transformers Trainer does."""
+    found, ignored = -m.head(m.layers(m.words(ids), mask)).log_softmax(-1), (labels == -100).unsqueeze(-1)
+    likely = found.gather(-1, labels.clamp(0).unsqueeze(-1)).masked_fill(ignored, 0.0).sum()
+    spread = found.sum(-1, keepdim=True).masked_fill(ignored, 0.0).sum()
+    count = ignored.numel() - ignored.long().sum()
+    return 0.9 * likely / count + 0.1 * spread / (count * CLASSES)
+
+
+def chosen_logits(m: Model, ids: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
+    chosen = labels != -100
+    return F.cross_entropy(m.head(m.layers(m.words(ids), mask))[chosen], labels[chosen])
+
+
+def chosen_states(m: Model, ids: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
+    """The rows that have a label, by their places among all."""
+    places = torch.nonzero(labels.view(-1) != -100).squeeze(-1)
+    x = m.layers(m.words(ids), mask).view(-1, WIDTH)[places]
+    return F.cross_entropy(m.head(x), labels.view(-1)[places])
+
+
+def scored(m: Model, ids: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
+    """A number for each token, and a class for each sequence that has a label."""
+    found = m.head(m.layers(m.words(ids), mask))
+    errors = (found[..., 0] - labels).square() * mask
+    return errors.sum() / mask.sum() + F.binary_cross_entropy_with_logits(found[:, 0, 1], mask[:, -1].to(found.dtype))
+
+
+def other_tokens(m: Model, ids: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
+    """Tokens of one length attend to tokens of another."""
+    x = m.layers(m.words(ids), mask)
+    return token_loss(m.head(kernel(m.words(labels.clamp(0)), x, x, mask)), labels)
+
+
 def batch(sizes: tuple[int, ...] = (4, 9, 6), length: int = 9) -> tuple[Tensor, Tensor, Tensor]:
     """Ids, a mask with padding on the right, labels that are ignored there and at random."""
     mask = (torch.arange(length) < torch.tensor(sizes)[:, None]).long()
@@ -323,6 +375,7 @@ def labelled(chosen: Chosen) -> float:
 
 
 VALID = 19 / 27
+SIZES = ((4, 9, 6), (2, 9), (3, 9, 5, 9))  # of sequences in batches
 
 
 @pytest.mark.parametrize(
@@ -371,8 +424,7 @@ def test_padding_that_is_read_is_computed(read: Callable[..., Any]) -> None:
         (mean_of_valid, VALID), (filled_mean, VALID), (maximum_of_valid, VALID), (last_token, (19 + 2) / 27),
         (first_tokens, VALID), (last_valid_token, VALID), (gathered_token, 1.0), (shifted, VALID),
         (convolved_before, VALID), (two_losses, VALID), (two_labels, 1.0), (prefixed, 1.0), (multiplied, VALID),
-        (shown, 1.0), (weights_returned, 1.0), (smoothed, 1.0), (weighted_by_class, VALID), (likelihood, 1.0),
-        (each_token, 1.0),
+        (shown, 1.0), (weights_returned, 1.0), (weighted_by_class, VALID),
     ],
     ids=lambda r: getattr(r, "__name__", ""),
 )  # fmt: skip
@@ -386,6 +438,39 @@ def test_readers(attend: Callable[..., Tensor], read: Callable[..., Any], most: 
     chosen, _, again, _ = steps(Model(attend, read), (ids, mask, labels), dense, batch((9, 1, 2)), batch((3, 3), 3))
     assert padding(chosen) <= most + 1e-6, chosen.batch.densities
     assert padding(again) <= max(most, 0.9)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        by_labels, smoothed, smoothed_by_class, smoothed_by_hand, weighted_by_class, likelihood, each_token,
+        each_of_a_sequence, chosen_logits, chosen_states,
+    ],
+    ids=lambda r: r.__name__,
+)  # fmt: skip
+def test_losses_of_some_tokens(read: Callable[..., Any]) -> None:
+    """The layers are computed for valid tokens, the head for those that count."""
+    batches = [(i, m, labels.index_fill(1, torch.tensor([2]), -100)) for i, m, labels in map(batch, SIZES)]
+    for chosen, (_, mask, labels) in zip(steps(Model(kernel, read), *batches), batches, strict=True):
+        counted = mask if read is each_token else labels != -100
+        assert padding(chosen) <= mask.double().mean(), chosen.batch.densities
+        assert min(chosen.batch.densities.values()) == counted.double().mean()
+
+
+@pytest.mark.parametrize("read", [each_by_class, scored])
+def test_losses_of_all_tokens(read: Callable[..., Any]) -> None:
+    """Rows whose label is ignored have a loss of zero, which may be read."""
+    (chosen,) = steps(Model(kernel, read), batch())
+    assert min(chosen.batch.densities.values()) <= VALID, chosen.batch.densities
+
+
+def test_sizes_that_were_once_the_same() -> None:
+    """What was planned for tokens of one length is not used where there are two."""
+    ids, mask, labels = batch()
+    wrapped, eager = pair(Model(kernel, other_tokens).double(), density_threshold=0.95)
+    for given in ((ids, mask, labels), (ids, mask, labels[:, :4]), batch((2, 5)), (ids[:, :5], mask[:, :5], labels)):
+        same_step(wrapped, eager, *given)
+    assert len(wrapped._sessions.entries) == 1
 
 
 ATTENDS = [kernel, added(-10000.0), added(LOWEST), filled(-10000.0), filled(LOWEST), merged, biased, twice]

@@ -53,7 +53,7 @@ class Translator:
         from torch.onnx._internal.exporter import _core
 
         while True:
-            with _silence():
+            with _silence(), _without_wrong_references():
                 registry = _registry(self.opset, frozenset(self.whole))
                 decomposed = _core._prepare_exported_program_for_export(self.program, registry=registry)
                 _identify_sizes(decomposed)
@@ -263,6 +263,22 @@ def _last_line(error: BaseException) -> str:
     cause = list(_causes(error))[-1]
     lines = [line for line in str(cause).splitlines() if line.strip()]
     return lines[0] if lines else type(cause).__name__
+
+
+@contextlib.contextmanager
+def _without_wrong_references() -> Iterator[None]:
+    """Hide torch's reference of nll_loss from inference of shapes: its reduction is a name, so that a number, which is
+    what the operator has, gives a mean (``torch._refs.nn.functional.nll_loss``).
+    """
+    from torch._decomp import decomposition_table
+
+    target = torch.ops.aten.nll_loss.default
+    hidden = decomposition_table.pop(target, None)
+    try:
+        yield
+    finally:
+        if hidden is not None:
+            decomposition_table[target] = hidden
 
 
 @contextlib.contextmanager

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import onnx
@@ -19,6 +19,7 @@ import onnx_ir as ir
 import sympy
 
 from onnxtrain.errors import ShapeError
+from onnxtrain.ir.bodies import bodies_of
 from onnxtrain.ir.graphs import describe, source_of
 
 Dim: TypeAlias = int | ir.SymbolicDim
@@ -181,6 +182,32 @@ def fresh_dim(value: ir.Value, axis: int) -> ir.SymbolicDim:
 def fresh_dims(value: ir.Value, count: int) -> Dims:
     """New symbols for all dimensions of a value of that rank."""
     return tuple(fresh_dim(value, axis) for axis in range(count))
+
+
+def rename_symbols(graph: ir.Graph, names: Mapping[str, str]) -> None:
+    """Give symbols other names, in place: those with the same name are the same size from then on.
+
+    Args:
+        graph: its shapes and what is known of the content of its values change, those of bodies too.
+        names: the new name by the old one.
+    """
+    inner = [body for node in graph.all_nodes() for body in bodies_of(node)]
+    for value in (v for g in (graph, *inner) for v in (*g.inputs, *(v for n in g for v in n.outputs))):
+        if value.shape is not None:
+            value.shape = ir.Shape([_renamed(d, names) for d in value.shape])
+        data = value.meta.get(_DATA)
+        if isinstance(data, tuple):
+            set_data(value, tuple(_renamed(d, names) for d in data))
+        elif data is not None:
+            set_data(value, _renamed(data, names))
+
+
+def _renamed(dim: Dim, names: Mapping[str, str]) -> Dim:
+    if isinstance(dim, int) or dim.value is None:
+        return dim
+    old = as_expression(dim)
+    new = {s: as_expression(ir.SymbolicDim(names[str(s)])) for s in old.free_symbols if str(s) in names}
+    return simplify(ir.SymbolicDim(cast(sympy.Expr, old.xreplace(new)))) if new else dim
 
 
 def broadcast(*shapes: Dims, node: ir.Node | None = None) -> Dims:

@@ -11,6 +11,7 @@ from onnxtrain.optimize.cleanup import (
     ConstantsPass,
     DeadCodePass,
     KnownShapesPass,
+    KnownTypesPass,
     NoOperationPass,
 )
 from onnxtrain.optimize.compute_order import ComputeOrderPass
@@ -30,7 +31,8 @@ from onnxtrain.options import Options
 def forward_steps(options: Options) -> tuple[Step, ...]:
     """The passes over a forward graph, in order."""
     return (
-        Step(ConstantsPass(), "first, so that later passes see constants where the exporter wrote nodes"),
+        Step(KnownTypesPass(), "first: what is cast like another value does not need that value"),
+        Step(ConstantsPass(), "early, so that later passes see constants where the exporter wrote nodes"),
         Step(KnownShapesPass(), "after constants: shape arithmetic whose result is known becomes constant"),
         Step(SequencesPass(), "once indices and sizes are known: tensors in sequences have no gradient"),
         Step(NoOperationPass(), "once types and shapes are known: casts, slices and expands that change nothing go"),

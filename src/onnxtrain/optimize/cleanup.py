@@ -1,4 +1,4 @@
-"""Cleanup: constants, known shapes, nodes that do nothing, equal nodes, dead nodes; weights are never touched."""
+"""Cleanup: constants, known types and shapes, nodes that do nothing, equal and dead nodes; weights stay as they are."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
 from onnxtrain.ir import shapes
-from onnxtrain.ir.bodies import remove_unread
+from onnxtrain.ir.bodies import remove_unread, rewrite
 from onnxtrain.ir.traits import Trait, traits_of
 
 _LARGEST_FOLD = 65536  # elements of a folded constant
@@ -41,9 +41,6 @@ def _content(node: ir.Node) -> list[np.ndarray] | None:
     if node.op_type == "Constant" and node.domain == "":
         tensor = ir.convenience.get_const_tensor(node.outputs[0])
         return None if tensor is None else [tensor.numpy()]
-    if node.op_type == "CastLike" and node.domain == "":
-        array = shapes.constant_of(node.inputs[0])
-        return None if array is None or node.outputs[0].dtype is None else [array.astype(node.outputs[0].dtype.numpy())]
     if node.domain != "" or not node.inputs or Trait.RANDOM in traits_of(node):
         return None
     arrays = [shapes.constant_of(v) if v is not None else None for v in node.inputs]
@@ -102,6 +99,21 @@ def _to_constant(graph: ir.Graph, value: ir.Value, array: np.ndarray) -> None:
         return
     graph.register_initializer(constant)
     value.replace_all_uses_with(constant)
+
+
+class KnownTypesPass(ir.passes.InPlacePass):
+    """CastLike, whose type is known, becomes Cast: it no longer reads a value for its type."""
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Run the pass."""
+        modified = False
+        for node in model.graph:
+            dtype = node.outputs[0].dtype if node.outputs else None
+            if node.op_type == "CastLike" and not node.domain and dtype is not None:
+                kept = [a for a in node.attributes.values() if a.name == "saturate"]
+                rewrite(node, "Cast", node.inputs[:1], [ir.AttrInt64("to", int(dtype)), *kept])
+                modified = True
+        return ir.passes.PassResult(model, modified)
 
 
 class KnownShapesPass(ir.passes.InPlacePass):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import onnx_ir as ir
 import torch
@@ -30,6 +30,7 @@ from onnxtrain.options import Options
 from onnxtrain.plan.cost import flops
 
 DENSE: frozenset[RowSet] = frozenset()
+_Places: TypeAlias = dict[str, tuple[str, int]]  # sizes by name, each with an input and an axis that has it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +55,46 @@ class Batch:
 NOTHING = Batch(DENSE, {}, {}, {})
 
 
+class EqualSizes:
+    """Which sizes of a graph's inputs were the same in all calls: of one axis, such as the batch of ids and of labels.
+
+    torch.export knows them as the same only where the module would fail otherwise. What is planned with them holds for
+    calls in which they are; where they are not, they are forgotten.
+
+    Args:
+        graph: the forward pass.
+        inputs: the names of its inputs that are not weights.
+
+    Attributes:
+        names: for each size that is the same as an earlier one, the name of that one.
+    """
+
+    def __init__(self, graph: ir.Graph, inputs: Collection[str]) -> None:
+        places: dict[str, tuple[str, int]] = {}
+        for value in graph.inputs:
+            for axis, dim in enumerate(shapes.dims_of(value) or ()):
+                if value.name in inputs and isinstance(dim, ir.SymbolicDim) and dim.value is not None:
+                    places.setdefault(dim.value, (str(value.name), axis))
+        self._become([{n: p for n, p in places.items() if p[1] == axis} for axis in (0, 1)])
+
+    def _become(self, classes: list[_Places]) -> None:
+        self._classes = [c for c in classes if len(c) > 1]
+        self.names = {name: next(iter(c)) for c in self._classes for name in list(c)[1:]}
+
+    def narrow(self, inputs: Mapping[str, torch.Tensor]) -> None:
+        """Forget what a call contradicts."""
+        split = [_by_size(c, inputs) for c in self._classes]
+        if any(len(parts) > 1 for parts in split):
+            self._become([part for parts in split for part in parts])
+
+
+def _by_size(places: _Places, inputs: Mapping[str, torch.Tensor]) -> list[_Places]:
+    found: dict[int, _Places] = {}
+    for name, (value, axis) in places.items():
+        found.setdefault(inputs[value].shape[axis], {})[name] = (value, axis)
+    return list(found.values())
+
+
 class RowPlan:
     """The forward pass without the work that some outputs do not need, and the rows that matter to them.
 
@@ -62,6 +103,7 @@ class RowPlan:
         differentiable: names of the inputs that receive a gradient.
         shown: outputs that are computed, with whether rows that no token attends to must be what eager computes.
         deferrable: outputs that may wait until they are read.
+        same: sizes that are known to be the same as others, with the others' names.
         options: which rows may be dropped.
 
     Attributes:
@@ -77,9 +119,13 @@ class RowPlan:
         differentiable: Collection[str],
         shown: Mapping[str, bool],
         deferrable: Collection[str],
+        same: Mapping[str, str],
         options: Options,
     ) -> None:
-        self.options, self._packed = options, dict[frozenset[RowSet], Packed]()
+        self.options, self.same, self._packed = options, same, dict[frozenset[RowSet], Packed]()
+        if same:
+            graph = with_outputs(graph, graph.signature.outputs)
+            shapes.rename_symbols(graph.model.graph, same)
         self.waiting = waiting_outputs(graph, differentiable, shown, deferrable)
         self.outputs = tuple(n for n in graph.signature.outputs if n not in self.waiting)
         self.graph = with_outputs(graph, self.outputs)
@@ -208,4 +254,4 @@ def rows_in_order(packed: Packed, batch: Batch) -> list[Any]:
     return [batch.held[held] for held in packed.inputs.values()]
 
 
-__all__ = ["BLIND", "DENSE", "NOTHING", "Batch", "RowPlan", "rows_in_order", "size_of", "symbol_sizes"]
+__all__ = ["BLIND", "DENSE", "NOTHING", "Batch", "EqualSizes", "RowPlan", "rows_in_order", "size_of", "symbol_sizes"]

@@ -21,11 +21,12 @@ from onnxtrain.ortmodule import verification
 from onnxtrain.ortmodule.casts import CastCache
 from onnxtrain.ortmodule.checks import is_gathered
 from onnxtrain.ortmodule.guards import size_check
-from onnxtrain.ortmodule.rows import DENSE, NOTHING, Batch, RowPlan, beside, rows_in_order, symbol_sizes
+from onnxtrain.ortmodule.rows import DENSE, NOTHING, Batch, EqualSizes, RowPlan, beside, rows_in_order, symbol_sizes
 from onnxtrain.plan.cost import Flops, flops, training_flops
 
 _LOG = logging.getLogger(__name__)
-_Key: TypeAlias = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], frozenset[RowSet]]
+_Names: TypeAlias = tuple[str, ...]
+_Same: TypeAlias = frozenset[tuple[str, str]]  # sizes, with those that they are the same as
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,8 +87,9 @@ class Session:
         self._parameters = [self._place(name) for name in self.signature.parameters]
         self._buffers = [self._place(name) for name in self.signature.buffers]
         self._updated = [self._place(name) for name in self.signature.buffer_updates]
-        self._variants: dict[_Key, Compiled] = {}
-        self._row_plans: dict[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], bool], RowPlan] = {}
+        self._variants: dict[tuple[_Names, _Names, _Names, frozenset[RowSet], _Same], Compiled] = {}
+        self._row_plans: dict[tuple[_Names, _Names, _Names, bool, _Same], RowPlan] = {}
+        self._sizes = EqualSizes(self.captured.graph.model.graph, self.signature.user_inputs)
         self._inspectors: dict[int, Compiled] = {}
         self.read: set[str] = set()  # outputs that were computed late because somebody read them
         self.latest_choice: tuple[Chosen, RowPlan] | None = None  # of the last step that could drop rows
@@ -131,6 +133,7 @@ class Session:
         """
         if not self.options.compute_optimizer or self.exact:
             return Chosen(self.variant(differentiable, outputs))
+        self._sizes.narrow(inputs)
         plan = self.row_plan(differentiable, outputs)
         batch = self._inspect(plan, inputs)
         packed, compiled = plan.packed(batch.active), self.variant(differentiable, outputs, plan, batch.active)
@@ -195,7 +198,8 @@ class Session:
         return self._row_plan(differentiable, outputs, relaxed)
 
     def _row_plan(self, differentiable: Sequence[str], outputs: Sequence[str], relaxed: bool) -> RowPlan:
-        key = (tuple(differentiable), tuple(outputs), tuple(sorted(self.read)), relaxed)
+        same = self._sizes.names
+        key = (tuple(differentiable), tuple(outputs), tuple(sorted(self.read)), relaxed, frozenset(same.items()))
         if key not in self._row_plans:
             named = {str(v.name): v for v in self.captured.graph.model.graph.outputs}
             lazy = self.options.lazy_outputs and any(_is_scalar(named[n]) for n in outputs)
@@ -206,7 +210,7 @@ class Session:
             shown = dict.fromkeys(outputs, not relaxed) | {n: strict for n in beside if n not in late}
             with self.report.stage("skip"):
                 trained = {*self.signature.parameters, *differentiable}  # a mask that is learned hides nothing
-                plan = RowPlan(self.captured.graph, trained, shown, late, self.options)
+                plan = RowPlan(self.captured.graph, trained, shown, late, same, self.options)
             self.report.passes += plan.passes
             self._row_plans[key] = plan
         return self._row_plans[key]
@@ -243,7 +247,8 @@ class Session:
             plan: which rows matter; None computes all rows and outputs.
             active: the sets whose rows alone are computed.
         """
-        key = (tuple(differentiable), tuple(outputs), () if plan is None else plan.outputs, active)
+        same = frozenset(() if plan is None else plan.same.items())
+        key = (tuple(differentiable), tuple(outputs), () if plan is None else plan.outputs, active, same)
         if key not in self._variants:
             graph = self.captured.graph
             if plan is not None:
@@ -257,7 +262,7 @@ class Session:
     def variants(self) -> list[str]:
         """What was compiled: which outputs receive gradients, how many tensors, and for which rows."""
         found = []
-        for gradients, outputs, _, active in self._variants:
+        for gradients, outputs, _, active, _ in self._variants:
             rows = "".join(f"; rows where {text_of(s)}" for s in sorted(active, key=text_of))
             found.append(
                 f"compiled for gradients of {len(gradients)} tensors from {', '.join(outputs)}{rows}"

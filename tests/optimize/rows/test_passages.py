@@ -91,6 +91,15 @@ CASES = [
     Case("GatherND", ((6, B, T, 3), ints(-1).reshape(1, 1)), ((1, 2), (2, 1), (1,)), (BT,)),
     Case("GatherND", ((6, B, T, 3), ints(2)), (BT, (0, 2))),
     Case("GatherND", ((B, T, 3), ints(1, 2).reshape(1, 2)), (), ((0,),)),
+    Case("GatherElements", ((B, T, 9), (B, T, 1)), (BT, (1, 0), (1,)), ((0, 2),), {"axis": -1}, integers=(1,)),
+    Case("GatherElements", ((B, 9, T), (B, 2, T)), ((0, 2), (2,)), (BT,), {"axis": 1}, integers=(1,)),
+    Case("GatherElements", ((B, T, 9), (B, 2, 1)), ((0,),), (BT, (1,)), {"axis": -1}, integers=(1,)),
+    *(
+        Case(op, scores, (layout,), (), {"reduction": "none", "ignore_index": 3}, integers=(1,))
+        for op in ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
+        for scores, layout in ((((B, 9), (B,)), (0,)), (((B, 9, T), (B, T)), BT))
+    ),
+    Case("SoftmaxCrossEntropyLoss", ((B, 9, T), (B, T)), (), (), {"reduction": "mean"}, integers=(1,)),
     Case("Embedding", (numbers(9, 6), (B, T)), (BT, (1, 0), (0,)), ((0, 2),), domain=DOMAIN, integers=(1,)),
     Case("Concat", ((B, T, 6), (B, T, 2)), (BT, (1, 0), (1,)), ((0, 2),), {"axis": -1}),
     Case("Concat", ((B, 2, T), (B, 1, T)), ((0, 2),), ((0, 1),), {"axis": 1}),

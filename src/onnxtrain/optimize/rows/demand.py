@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnxtrain.ir import shapes
 from onnxtrain.ir.graphs import ForwardGraph, describe, source_of
 from onnxtrain.optimize.rows.attention import Attention, attentions, early_values
-from onnxtrain.optimize.rows.indices import places, unexpanded
+from onnxtrain.optimize.rows.indices import chosen_by, compared_labels, places, unexpanded, unviewed
 from onnxtrain.optimize.rows.passages import Layout, passage_of
 from onnxtrain.optimize.rows.sets import (
     Labelled,
@@ -73,7 +73,7 @@ class Liveness:
         demands: what is needed of each value that something visible depends on; early ones are left out.
         keys: for each attention whose keys are not needed whole, which are.
         losses: for each loss that ignores labels, the rows of its scores that it needs.
-        picks: for each node that reads one token of each sequence, which.
+        picks: for each node that reads some tokens of its data, which.
     """
 
     def __init__(self, graph: ForwardGraph, differentiable: Collection[str], shown: Mapping[str, bool]) -> None:
@@ -216,21 +216,25 @@ class Liveness:
         return rule is not None and rule(node)
 
     def _ends_at_loss(self, node: ir.Node) -> bool:
-        """Rows whose label is ignored add nothing to a sum or mean."""
+        """Rows whose label is ignored add nothing to a sum or mean, and have no loss of their own."""
         scores, labels = node.inputs[:2]
         ignored = shapes.attribute(node, "ignore_index")
         if scores is None or labels not in self.early or ignored is None or any(o.uses() for o in node.outputs[1:]):
             return False
-        if shapes.attribute(node, "reduction", "mean") == "none" or shapes.rank(scores) not in (2, 3):
+        if shapes.rank(scores) not in (2, 3):
             return False
         layout = (0,) if shapes.rank(scores) == 2 else (0, 2)
         if len(layout) == 1 and not _is_merged(shapes.known_dims(scores)[0]):
             return False  # one label for each sample
         assert labels is not None
-        self.losses[node] = Rows(layout, frozenset({Labelled(str(labels.name), ignored, self.source(labels))}))
+        self.losses[node] = Rows(layout, frozenset({self._labelled(labels, ignored)}))
         self._need(scores, self.losses[node])
         self._need(shapes.operand(node, 2), Whole("it weighs classes"))
         return True
+
+    def _labelled(self, labels: Value, ignored: int) -> Labelled:
+        labels = unviewed(labels)
+        return Labelled(str(labels.name), ignored, self.source(labels))
 
     def _ends_at_gather(self, node: ir.Node) -> bool:
         """One token of each sequence."""
@@ -258,14 +262,26 @@ class Liveness:
         return (batch, tokens) if self.sizes.knows(batch) and self.sizes.knows(tokens) else None
 
     def _ends_at_places(self, node: ir.Node) -> bool:
-        """One token of each sequence at a place computed from the inputs: ``x[arange(batch), places]``."""
+        """Tokens at places computed from the inputs: ``x[mask]``, or one of each sequence, ``x[arange(batch), i]``."""
         data, indices = node.inputs
         if data is None or indices is None or indices not in self.early or shapes.rank(data) < 2:
             return False
+        mask = None if shapes.attribute(node, "batch_dims", 0) else chosen_by(indices)
+        if mask is not None:
+            return self._ends_at_chosen(node, data, mask)
         space, found = self._space(data), places(indices, shapes.attribute(node, "batch_dims", 0))
         if space is None or found is None:
             return False
         return self._pick(node, data, Rows((0, 1), frozenset({Listed(space, str(found.name), self.source(found))})))
+
+    def _ends_at_chosen(self, node: ir.Node, data: Value, mask: Value) -> bool:
+        """The tokens of all sequences where a mask is true."""
+        layout, dims = tuple(range(shapes.rank(mask))), shapes.known_dims(mask)
+        if dims != shapes.known_dims(data)[: len(dims)] or not self._can_size(layout, data):
+            return False
+        if len(layout) > 2 or (len(layout) == 1 and not _is_merged(dims[0])):
+            return False
+        return self._pick(node, data, Rows(layout, frozenset({self._chosen_by(mask, dims, inverted=False)})))
 
     def _ends_at_slice(self, node: ir.Node) -> bool:
         """A range of tokens, or those of its rows that are needed."""
@@ -304,20 +320,27 @@ class Liveness:
         self, node: ir.Node, mask: Value | None, values: Iterable[Value | None], inverted: bool = False
     ) -> bool:
         y = node.outputs[0]
-        if mask is None or shapes.dims_of(y) is None or shapes.rank(y) < 3:
+        layout = _row_axes(y)
+        if mask is None or layout is None or not self._can_size(layout, y):
             return False
-        mask = unexpanded(mask)
+        mask, count = unexpanded(mask), len(layout)
         dims, wide = shapes.known_dims(mask), shapes.known_dims(y)
-        space = self._space(y)
-        if len(dims) != len(wide) or dims[:2] != wide[:2] or any(d != 1 for d in dims[2:]) or space is None:
+        if len(dims) != len(wide) or dims[:count] != wide[:count] or any(d != 1 for d in dims[count:]):
             return False
-        reason = NonZero(space, str(mask.name), self.source(mask), inverted)
+        reason = self._chosen_by(mask, layout_space(y, layout), inverted)
         for value in values:
             assert value is not None
-            if shapes.dims_of(value) is None or shapes.known_dims(value)[:2] != wide[:2]:
+            if shapes.dims_of(value) is None or shapes.known_dims(value)[:count] != wide[:count]:
                 return False
-            self._need(value, Rows((0, 1), frozenset({reason})))
+            self._need(value, Rows(layout, frozenset({reason})))
         return True
+
+    def _chosen_by(self, mask: Value, space: tuple[shapes.Dim, ...], inverted: bool) -> Labelled | NonZero:
+        """The rows where a mask is not zero, or is: where it was made of labels, those that have one."""
+        compared = compared_labels(mask)
+        if compared is not None and compared[2] == inverted:
+            return self._labelled(*compared[:2])
+        return NonZero(space, str(mask.name), self.source(mask), inverted)
 
     def _attend(self, attention: Attention) -> None:
         """Queries are needed as the output is; keys and values where such a query sees them."""
@@ -364,6 +387,16 @@ def _loses_rows(value: Value, node: ir.Node) -> bool:
     if dims is None or len(dims) < 3:
         return False
     return all((shapes.dims_of(y) or ())[:2] != dims[:2] for y in node.outputs)
+
+
+def _row_axes(value: Value) -> Layout | None:
+    """The axes of a value that may be rows: two that come before others or are both sizes, or one that is merged."""
+    dims = shapes.dims_of(value)
+    if dims is None or not dims:
+        return None
+    if len(dims) > 2 or (len(dims) == 2 and not any(isinstance(d, int) for d in dims)):
+        return (0, 1)
+    return (0,) if len(dims) == 1 and _is_merged(shapes.known_dims(value)[0]) else None
 
 
 def _is_merged(dim: shapes.Dim) -> bool:

@@ -232,19 +232,24 @@ class _Packer:
                 node.replace_input_with(index, self._padded(value))
 
     def _pick(self, node: ir.Node) -> bool:
-        """Whether a node that reads one token of each sequence was replaced by these rows of a packed value."""
+        """Whether a node that reads some tokens of its data was replaced by these rows of a packed value."""
         original = self.original[node.outputs[0]].producer() if node.outputs else None
         picked = None if original is None else self.liveness.picks.get(original)
         known = None if picked is None else self.packed.get(node.inputs[0])  # type: ignore[arg-type]
         if picked is None or known is None or known[0] != picked.layout or not self._has(picked.rows, known[1]):
             return False
-        rest = shapes.known_dims(node.outputs[0])
-        if not all(self.sizes.knows(d) for d in rest):
+        y, chosen = node.outputs[0], known[2]
+        is_counted, is_sized = shapes.rank(y) == shapes.rank(chosen), all(map(self.sizes.knows, shapes.known_dims(y)))
+        if not is_counted and not is_sized:
             return False
-        chosen = known[2]
         if picked.rows != known[1]:
             chosen = self.op.ShrunkenGather(chosen, self._input(Within(picked.rows, known[1])))
-        self.dense[node.outputs[0]] = self.op.Reshape(chosen, self.sizes.vector(self.op, *rest), allowzero=1)
+        if is_sized:
+            shape = self.sizes.vector(self.op, *shapes.known_dims(y))
+            self.dense[y] = self.op.Reshape(chosen, shape, allowzero=1)
+        else:  # as many as a mask has true elements, which later sizes call by that node's name
+            self.dense[y] = self.op.Identity(chosen)
+            self.dense[y].shape = y.shape
         return True
 
     def _has(self, rows: RowSet, outer: RowSet) -> bool:
@@ -257,9 +262,13 @@ class _Packer:
         needed = None if original is None else self.liveness.losses.get(original)
         known = None if needed is None else self.packed.get(node.inputs[0])  # type: ignore[arg-type]
         labels = node.inputs[1] if len(node.inputs) > 1 else None
-        if needed is None or known is None or labels is None or known[0] != needed.layout:
+        if original is None or needed is None or known is None or labels is None or known[0] != needed.layout:
             return False
         places = (0, 1) if len(needed.layout) == 2 else (0,)
+        passage = passage_of(original, places)
+        if passage is not None:  # a loss for each label: zeros where it is ignored
+            self._replace(node, passage, places, known[1])
+            return True
         node.replace_input_with(0, known[2])
         node.replace_input_with(1, self._rows(labels, places, known[1]))
         return True

@@ -242,6 +242,30 @@ def _gather(node: ir.Node, layout: Layout) -> Passage | None:
     return Passage((Operand(inner), FREE), _again(node, axis=place))
 
 
+@passage("GatherElements")
+def _gather_elements(node: ir.Node, layout: Layout) -> Passage | None:
+    """Chosen elements of each row: the log probability of a token's label."""
+    data, indices = node.inputs
+    assert data is not None and indices is not None
+    rank = shapes.rank(data)
+    made = _along(node, layout, shapes.attribute(node, "axis", 0) % rank, rank)
+    if made is None or any(shapes.known_dims(data)[a] != shapes.known_dims(indices)[a] for a in layout):
+        return None
+    return Passage((Operand(layout), Operand(layout)), made.build)
+
+
+@passage("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
+def _loss(node: ir.Node, layout: Layout) -> Passage | None:
+    """A loss for each label; classes are the second axis of the scores."""
+    scores = node.inputs[0]
+    assert scores is not None
+    is_each = shapes.attribute(node, "reduction", "mean") == "none" and shapes.rank(scores) == len(layout) + 1
+    if not is_each or any(o.uses() or o.is_graph_output() for o in node.outputs[1:]):
+        return None
+    inner = tuple(a + 1 if a else 0 for a in layout)
+    return Passage((Operand(inner), Operand(layout), *(FREE for _ in node.inputs[2:])), _again(node))
+
+
 @passage("GatherND")
 def _gather_nd(node: ir.Node, layout: Layout) -> Passage | None:
     """Places of the first axis, as a Gather, where that is not a row axis: ``x[:, :, 0]`` is one of a transposed x."""

@@ -64,9 +64,12 @@ class Listed:
 
 @dataclasses.dataclass(frozen=True)
 class NonZero:
-    """Rows that are multiplied by something else than zero, or that a condition chooses; by the input ``name``."""
+    """Rows that are multiplied by something else than zero, or that a condition chooses; by the input ``name``.
 
-    space: Space
+    The space may be one merged axis.
+    """
+
+    space: tuple[Dim, ...]
     factor: str
     name: str
     inverted: bool = False
@@ -251,7 +254,7 @@ class Evaluator:
         size = self.op.Squeeze(self.sizes.value(self.op, space[1]), self.op.ints(0))
         return self.op.Range(self.op.constant(0), size, self.op.constant(1))
 
-    def _expand(self, mask: Value, space: Space, square: bool = False) -> Value:
+    def _expand(self, mask: Value, space: tuple[Dim, ...], square: bool = False) -> Value:
         dims = (*space, space[1]) if square else space
         return self.op.Expand(mask, self.sizes.vector(self.op, *dims))
 
