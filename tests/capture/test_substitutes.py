@@ -81,6 +81,23 @@ CALLS: dict[str, tuple[Callable[..., Any], list[tuple[torch.Tensor, ...]]]] = {
         [(torch.rand(4), torch.tensor(label)) for label in (1, 2)],
     ),
     "one place": (lambda x, i: x.take(i), [(torch.rand(3, 4), torch.tensor(i)) for i in (7, -1)]),
+    "chunk": (
+        lambda x: torch.cat([(p - q).exp() for p, q in (x.chunk(2), x.flip(0).chunk(2))], 1).sum(1),
+        [(torch.rand(n, 3),) for n in (4, 6, 2)],
+    ),
+    "chunks of different sizes": (
+        lambda x: torch.stack([part.prod(0) for part in x.T.chunk(3, dim=-2)]),
+        [(torch.rand(2, n),) for n in (5, 8, 10)],
+    ),
+    "fewer chunks than asked for": (lambda x: x.chunk(3)[-1] * len(x.chunk(3)), [(torch.rand(n, 2),) for n in (4, 7)]),
+    "split by a size": (
+        lambda x: torch.stack([part.sum(0) for part in x.split(x.shape[0] // 2)]),
+        [(torch.rand(n, 2),) for n in (4, 6, 5)],
+    ),
+    "distribution": (
+        lambda x, y: torch.distributions.Categorical(logits=x).log_prob(y),
+        [(torch.rand(n, 4), torch.randint(0, 4, (n,))) for n in (3, 5)],
+    ),
     "one label, not reduced": (
         lambda x, t: F.cross_entropy(x, t, reduction="none"),
         [(torch.rand(4), torch.tensor(2))],
@@ -101,6 +118,22 @@ def test_running_statistics_of_instance_norm() -> None:
     check(layer.eval(), (torch.randn(2, 3, 4, 5),))
 
 
+class Causal(torch.nn.Module):
+    """Torch's own layers, which look whether the mask is causal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Transformer(8, 2, 1, 2, 16, 0.0, batch_first=True)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        late = torch.triu(torch.full((y.shape[1], y.shape[1]), float("-inf")), 1)
+        return self.layers(x, y, tgt_mask=late)
+
+
+def test_masks_of_torch_layers() -> None:
+    check(Causal(), *((torch.randn(b, 5, 8), torch.randn(b, t, 8)) for b, t in ((2, 4), (3, 5))))
+
+
 def test_a_loss_in_chunks() -> None:
     if not hasattr(F, "linear_cross_entropy"):
         pytest.skip("this torch has no linear_cross_entropy")
@@ -114,5 +147,7 @@ def test_a_loss_in_chunks() -> None:
 def test_outside_of_capture_torch_is_itself_and_a_function_is_replaced_once() -> None:
     with pytest.raises(ValueError, match="negative"):
         F.gaussian_nll_loss(torch.ones(2), torch.ones(2), -torch.ones(2))
+    with pytest.raises(ValueError, match="rate"):
+        torch.distributions.Poisson(torch.tensor(-1.0))
     with pytest.raises(ValueError, match="registered twice"):
         substitute(next(iter(SUBSTITUTES)))(lambda: None)

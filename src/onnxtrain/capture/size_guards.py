@@ -8,6 +8,7 @@ from collections.abc import Sequence, Set
 import sympy
 import torch
 
+from onnxtrain.capture import substitutes
 from onnxtrain.capture.source_lines import is_users
 from onnxtrain.capture.symbolic_sizes import Axis
 
@@ -56,6 +57,6 @@ def size_guards(program: torch.export.ExportedProgram, not_one: Set[sympy.Expr] 
 
 
 def _is_users(location: object) -> bool:
-    """Branches of torch's own (strides, broadcasting) choose between equal results."""
+    """Branches of torch's own (strides, broadcasting) choose between equal results; a substitute's are the user's."""
     filename = getattr(location, "filename", None)
-    return filename is not None and is_users(filename)
+    return filename is not None and (is_users(filename) or filename == substitutes.__file__)

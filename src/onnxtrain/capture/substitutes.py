@@ -1,7 +1,7 @@
 """Calls that torch.export cannot record, or would make depend on sizes, replaced by equal ones while it traces.
 
 The table maps functions of torch to functions that take the same arguments and return NotImplemented for calls that
-are to be left alone.
+are to be left alone. What torch writes in Python and asks nobody about is in a list of its own (``UNSEEN``).
 """
 
 from __future__ import annotations
@@ -23,8 +23,30 @@ _HARMLESS = frozenset(("requires_grad_", "detach_", "retain_grad_"))
 SUBSTITUTES: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
+def _is_causal(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
+    """What the caller says of a mask of ``nn.Transformer``; torch compares it with a causal one, for a fast kernel."""
+    return is_causal is True
+
+
+UNSEEN: tuple[tuple[Any, str, Any], ...] = (
+    (torch.nn.modules.transformer, "_detect_is_causal_mask", _is_causal),
+    (torch.distributions.Distribution, "_validate_args", False),  # whether parameters and samples are looked at
+)
+
+
 class Substitutes(TorchFunctionMode):
     """Within it the functions of the table are replaced, and changes that autograd does not see are refused."""
+
+    def __enter__(self) -> Substitutes:
+        self._before = [getattr(owner, name) for owner, name, _ in UNSEEN]
+        for owner, name, content in UNSEEN:
+            setattr(owner, name, content)
+        return super().__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        for (owner, name, _), content in zip(UNSEEN, self._before, strict=True):
+            setattr(owner, name, content)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -187,6 +209,29 @@ def nll_loss(
     if reduction == "mean":
         return torch.where(kept if weight is None else kept & (weight[place].reshape(()) != 0), loss, math.nan)
     return torch.where(kept, loss if weight is None else loss * weight[place].reshape(()), 0.0)
+
+
+@substitute(torch.chunk, Tensor.chunk)
+def chunk(input: Tensor, chunks: int, dim: int = 0) -> Any:
+    """Parts of known number along an axis whose size varies; torch records them as a list of any length."""
+    total = input.shape[dim]
+    if isinstance(total, int):
+        return NotImplemented
+    size = (total + chunks - 1) // chunks
+    return _parts(input, size, dim, 2 if chunks == 2 else int((total + size - 1) // size))
+
+
+@substitute(torch.split, Tensor.split)
+def split(tensor: Tensor, split_size: Any, dim: int = 0) -> Any:
+    """The same where the size of a part varies too."""
+    if isinstance(split_size, int | list | tuple):
+        return NotImplemented
+    return _parts(tensor, split_size, dim, int((tensor.shape[dim] + split_size - 1) // split_size))
+
+
+def _parts(x: Tensor, size: Any, dim: int, count: int) -> Sequence[Tensor]:
+    """Parts of a size, and what is left as the last."""
+    return torch.split_with_sizes(x, [*[size] * (count - 1), x.shape[dim] - size * (count - 1)], dim)
 
 
 @substitute(torch.ctc_loss)
