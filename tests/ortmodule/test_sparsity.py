@@ -17,6 +17,7 @@ from onnxtrain.compiler import compile_graph
 from onnxtrain.errors import BackendError, GradientError, ModuleError, OptionError
 from onnxtrain.ir.graphs import ForwardGraph
 from onnxtrain.optimize.rows import BLIND
+from onnxtrain.ortmodule import rows
 
 LENGTHS = (6, 2, 4)
 CONFIG = BertConfig(
@@ -129,6 +130,35 @@ def test_all_rows_are_computed_where_the_backend_cannot_inspect(
         "no rows are dropped: the backend cannot inspect batches: no kernel for ReduceMax"
     ]
     assert "set 1" not in wrapped.explain("sparsity")
+
+
+class LossAlone(torch.nn.Module):
+    """A masked language model whose logits nobody sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = BertForMaskedLM(CONFIG)
+
+    def forward(self, **given: torch.Tensor) -> torch.Tensor:
+        return self.model(**given).loss
+
+
+def test_rows_are_dropped_where_that_pays(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    wrapped, eager = pair(LossAlone())
+    same_step(wrapped, eager, **batch())
+    text = wrapped.explain("sparsity")
+    assert "too small for the rest to pay" in text and "set 1: labels != -100" in text
+    assert "label sparsity        not for batches of this size" in caplog.text
+    monkeypatch.setattr(rows, "_START", 0)
+    monkeypatch.setattr(rows, "_SEQUENCE", 0)
+    monkeypatch.setattr(rows, "_MOVE", 1)
+    given = {name: torch.cat([t, t]) for name, t in batch().items()}  # the limits of sizes are kept
+    same_step(wrapped, eager, **given)
+    assert "set 1: labels != -100: 6 of 36 rows in the last step, only these" in wrapped.explain("sparsity")
+    monkeypatch.setattr(rows, "_START", 10**9)
+    given = {name: torch.cat([t, t, t]) for name, t in batch().items()}
+    same_step(wrapped, eager, **given)
+    assert "too small for the rest to pay" in wrapped.explain("sparsity")
 
 
 def outside(model: Any, given: dict[str, torch.Tensor], masked: bool) -> torch.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import onnx_ir as ir
 import torch
@@ -27,10 +27,10 @@ from onnxtrain.optimize.rows import (
     with_outputs,
 )
 from onnxtrain.options import Options
+from onnxtrain.ortmodule.sizes import size_of
 from onnxtrain.plan.cost import flops
 
 DENSE: frozenset[RowSet] = frozenset()
-_Places: TypeAlias = dict[str, tuple[str, int]]  # sizes by name, each with an input and an axis that has it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,46 +53,6 @@ class Batch:
 
 
 NOTHING = Batch(DENSE, {}, {}, {})
-
-
-class EqualSizes:
-    """Which sizes of a graph's inputs were the same in all calls: of one axis, such as the batch of ids and of labels.
-
-    torch.export knows them as the same only where the module would fail otherwise. What is planned with them holds for
-    calls in which they are; where they are not, they are forgotten.
-
-    Args:
-        graph: the forward pass.
-        inputs: the names of its inputs that are not weights.
-
-    Attributes:
-        names: for each size that is the same as an earlier one, the name of that one.
-    """
-
-    def __init__(self, graph: ir.Graph, inputs: Collection[str]) -> None:
-        places: dict[str, tuple[str, int]] = {}
-        for value in graph.inputs:
-            for axis, dim in enumerate(shapes.dims_of(value) or ()):
-                if value.name in inputs and isinstance(dim, ir.SymbolicDim) and dim.value is not None:
-                    places.setdefault(dim.value, (str(value.name), axis))
-        self._become([{n: p for n, p in places.items() if p[1] == axis} for axis in (0, 1)])
-
-    def _become(self, classes: list[_Places]) -> None:
-        self._classes = [c for c in classes if len(c) > 1]
-        self.names = {name: next(iter(c)) for c in self._classes for name in list(c)[1:]}
-
-    def narrow(self, inputs: Mapping[str, torch.Tensor]) -> None:
-        """Forget what a call contradicts."""
-        split = [_by_size(c, inputs) for c in self._classes]
-        if any(len(parts) > 1 for parts in split):
-            self._become([part for parts in split for part in parts])
-
-
-def _by_size(places: _Places, inputs: Mapping[str, torch.Tensor]) -> list[_Places]:
-    found: dict[int, _Places] = {}
-    for name, (value, axis) in places.items():
-        found.setdefault(inputs[value].shape[axis], {})[name] = (value, axis)
-    return list(found.values())
 
 
 class RowPlan:
@@ -135,7 +95,9 @@ class RowPlan:
         found = chosen_sets(self.liveness) if options.drops_rows else []
         self.sets = [s for s in found if options.padding_elimination or not is_by_attention(s)]
         self.inspection = inspection(self.liveness, self.sets) if self.sets else None
-        self._costs = {s: _Cost(self.liveness, self.packed(frozenset(self.sets)), s) for s in self.sets}
+        self._limits: dict[tuple[int, ...], dict[RowSet, float]] = {}
+        inspected = self.inspection.graph.model.graph.num_nodes() if self.inspection is not None else 0
+        self._costs = {s: _Cost(self.liveness, self.packed(frozenset(self.sets)), s, inspected) for s in self.sets}
 
     def packed(self, active: frozenset[RowSet]) -> Packed:
         """The graph that computes these sets' rows, and the outputs that do not wait."""
@@ -151,33 +113,47 @@ class RowPlan:
         needed = self.liveness.rows_of(value)
         return None if needed is None or needed.layout != (0, 1) else needed.rows
 
-    def batch(self, found: Sequence[torch.Tensor], inputs: Mapping[str, torch.Tensor]) -> Batch:
+    def batch(self, found: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> Batch:
         """What the inspection's results say.
 
         Args:
             found: the results, in order.
-            inputs: the call's inputs by name, for sizes.
+            sizes: the call's sizes by name.
         """
         assert self.inspection is not None
         held = dict(zip(self.inspection.holds, found, strict=False))
         blind = bool(found[-1])
-        sizes = symbol_sizes(self.graph.model.graph, inputs)
-        totals = {s: size_of(dim, sizes) for s, dim in self.inspection.totals.items()}
+        totals, limits = self._totals(sizes), self.limits(sizes)
         densities = {s: len(held[s]) / max(1, totals[s]) for s in self.sets}
-        active = frozenset(s for s, d in densities.items() if 0.0 < d < self._limit(s, totals[s], sizes))
+        active = frozenset(s for s, d in densities.items() if 0.0 < d < limits[s])
         active = frozenset(s for s in active if not any(_is_nearly(held, s, outer) for outer in active - {s}))
         return Batch(DENSE if blind else active, held, densities, totals, blind)
 
-    def _limit(self, rows: RowSet, total: int, sizes: Mapping[str, int]) -> float:
-        """The share of rows above which it costs more to pack them than to compute them all."""
+    def _totals(self, sizes: Mapping[str, int]) -> dict[RowSet, int]:
+        """How many rows there are in all, for each set."""
+        assert self.inspection is not None
+        return {s: size_of(dim, sizes) for s, dim in self.inspection.totals.items()}
+
+    def limits(self, sizes: Mapping[str, int]) -> dict[RowSet, float]:
+        """For each set, the share of rows above which it costs more to pack them than to compute them all."""
         if self.options.density_threshold is not None:
-            return self.options.density_threshold
-        return self._costs[rows].limit(total, sizes)
+            return dict.fromkeys(self.sets, self.options.density_threshold)
+        key = tuple(sizes.values())
+        if key not in self._limits:
+            if len(self._limits) >= _REMEMBERED:
+                self._limits.clear()
+            totals = self._totals(sizes)
+            self._limits[key] = {s: self._costs[s].limit(totals[s], sizes) for s in self.sets}
+        return self._limits[key]
 
 
+_REMEMBERED = 4096  # sizes of batches whose limits are kept
 _NEARLY = 0.95  # share of a set from which on a set within it is not worth rows of its own
+_SMALLEST = 0.1  # limit below which rows are not worth being counted
 _LARGEST = 0.98  # share of rows from which on nothing is worth a second graph
 _MOVE = 300  # operations that take as long as moving one number in and back again, of products of a few hundred columns
+_START = 300_000  # operations that one thread does while a node is started
+_SEQUENCE = 3_500_000  # and while a sequence is attended by itself, forward and backward
 _MOVERS = ("FlattenAndUnpad", "PadAndUnflatten", "ShrunkenGather")
 
 
@@ -193,9 +169,10 @@ class _Cost:
         liveness: which nodes compute for the set.
         packed: the graph that packs it.
         rows: the set.
+        inspected: how many nodes the inspection has.
     """
 
-    def __init__(self, liveness: Liveness, packed: Packed, rows: RowSet) -> None:
+    def __init__(self, liveness: Liveness, packed: Packed, rows: RowSet, inspected: int) -> None:
         inside = {n: a for a in liveness.attentions for n in a.nodes}
         nodes = []
         for node in liveness.graph.model.graph:
@@ -205,13 +182,19 @@ class _Cost:
                 nodes.append(node)
         self.computed = flops(nodes)
         self.moved = sum(_width(n, packed, rows) for n in packed.graph.model.graph if n.op_type in _MOVERS)
+        self.started = inspected + packed.nodes.get(rows, 0)
+        found = [(a, liveness.rows_of(a.output)) for a in liveness.attentions if a.is_plain]
+        self.attended = [a.space[0] for a, needed in found if needed is not None and needed.rows == rows]
 
     def limit(self, total: int, sizes: Mapping[str, int]) -> float:
         """The share of rows above which packing costs more than it saves; forward and backward are three forwards."""
         if not set(self.computed.symbols) <= set(sizes):
             return _LARGEST
-        work = 3 * self.computed.evaluate(sizes) / max(1, total)
-        return min(_LARGEST, max(0.0, 1.0 - _MOVE * self.moved / work)) if work else 0.0
+        work = 3 * self.computed.evaluate(sizes)
+        sequences = sum(size_of(batch, sizes) for batch in self.attended)
+        fixed = torch.get_num_threads() * (_START * self.started + _SEQUENCE * sequences)
+        limit = 1.0 - (_MOVE * self.moved * total + fixed) / work if work else 0.0
+        return min(_LARGEST, limit) if limit > _SMALLEST else 0.0
 
 
 def _width(node: ir.Node, packed: Packed, rows: RowSet) -> int:
@@ -231,27 +214,9 @@ def beside(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return tensor.flatten(0, 1)[others]
 
 
-def symbol_sizes(graph: ir.Graph, inputs: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    """The sizes of a call by the names that the graph has for them."""
-    found: dict[str, int] = {}
-    for value in graph.inputs:
-        tensor = inputs.get(str(value.name))
-        if tensor is not None:
-            dims = shapes.dims_of(value) or ()
-            found |= {str(d.value): n for d, n in zip(dims, tensor.shape, strict=True) if not isinstance(d, int)}
-    return found
-
-
-def size_of(dim: shapes.Dim, sizes: Mapping[str, int]) -> int:
-    """A dimension of a call."""
-    if isinstance(dim, int):
-        return dim
-    return int(dim.evaluate(dict(sizes)))  # type: ignore[arg-type]
-
-
 def rows_in_order(packed: Packed, batch: Batch) -> list[Any]:
     """The inputs of a packed graph that say which rows, in its order."""
     return [batch.held[held] for held in packed.inputs.values()]
 
 
-__all__ = ["BLIND", "DENSE", "NOTHING", "Batch", "EqualSizes", "RowPlan", "rows_in_order", "size_of", "symbol_sizes"]
+__all__ = ["BLIND", "DENSE", "NOTHING", "Batch", "RowPlan", "rows_in_order"]

@@ -21,7 +21,8 @@ from onnxtrain.ortmodule import verification
 from onnxtrain.ortmodule.casts import CastCache
 from onnxtrain.ortmodule.checks import is_gathered
 from onnxtrain.ortmodule.guards import size_check
-from onnxtrain.ortmodule.rows import DENSE, NOTHING, Batch, EqualSizes, RowPlan, beside, rows_in_order, symbol_sizes
+from onnxtrain.ortmodule.rows import DENSE, NOTHING, Batch, RowPlan, beside, rows_in_order
+from onnxtrain.ortmodule.sizes import InputSizes
 from onnxtrain.plan.cost import Flops, flops, training_flops
 
 _LOG = logging.getLogger(__name__)
@@ -89,7 +90,7 @@ class Session:
         self._updated = [self._place(name) for name in self.signature.buffer_updates]
         self._variants: dict[tuple[_Names, _Names, _Names, frozenset[RowSet], _Same], Compiled] = {}
         self._row_plans: dict[tuple[_Names, _Names, _Names, bool, _Same], RowPlan] = {}
-        self._sizes = EqualSizes(self.captured.graph.model.graph, self.signature.user_inputs)
+        self.sizes = InputSizes(self.captured.graph.model.graph, self.signature.user_inputs)
         self._inspectors: dict[int, Compiled] = {}
         self.read: set[str] = set()  # outputs that were computed late because somebody read them
         self.latest_choice: tuple[Chosen, RowPlan] | None = None  # of the last step that could drop rows
@@ -133,9 +134,10 @@ class Session:
         """
         if not self.options.compute_optimizer or self.exact:
             return Chosen(self.variant(differentiable, outputs))
-        self._sizes.narrow(inputs)
+        sizes = self.sizes.of(inputs)
+        self.sizes.narrow(sizes)
         plan = self.row_plan(differentiable, outputs)
-        batch = self._inspect(plan, inputs)
+        batch = self._inspect(plan, inputs, sizes)
         packed, compiled = plan.packed(batch.active), self.variant(differentiable, outputs, plan, batch.active)
         chosen = Chosen(compiled, batch, tuple(rows_in_order(packed, batch)), plan.waiting, packed.zeros)
         if differentiable:
@@ -153,7 +155,7 @@ class Session:
         if not outside or self.exact:
             return
         plan = self._row_plan(self.differentiable_of(inputs), tuple(n for n, dy in dys.items() if dy is not None), True)
-        batch = self._inspect(plan, inputs)
+        batch = self._inspect(plan, inputs, self.sizes.of(inputs))
         rows = {n: plan.rows_of_output(n) for n in outside}
         if any(r is None or r not in batch.held for r in rows.values()):
             self.ignores_padding = False
@@ -178,9 +180,8 @@ class Session:
         compiled, graph = chosen.compiled, self.captured.graph
         assert compiled.training is not None
         differentiable = compiled.training.signature.differentiable
-        sizes = symbol_sizes(graph.model.graph, inputs)
-        named = dict(zip(compiled.plan.signature.rows, chosen.rows, strict=True))
-        rows = symbol_sizes(compiled.training.model.graph, named)
+        sizes, counts = self.sizes.of(inputs), compiled.plan.signature.rows
+        rows = InputSizes(compiled.training.model.graph, counts).of(dict(zip(counts, chosen.rows, strict=True)))
         ours = self._flops(id(compiled), lambda: flops(compiled.training.model.graph))  # type: ignore[union-attr]
         eager = self._flops(differentiable, lambda: training_flops(graph, differentiable))
         if not {*ours.symbols, *eager.symbols} <= {*sizes, *rows}:
@@ -198,7 +199,7 @@ class Session:
         return self._row_plan(differentiable, outputs, relaxed)
 
     def _row_plan(self, differentiable: Sequence[str], outputs: Sequence[str], relaxed: bool) -> RowPlan:
-        same = self._sizes.names
+        same = self.sizes.same
         key = (tuple(differentiable), tuple(outputs), tuple(sorted(self.read)), relaxed, frozenset(same.items()))
         if key not in self._row_plans:
             named = {str(v.name): v for v in self.captured.graph.model.graph.outputs}
@@ -215,8 +216,8 @@ class Session:
             self._row_plans[key] = plan
         return self._row_plans[key]
 
-    def _inspect(self, plan: RowPlan, inputs: Mapping[str, torch.Tensor]) -> Batch:
-        if plan.inspection is None:
+    def _inspect(self, plan: RowPlan, inputs: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> Batch:
+        if plan.inspection is None or not any(plan.limits(sizes).values()):
             return NOTHING
         if id(plan) not in self._inspectors:
             graph = plan.inspection.graph
@@ -227,7 +228,7 @@ class Session:
                 plan.inspection, plan.sets = None, []
                 return NOTHING
         found, _ = self._inspectors[id(plan)].executable.forward(list(inputs.values()))
-        return plan.batch([as_torch(t) for t in found], inputs)
+        return plan.batch([as_torch(t) for t in found], sizes)
 
     def _device(self) -> str:
         return next((str(t.device) for t in self.module.parameters()), "cpu")

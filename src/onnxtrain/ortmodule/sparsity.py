@@ -9,8 +9,9 @@ import torch
 from onnxtrain.ir import shapes
 from onnxtrain.ir.graphs import DOMAIN, source_of
 from onnxtrain.optimize.rows import Liveness, Rows, RowSet, Whole, Within, is_by_attention, labels_of, text_of
-from onnxtrain.ortmodule.rows import Batch, RowPlan, size_of, symbol_sizes
+from onnxtrain.ortmodule.rows import Batch, RowPlan
 from onnxtrain.ortmodule.session import Chosen, Session
+from onnxtrain.ortmodule.sizes import size_of
 
 _COLUMNS = (
     "STEP",
@@ -58,6 +59,8 @@ def _state(plan: RowPlan, batch: Batch, *, by_attention: bool) -> str:
         return "nothing to skip (model.explain('sparsity') says why)"
     if batch.blind:
         return "not for this batch: a row that is needed attends to nothing"
+    if not batch.held:
+        return "not for batches of this size: it would take longer than what it saves"
     parts = []
     for rows in chosen:
         is_packed = rows in batch.active or any(Within(rows, outer) in batch.held for outer in batch.active)
@@ -88,9 +91,8 @@ def step_line(chosen: Chosen, work: tuple[int, int] | None) -> str:
     return "; ".join(parts)
 
 
-def density_table(step: int, plan: RowPlan, batch: Batch, inputs: Mapping[str, torch.Tensor]) -> str:
+def density_table(step: int, plan: RowPlan, batch: Batch, sizes: Mapping[str, int]) -> str:
     """The densities of one step, a line for each set of rows."""
-    sizes = symbol_sizes(plan.graph.model.graph, inputs)
     lines: list[tuple[str, ...]] = [_COLUMNS]
     for rows in plan.sets:
         labels = labels_of(rows)
@@ -144,6 +146,8 @@ def explain_rows(session: Session) -> Iterator[str]:
         return
     chosen, plan = session.latest_choice
     batch, liveness = chosen.batch, plan.liveness
+    if plan.sets and not batch.held:
+        yield "all rows of the last batch were computed: it is too small for the rest to pay"
     if batch.blind:
         yield "all rows of the last batch were computed: a row that is needed attends to nothing"
     for number, rows in enumerate(plan.sets, 1):

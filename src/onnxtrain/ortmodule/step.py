@@ -16,8 +16,9 @@ from onnxtrain.execute.torch.dtypes import torch_dtype
 from onnxtrain.ir import shapes
 from onnxtrain.ortmodule import randomness
 from onnxtrain.ortmodule.deferred import DeferredTensor
-from onnxtrain.ortmodule.rows import beside, size_of, symbol_sizes
+from onnxtrain.ortmodule.rows import beside
 from onnxtrain.ortmodule.session import Chosen, Session, as_torch
+from onnxtrain.ortmodule.sizes import size_of
 from onnxtrain.ortmodule.sparsity import density_table, step_line
 from onnxtrain.ortmodule.verification import Verification
 
@@ -54,7 +55,7 @@ def _report(session: Session, chosen: Chosen, inputs: dict[str, torch.Tensor]) -
     if talks:
         _LOG.info("step %d: %s", session.steps, step_line(chosen, session.latest_work))
     if session.options.print_input_density and session.latest_choice is not None and chosen.batch.held:
-        print(density_table(session.steps, session.latest_choice[1], chosen.batch, inputs))
+        print(density_table(session.steps, session.latest_choice[1], chosen.batch, session.sizes.of(inputs)))
 
 
 def _finish(session: Session, compiled: Compiled, outputs: Sequence[Any]) -> list[torch.Tensor]:
@@ -207,7 +208,7 @@ class _State:
         """An output that is computed when it is read."""
         session = self.session
         value = next(v for v in session.captured.graph.model.graph.outputs if v.name == name)
-        sizes = symbol_sizes(session.captured.graph.model.graph, self.inputs)
+        sizes = session.sizes.of(self.inputs)
         shape = [size_of(d, sizes) for d in shapes.known_dims(value)]
         dtype, device = torch_dtype(int(shapes.dtype_of(value))), next(iter(self.inputs.values())).device
         if self.late is None:
