@@ -588,7 +588,9 @@ def test_layers_of_torch(make: Callable[[], nn.Module]) -> None:
     assert padding(chosen) < 1.0 and labelled(chosen) < 1.0
 
 
-@pytest.mark.parametrize("read", [by_labels, mean_of_valid, mean_of_all, last_token])
+@pytest.mark.parametrize(
+    "read", [by_labels, mean_of_valid, mean_of_all, last_token, each_of_a_sequence, chosen_logits, smoothed_by_hand]
+)
 def test_onnxruntime(read: Callable[..., Any]) -> None:
     wrapped, eager = pair(Model(filled(LOWEST), read), backend="onnxruntime", density_threshold=0.95)
     models = (wrapped, eager, copy.deepcopy(eager).double())

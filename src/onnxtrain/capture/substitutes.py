@@ -31,10 +31,11 @@ def _is_causal(mask: Tensor | None, is_causal: bool | None = None, size: int | N
     return is_causal is True
 
 
-UNSEEN: tuple[tuple[Any, str, Any], ...] = (
+_UNSEEN: tuple[tuple[Any, str, Any], ...] = (
     (torch.nn.modules.transformer, "_detect_is_causal_mask", _is_causal),
     (torch.distributions.Distribution, "_validate_args", False),  # whether parameters and samples are looked at
 )
+UNSEEN = tuple(entry for entry in _UNSEEN if hasattr(*entry[:2]))  # neither name is promised by torch
 
 
 class Substitutes(TorchFunctionMode):

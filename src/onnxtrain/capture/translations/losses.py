@@ -30,15 +30,10 @@ def cross_entropy(scores, target, weight=None, reduction=1, ignore_index=-100, l
 
 @translation(aten.nll_loss_nd.default)
 def nll_loss(log_prob, target, weight=None, reduction=1, ignore_index=-100):
-    """One NegativeLogLikelihoodLoss node, whatever the rank."""
-    op, single = standard(), len(log_prob.shape) == 1
-    first = op.Constant(value_ints=[0])
-    if single:
-        log_prob, target = op.Unsqueeze(log_prob, first), op.Unsqueeze(target, first)
+    """One NegativeLogLikelihoodLoss node, also where classes are followed by several axes."""
     given = [log_prob, target] if weight is None else [log_prob, target, weight]
     attributes = {"reduction": _REDUCTIONS[reduction], "ignore_index": ignore_index}
-    made = record_node("NegativeLogLikelihoodLoss", given, attributes, domain="")
-    return op.Squeeze(made, first) if single and reduction == 0 else made
+    return record_node("NegativeLogLikelihoodLoss", given, attributes, domain="")
 
 
 @translation(torch.ops.onnxtrain.ctc_loss.default)
