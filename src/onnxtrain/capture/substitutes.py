@@ -294,8 +294,9 @@ def _as_a_batch(loss: Callable[..., Any]) -> None:
         return made.reshape(()) if made.dim() else made
 
 
-for _loss in (F.cross_entropy, F.linear_cross_entropy):
-    _as_a_batch(_loss)
+for _name in ("cross_entropy", "linear_cross_entropy"):  # the second is new in torch 2.13
+    if hasattr(F, _name):
+        _as_a_batch(getattr(F, _name))
 
 
 _CTC = (
