@@ -121,6 +121,21 @@ def test_gradients_accumulate() -> None:
     both(steps, Net())
 
 
+class Gated(torch.nn.Module):
+    """One number multiplies a whole row: saved as a row whose elements are one place in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.value = torch.nn.Linear(4, 1), torch.nn.Linear(4, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.value(x).relu() * self.gate(x).expand(-1, 6)).square()
+
+
+def test_expanded_values_are_not_written_to() -> None:
+    same_step(*pair(Gated().double()), torch.randn(3, 4, dtype=torch.float64))
+
+
 @pytest.mark.parametrize("fused", [{}, {"foreach": True}, {"fused": True}])
 def test_cached_casts_follow_the_optimizer(fused: dict[str, bool]) -> None:
     """Parameters are cast once for all steps of an accumulation, and again after each optimizer step."""

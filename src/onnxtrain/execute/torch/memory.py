@@ -58,14 +58,25 @@ def reusable(
 def unshared(
     nodes: Sequence[ir.Node], lowerings: Mapping[ir.Node, Lowering], values: Sequence[ir.Value], held: set[ir.Value]
 ) -> set[ir.Value]:
-    """Those of the values a program gives away whose memory no other of them has, nor anything held."""
+    """Those of the values a program gives away whose memory no other of them has, nor anything held, nor they twice."""
     groups = _Groups(nodes, lowerings)
-    made = {v for n in nodes for v in n.outputs}
+    made = {v: n for n in nodes for v in n.outputs}
     roots = [groups.root(v) for v in values]
     outside = {groups.root(v) for v in held} | {
         groups.root(v) for n in nodes for v in n.inputs if v is not None and v not in made
     }
-    return {v for v in values if v in made and groups.root(v) is v and roots.count(v) == 1 and v not in outside}
+    alone = {v for v in values if v in made and groups.root(v) is v and roots.count(v) == 1 and v not in outside}
+    return {v for v in alone if not _may_overlap(v, made, lowerings)}
+
+
+def _may_overlap(value: ir.Value, made: Mapping[ir.Value, ir.Node], lowerings: Mapping[ir.Node, Lowering]) -> bool:
+    """Whether elements of a value may have one memory: it is a view of something expanded."""
+    node = made.get(value)
+    while node is not None and lowerings[node].view:
+        if node.op_type == "Expand" or node.op_type in SHARE_ANY:
+            return True
+        node = made.get(node.inputs[0]) if node.inputs and node.inputs[0] is not None else None
+    return False
 
 
 _COMMUTATIVE = ("Add", "Mul")
