@@ -215,10 +215,10 @@ def nll_loss(
     return torch.where(kept, loss if weight is None else loss * weight[place].reshape(()), 0.0)
 
 
-@substitute(Tensor.__bool__)
+@substitute(Tensor.__bool__, Tensor.item)
 def truth(condition: Tensor) -> Any:
     """What lets a check pass that would raise; a branch that does more is refused by torch, which has no content."""
-    frame = sys._getframe(1)
+    frame = sys._getframe(1) if condition.dtype == torch.bool else None
     while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
     answer = None if frame is None or getattr(condition, "constant", None) is not None else expected(frame)
