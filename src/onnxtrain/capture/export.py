@@ -17,6 +17,7 @@ import torch
 
 from onnxtrain.capture import autograd_functions
 from onnxtrain.capture.autograd_functions import Functions
+from onnxtrain.capture.quiet import loggers_at
 from onnxtrain.capture.schema import Schema, flatten
 from onnxtrain.capture.source_lines import is_users, places_in
 from onnxtrain.capture.substitutes import Substitutes
@@ -299,15 +300,11 @@ def recording() -> Iterator[None]:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """No warnings, and no graph printed where capture fails: what goes wrong is raised, and explained below."""
-    log = logging.getLogger("torch._export.non_strict_utils")  # says that sizes of 1 are constant, which we handle
-    level = log.level
-    log.setLevel(logging.ERROR)
-    with warnings.catch_warnings(), contextlib.redirect_stderr(_WithoutGraphs(sys.stderr)):  # type: ignore[type-var]
+    loggers = loggers_at(logging.ERROR, "torch._export.non_strict_utils")  # sizes of 1 are constant: we handle that
+    stderr = contextlib.redirect_stderr(_WithoutGraphs(sys.stderr))  # type: ignore[type-var]
+    with loggers, warnings.catch_warnings(), stderr:
         warnings.simplefilter("ignore")
-        try:
-            yield
-        finally:
-            log.setLevel(level)
+        yield
 
 
 class _WithoutGraphs(io.TextIOBase):

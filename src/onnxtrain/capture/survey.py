@@ -12,6 +12,7 @@ import torch
 
 from onnxtrain.capture import Traced, trace
 from onnxtrain.capture.export import Autocast, FlatModule, data_dependent, recording
+from onnxtrain.capture.quiet import loggers_at
 from onnxtrain.capture.schema import flatten, input_names
 from onnxtrain.capture.source_lines import is_users
 from onnxtrain.errors import CaptureError
@@ -67,15 +68,6 @@ def _lines(program: torch.export.ExportedProgram) -> Iterator[str]:
             yield next((f"{name}:{line}" for name, line in reversed(frames) if name and is_users(name)), "")
 
 
-@contextlib.contextmanager
-def calm() -> Iterator[None]:
+def calm() -> contextlib.AbstractContextManager[None]:
     """Without the draft's warnings: what it finds is returned."""
-    loggers = [logging.getLogger(name) for name in _LOGGERS]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+    return loggers_at(logging.CRITICAL, *_LOGGERS)

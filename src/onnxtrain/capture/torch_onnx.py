@@ -20,6 +20,7 @@ import onnx_ir as ir
 import torch
 
 from onnxtrain.capture import aten
+from onnxtrain.capture.quiet import loggers_at
 from onnxtrain.capture.translations import TRANSLATIONS, WHOLE, stays_whole
 from onnxtrain.errors import CaptureError
 
@@ -284,14 +285,7 @@ def _without_wrong_references() -> Iterator[None]:
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
     """Keep the exporter's own chatter out of the user's terminal; its errors are raised all the same."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+    loggers = loggers_at(logging.ERROR, "torch.onnx", "onnx_ir")
+    with loggers, warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
+        warnings.simplefilter("ignore")
+        yield
