@@ -1,9 +1,9 @@
 """Rows that nothing depends on are not computed: padding, rows without a label, tokens that no one reads.
 
-``passages``: how rows pass through operators. ``attention``: attention and its masks, found in the graph. ``sets``:
-what says that a row is needed, and its evaluation. ``demand``: which rows of every value are needed. ``choice``:
-for which sets it is worth it. ``packing``: the graph over those rows. ``inspection``: the graph that evaluates them
-first.
+``passages``: how rows pass through operators, by ``passage_rules``. ``attention``: attention and its masks,
+found in the graph. ``sets``: what says that a row is needed, and its evaluation. ``demand``: which rows of every value
+are needed. ``choice``: for which sets it is worth it. ``packing``: the graph over those rows. ``inspection``: the graph
+that evaluates them first.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import onnx_ir as ir
 from onnxtrain.ir.bodies import remove_unread
 from onnxtrain.ir.graphs import ForwardGraph
 from onnxtrain.ir.traits import Trait, traits_of
+from onnxtrain.optimize.rows import passage_rules  # noqa: F401  (fills the table of passages)
 from onnxtrain.optimize.rows.choice import chosen_sets
 from onnxtrain.optimize.rows.demand import Liveness, Rows, Whole
 from onnxtrain.optimize.rows.inspection import BLIND, Inspection, inspection

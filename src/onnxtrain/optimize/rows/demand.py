@@ -15,7 +15,7 @@ from onnxtrain.ir import shapes
 from onnxtrain.ir.graphs import ForwardGraph, describe, source_of
 from onnxtrain.optimize.rows.attention import Attention, attentions, early_values
 from onnxtrain.optimize.rows.indices import chosen_by, compared_labels, places, unexpanded, unviewed
-from onnxtrain.optimize.rows.passages import Layout, passage_of
+from onnxtrain.optimize.rows.passages import Layout, is_merged, loses_rows, passage_of, row_axes
 from onnxtrain.optimize.rows.sets import (
     Labelled,
     Listed,
@@ -29,6 +29,7 @@ from onnxtrain.optimize.rows.sets import (
     layout_space,
     text_of,
     union,
+    without_reached,
 )
 
 Value = ir.Value
@@ -175,7 +176,7 @@ class Liveness:
             whole = self._through(node, [d for d in found if isinstance(d, Rows)])
         if whole is not None and not self._ends(node):
             for value in node.inputs:
-                self._need(value, Whole(_who(node)) if value is not None and _loses_rows(value, node) else whole)
+                self._need(value, Whole(_who(node)) if value is not None and loses_rows(value, node) else whole)
 
     def _selects(self, node: ir.Node) -> bool:
         """Whether a node, of whose output some sequences are needed, reads some tokens of each."""
@@ -224,7 +225,7 @@ class Liveness:
         if shapes.rank(scores) not in (2, 3):
             return False
         layout = (0,) if shapes.rank(scores) == 2 else (0, 2)
-        if len(layout) == 1 and not _is_merged(shapes.known_dims(scores)[0]):
+        if len(layout) == 1 and not is_merged(shapes.known_dims(scores)[0]):
             return False  # one label for each sample
         assert labels is not None
         self.losses[node] = Rows(layout, frozenset({self._labelled(labels, ignored)}))
@@ -279,7 +280,7 @@ class Liveness:
         layout, dims = tuple(range(shapes.rank(mask))), shapes.known_dims(mask)
         if dims != shapes.known_dims(data)[: len(dims)] or not self._can_size(layout, data):
             return False
-        if len(layout) > 2 or (len(layout) == 1 and not _is_merged(dims[0])):
+        if len(layout) > 2 or (len(layout) == 1 and not is_merged(dims[0])):
             return False
         return self._pick(node, data, Rows(layout, frozenset({self._chosen_by(mask, dims, inverted=False)})))
 
@@ -320,7 +321,7 @@ class Liveness:
         self, node: ir.Node, mask: Value | None, values: Iterable[Value | None], inverted: bool = False
     ) -> bool:
         y = node.outputs[0]
-        layout = _row_axes(y)
+        layout = row_axes(y)
         if mask is None or layout is None or not self._can_size(layout, y):
             return False
         mask, count = unexpanded(mask), len(layout)
@@ -366,7 +367,7 @@ class Liveness:
         space = (batch, rows)
         if queries is None or not all(map(_hides, self._among(space))):
             return None
-        return self._reachable(space, _plain(queries, space))
+        return self._reachable(space, without_reached(queries, space))
 
     def _among(self, space: Space) -> list[Attention]:
         """The attentions among the tokens of a space."""
@@ -381,40 +382,8 @@ class Liveness:
         return frozenset({Reachable(space, self._starts[space])})
 
 
-def _loses_rows(value: Value, node: ir.Node) -> bool:
-    """Whether a node's outputs have no longer the first two axes of an input with three."""
-    dims = shapes.dims_of(value)
-    if dims is None or len(dims) < 3:
-        return False
-    return all((shapes.dims_of(y) or ())[:2] != dims[:2] for y in node.outputs)
-
-
-def _row_axes(value: Value) -> Layout | None:
-    """The axes of a value that may be rows: two that come before others or are both sizes, or one that is merged."""
-    dims = shapes.dims_of(value)
-    if dims is None or not dims:
-        return None
-    if len(dims) > 2 or (len(dims) == 2 and not any(isinstance(d, int) for d in dims)):
-        return (0, 1)
-    return (0,) if len(dims) == 1 and _is_merged(shapes.known_dims(value)[0]) else None
-
-
-def _is_merged(dim: shapes.Dim) -> bool:
-    """Whether a dimension is a product: the tokens of all sequences."""
-    return not isinstance(dim, int) and dim.value is not None and not dim.value.isidentifier()
-
-
 def _hides(attention: Attention) -> bool:
     return bool(attention.masks) or attention.causal
-
-
-def _plain(rows: RowSet, space: Space) -> RowSet:
-    """A set with what is reachable from it in the space left out: the reasons it starts from."""
-    found: RowSet = frozenset()
-    for reason in rows:
-        inside = isinstance(reason, Reachable) and reason.space == space
-        found = union(found, reason.start if inside else frozenset({reason}))  # type: ignore[union-attr]
-    return found
 
 
 def _who(node: ir.Node) -> str:

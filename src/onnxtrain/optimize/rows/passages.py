@@ -3,8 +3,9 @@
 A *row* is one position of a pair of axes (batch, token), or of one axis that is both merged. The *layout* of a value
 says where its rows are: ``(batch, token)`` or ``(flat,)``. A value is *packed* when some of its rows stand one after
 the other on its first axis and its other axes follow in their order: (batch, heads, tokens, width) of layout (0, 2)
-becomes (rows, heads, width). An operator that computes each row from the same row of its inputs has a *passage* here;
-any other needs its inputs whole.
+becomes (rows, heads, width). An operator that computes each row from the same row of its inputs has a *passage*,
+by a rule of
+``passage_rules``; any other needs its inputs whole.
 """
 
 from __future__ import annotations
@@ -95,7 +96,30 @@ def rest_of(value: Value, layout: Layout) -> list[int]:
     return [a for a in range(shapes.rank(value)) if a not in layout]
 
 
-def _again(node: ir.Node, **changed: Any) -> Build:
+def loses_rows(value: Value, node: ir.Node) -> bool:
+    """Whether a node's outputs have no longer the first two axes of an input with three."""
+    dims = shapes.dims_of(value)
+    if dims is None or len(dims) < 3:
+        return False
+    return all((shapes.dims_of(y) or ())[:2] != dims[:2] for y in node.outputs)
+
+
+def row_axes(value: Value) -> Layout | None:
+    """The axes of a value that may be rows: two that come before others or are both sizes, or one that is merged."""
+    dims = shapes.dims_of(value)
+    if dims is None or not dims:
+        return None
+    if len(dims) > 2 or (len(dims) == 2 and not any(isinstance(d, int) for d in dims)):
+        return (0, 1)
+    return (0,) if len(dims) == 1 and is_merged(shapes.known_dims(value)[0]) else None
+
+
+def is_merged(dim: shapes.Dim) -> bool:
+    """Whether a dimension is a product: the tokens of all sequences."""
+    return not isinstance(dim, int) and dim.value is not None and not dim.value.isidentifier()
+
+
+def again(node: ir.Node, **changed: Any) -> Build:
     """The same operator with the same attributes but for those changed."""
 
     def build(op: Builder, inputs: Sequence[Any]) -> Sequence[Value]:
@@ -109,7 +133,7 @@ def _again(node: ir.Node, **changed: Any) -> Build:
 def elementwise(node: ir.Node, layout: Layout) -> Passage | None:
     """Every input broadcasts to the output."""
     y = node.outputs[0]
-    operands = [None if x is None else _broadcast_operand(x, y, layout) for x in node.inputs]
+    operands = [None if x is None else broadcast_operand(x, y, layout) for x in node.inputs]
     if any(o is None and x is not None for o, x in zip(operands, node.inputs, strict=True)):
         return None
     rest = len(rest_of(y, layout))
@@ -118,12 +142,13 @@ def elementwise(node: ir.Node, layout: Layout) -> Passage | None:
         aligned = [
             _aligned(op, x, node.inputs[i], operands[i], rest, layout, shapes.rank(y)) for i, x in enumerate(inputs)
         ]
-        return _again(node)(op, aligned)
+        return again(node)(op, aligned)
 
     return Passage(tuple(operands), build)
 
 
-def _broadcast_operand(x: Value, y: Value, layout: Layout) -> Operand | None:
+def broadcast_operand(x: Value, y: Value, layout: Layout) -> Operand | None:
+    """What an input that broadcasts to an output is to its rows; None where that is not known."""
     dims, wide = shapes.known_dims(x), shapes.known_dims(y)
     shift, found = len(wide) - len(dims), []
     for axis in layout:
@@ -151,274 +176,3 @@ def _aligned(
         return op.Squeeze(x, op.ints(*gone)) if gone else x
     missing = rest + 1 - shapes.rank(x)
     return op.Unsqueeze(x, op.ints(*range(1, missing + 1))) if missing > 0 else x
-
-
-@passage("Dropout")
-def _dropout(node: ir.Node, layout: Layout) -> Passage | None:
-    """Each kept row draws numbers of its own; the dropped ones draw none, so eager's numbers are gone anyway."""
-    operands = (Operand(layout), *(FREE for _ in node.inputs[1:]))
-    training, ratio = (shapes.constant_of(shapes.operand(node, i)) for i in (2, 1))
-    if training is None or not bool(training) or ratio is None or not 0.0 < float(ratio) < 1.0:
-        return Passage(operands, _again(node))
-
-    def build(op: Builder, inputs: Sequence[Any]) -> Sequence[Value]:
-        made = op.PackedDropout(*inputs[:2], outputs=2)
-        return made[: len(node.outputs)]
-
-    return Passage(operands, build)
-
-
-@passage("Linear", "LinearWithoutBias")
-def _linear(node: ir.Node, layout: Layout) -> Passage | None:
-    if shapes.rank(node.outputs[0]) - 1 in layout:
-        return None
-    return Passage((Operand(layout), *(FREE for _ in node.inputs[1:])), _again(node))
-
-
-@passage("MatMul")
-def _matmul(node: ir.Node, layout: Layout) -> Passage | None:
-    """Rows of the left operand times a matrix."""
-    a, b = node.inputs
-    assert a is not None and b is not None
-    if shapes.rank(b) != 2 or shapes.rank(node.outputs[0]) - 1 in layout:
-        return None
-    return Passage((Operand(layout), FREE), _again(node))
-
-
-@passage("Gemm")
-def _gemm(node: ir.Node, layout: Layout) -> Passage | None:
-    c = shapes.operand(node, 2)
-    if layout != (0,) or shapes.attribute(node, "transA", 0):
-        return None
-    if c is not None and shapes.rank(c) == 2 and shapes.known_dims(c)[0] != 1:
-        return None
-    return Passage((Operand((0,)), FREE, *(FREE for _ in node.inputs[2:])), _again(node))
-
-
-@passage("LayerNormalization", "RMSNormalization")
-def _normalization(node: ir.Node, layout: Layout) -> Passage | None:
-    """The normalized axes come after the rows, so scale and bias have no rows."""
-    x = node.inputs[0]
-    assert x is not None
-    rank = shapes.rank(x)
-    axis = shapes.attribute(node, "axis", -1) % rank
-    if any(a >= axis for a in layout) or any(o.uses() or o.is_graph_output() for o in node.outputs[1:]):
-        return None
-    return Passage((Operand(layout), *(FREE for _ in node.inputs[1:])), _again(node, axis=axis - rank))
-
-
-@passage("Softmax", "LogSoftmax")
-def _softmax(node: ir.Node, layout: Layout) -> Passage | None:
-    rank = shapes.rank(node.outputs[0])
-    return _along(node, layout, shapes.attribute(node, "axis", -1) % rank, rank)
-
-
-def _along(node: ir.Node, layout: Layout, axis: int, rank: int, free: int | None = None) -> Passage | None:
-    """An operator along one axis that is not a row axis; further inputs are free."""
-    if axis in layout:
-        return None
-    place = [a for a in range(rank) if a not in layout].index(axis) + 1
-    count = len(node.inputs) - 1 if free is None else free
-    return Passage((Operand(layout), *(FREE for _ in range(count))), _again(node, axis=place))
-
-
-@passage("Split")
-def _split(node: ir.Node, layout: Layout) -> Passage | None:
-    rank = shapes.rank(node.outputs[0])
-    return _along(node, layout, shapes.attribute(node, "axis", 0) % rank, rank)
-
-
-@passage("Gather")
-def _gather(node: ir.Node, layout: Layout) -> Passage | None:
-    """An axis of the data that is not a row axis, read at indices without rows."""
-    data, indices = node.inputs
-    assert data is not None and indices is not None
-    rank, count = shapes.rank(data), shapes.rank(indices)
-    axis = shapes.attribute(node, "axis", 0) % rank
-    if any(axis <= a < axis + count for a in layout):
-        return None
-    inner = tuple(a if a < axis else a - count + 1 for a in layout)
-    place = [a for a in range(rank) if a not in inner].index(axis) + 1
-    return Passage((Operand(inner), FREE), _again(node, axis=place))
-
-
-@passage("GatherElements")
-def _gather_elements(node: ir.Node, layout: Layout) -> Passage | None:
-    """Chosen elements of each row: the log probability of a token's label."""
-    data, indices = node.inputs
-    assert data is not None and indices is not None
-    rank = shapes.rank(data)
-    made = _along(node, layout, shapes.attribute(node, "axis", 0) % rank, rank)
-    if made is None or any(shapes.known_dims(data)[a] != shapes.known_dims(indices)[a] for a in layout):
-        return None
-    return Passage((Operand(layout), Operand(layout)), made.build)
-
-
-@passage("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
-def _loss(node: ir.Node, layout: Layout) -> Passage | None:
-    """A loss for each label; classes are the second axis of the scores."""
-    scores = node.inputs[0]
-    assert scores is not None
-    is_each = shapes.attribute(node, "reduction", "mean") == "none" and shapes.rank(scores) == len(layout) + 1
-    if not is_each or any(o.uses() or o.is_graph_output() for o in node.outputs[1:]):
-        return None
-    inner = tuple(a + 1 if a else 0 for a in layout)
-    return Passage((Operand(inner), Operand(layout), *(FREE for _ in node.inputs[2:])), _again(node))
-
-
-@passage("GatherND")
-def _gather_nd(node: ir.Node, layout: Layout) -> Passage | None:
-    """Places of the first axis, as a Gather, where that is not a row axis: ``x[:, :, 0]`` is one of a transposed x."""
-    data, indices = node.inputs
-    assert data is not None and indices is not None
-    before = shapes.rank(indices) - 1
-    if shapes.attribute(node, "batch_dims", 0) or shapes.known_dims(indices)[-1] != 1 or min(layout) < before:
-        return None
-
-    def build(op: Builder, inputs: Sequence[Any]) -> Sequence[Value]:
-        return [op.Gather(inputs[0], op.Squeeze(inputs[1], op.ints(-1)), axis=1)]
-
-    return Passage((Operand(tuple(a - before + 1 for a in layout)), FREE), build)
-
-
-@passage("Embedding")
-def _embedding(node: ir.Node, layout: Layout) -> Passage | None:
-    """Rows of a table, one for each row of the indices."""
-    indices = node.inputs[1]
-    assert indices is not None
-    if shapes.rank(node.outputs[0]) - 1 in layout:
-        return None
-    return Passage((FREE, Operand(layout)), _again(node))
-
-
-@passage("Concat")
-def _concat(node: ir.Node, layout: Layout) -> Passage | None:
-    rank = shapes.rank(node.outputs[0])
-    made = _along(node, layout, shapes.attribute(node, "axis", 0) % rank, rank)
-    return None if made is None else Passage(tuple(Operand(layout) for _ in node.inputs), made.build)
-
-
-@passage("Slice")
-def _slice(node: ir.Node, layout: Layout) -> Passage | None:
-    axes, rank = shapes.constant_of(shapes.operand(node, 3)), shapes.rank(node.outputs[0])
-    if axes is None:
-        return None
-    chosen = [int(a) % rank for a in axes.reshape(-1)]
-    if set(chosen) & set(layout):
-        return None
-    rest = [a for a in range(rank) if a not in layout]
-
-    def build(op: Builder, inputs: Sequence[Any]) -> Sequence[Value]:
-        inputs = list(inputs)
-        inputs[3] = op.ints(*(rest.index(a) + 1 for a in chosen))
-        return _again(node)(op, inputs)
-
-    return Passage((Operand(layout), *(FREE for _ in node.inputs[1:])), build)
-
-
-@passage("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceL2", "ReduceSumSquare", "ReduceLogSumExp")
-def _reduce(node: ir.Node, layout: Layout) -> Passage | None:
-    """Axes that are not rows."""
-    x, axes = node.inputs[0], shapes.constant_of(shapes.operand(node, 1))
-    assert x is not None
-    if axes is None or not axes.size:
-        return None
-    rank, keep = shapes.rank(x), shapes.attribute(node, "keepdims", 1)
-    gone = sorted(int(a) % rank for a in axes.reshape(-1))
-    left = [a for a in range(rank) if keep or a not in gone]
-    inner = tuple(left[a] for a in layout)
-    if set(inner) & set(gone):
-        return None
-    rest = rest_of(x, inner)
-
-    def build(op: Builder, inputs: Sequence[Any]) -> Sequence[Value]:
-        return _again(node)(op, [inputs[0], op.ints(*(rest.index(a) + 1 for a in gone))])
-
-    return Passage((Operand(inner), FREE), build)
-
-
-@passage("Transpose")
-def _transpose(node: ir.Node, layout: Layout) -> Passage | None:
-    x = node.inputs[0]
-    assert x is not None
-    order = shapes.attribute(node, "perm") or list(range(shapes.rank(x)))[::-1]
-    inner = tuple(order[a] for a in layout)
-    rest = rest_of(x, inner)
-    moved = [rest.index(order[a]) for a in range(len(order)) if a not in layout]
-
-    def build(op: Builder, inputs: Sequence[Any]) -> Sequence[Value]:
-        if moved == sorted(moved):
-            return [inputs[0]]
-        return [op.Transpose(inputs[0], perm=[0, *(m + 1 for m in moved)])]
-
-    return Passage((Operand(inner),), build)
-
-
-@passage("Reshape", "Flatten", "Unsqueeze", "Squeeze")
-def _reshape(node: ir.Node, layout: Layout) -> Passage | None:
-    """Axes keep their place in the order of elements; rows may be merged or taken apart."""
-    x, y = node.inputs[0], node.outputs[0]
-    assert x is not None
-    inner = _source_axes(shapes.known_dims(x), shapes.known_dims(y), layout)
-    if inner is None:
-        return None
-    rest = _packed_dims(y, layout)
-    if rest is None:
-        return None
-
-    def build(op: Builder, inputs: Sequence[Any]) -> Sequence[Value]:
-        before = [shapes.known_dims(x)[a] for a in rest_of(x, inner)]
-        if before == [shapes.known_dims(y)[a] for a in rest_of(y, layout)]:
-            return [inputs[0]]
-        return [op.Reshape(inputs[0], op.ints(0, *rest))]
-
-    return Passage((Operand(inner), *(FREE for _ in node.inputs[1:])), build)
-
-
-@passage("Expand")
-def _expand(node: ir.Node, layout: Layout) -> Passage | None:
-    """Axes that are not rows grow."""
-    x, y = node.inputs[0], node.outputs[0]
-    assert x is not None
-    operand = _broadcast_operand(x, y, layout)
-    dims = _packed_dims(y, layout)
-    if operand is None or not operand.has_rows or dims is None or -1 in dims:
-        return None
-    inner = tuple(a for a in operand.layout if a is not None)
-    missing = len(dims) - len(rest_of(x, inner))
-
-    def build(op: Builder, inputs: Sequence[Any]) -> Sequence[Value]:
-        given = op.Unsqueeze(inputs[0], op.ints(*range(1, missing + 1))) if missing else inputs[0]
-        return [op.Expand(given, op.ints(1, *dims))]
-
-    return Passage((operand, FREE), build)
-
-
-def _packed_dims(value: Value, layout: Layout) -> list[int] | None:
-    """The dimensions of a packed value after the first, at most one of them -1; None where more are not known."""
-    dims = shapes.known_dims(value)
-    rest = [d if isinstance(d, int) else -1 for d in (dims[a] for a in rest_of(value, layout))]
-    return rest if rest.count(-1) <= 1 and 0 not in rest else None
-
-
-def _source_axes(before: shapes.Dims, after: shapes.Dims, layout: Layout) -> Layout | None:
-    """The axes of a reshaped tensor's source that are its row axes: those with as many elements before them."""
-    starts = {axis: shapes.product(before[:axis]) for axis in range(len(before))}
-    found: list[int] = []
-    for axis in layout:
-        ahead = shapes.product(after[:axis])
-        same = [a for a, start in starts.items() if start == ahead and before[a] == after[axis]]
-        if same:
-            found.append(same[-1])
-            continue
-        if len(layout) == 1:
-            pairs = [a for a, s in starts.items() if s == ahead and shapes.product(before[a : a + 2]) == after[axis]]
-            return (pairs[-1], pairs[-1] + 1) if pairs and pairs[-1] + 1 < len(before) else None
-        break
-    if len(found) == len(layout):
-        return tuple(found) if len(set(found)) == len(found) else None
-    if layout[1] == layout[0] + 1:
-        total, ahead = shapes.product([after[a] for a in layout]), shapes.product(after[: layout[0]])
-        same = [a for a, start in starts.items() if start == ahead and before[a] == total]
-        return (same[-1],) if same else None
-    return None

@@ -130,6 +130,15 @@ def union(a: RowSet, b: RowSet) -> RowSet:
     return frozenset(merged | rest)
 
 
+def without_reached(rows: RowSet, space: Space) -> RowSet:
+    """A set with what is reachable from it in the space left out: the reasons it starts from."""
+    found: RowSet = frozenset()
+    for reason in rows:
+        inside = isinstance(reason, Reachable) and reason.space == space
+        found = union(found, reason.start if inside else frozenset({reason}))  # type: ignore[union-attr]
+    return found
+
+
 def is_within(inner: RowSet, outer: RowSet) -> bool:
     """Whether every row of a set is known to be in another."""
     started = frozenset().union(*(r.start for r in outer if isinstance(r, Reachable)))
