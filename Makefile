@@ -15,7 +15,7 @@ OFFLINE = HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST  = $(OFFLINE) $(BIN)/python -m pytest
 
-.PHONY: help demo test check bench golden operators coverage javascript docs clean
+.PHONY: help demo test check bench golden operators coverage exported fuzz versions javascript docs clean
 
 help:
 	@echo "make demo    fine-tune a real transformer, eager and ORTModule side by side"
@@ -25,6 +25,9 @@ help:
 	@echo "make golden  write the golden graphs again"
 	@echo "make operators  write docs/operators.md again"
 	@echo "make coverage   train a step of each Transformers architecture; ARGS=\"--only LlamaForCausalLM\" chooses"
+	@echo "make exported   train what exporters write; ARGS=\"--exporters dynamo --opsets 21\" chooses"
+	@echo "make fuzz    train random .onnx files; ARGS=\"--count 500\" says how many, \"--seed 7\" which"
+	@echo "make versions   the tests of artifacts with the oldest and the newest onnx, onnxruntime, numpy, ...; ARGS=oldest"
 	@echo "make javascript  get what trains artifacts in Node and in a browser"
 	@echo "make docs    build the documentation"
 
@@ -73,6 +76,16 @@ operators: $(READY)
 
 coverage: $(READY)
 	$(OFFLINE) $(BIN)/python tests/coverage/architectures.py --jobs $(JOBS) $(ARGS)
+
+exported: $(READY)
+	$(PIP) "$(TORCH)" -e ".[walks]"
+	$(OFFLINE) $(BIN)/python tests/coverage/exported.py --jobs $(JOBS) --page $(ARGS)
+
+fuzz: $(READY)
+	cd tests && $(abspath $(BIN))/python -m fuzz.run --jobs $(JOBS) $(ARGS)
+
+versions:
+	@args='$(ARGS)'; $(PYTHON) tests/versions.py --torch "$(TORCH)" $${args:-oldest newest}
 
 docs: $(READY)
 	$(PIP) -e ".[docs]"

@@ -45,8 +45,11 @@ class Row:
     graph: ForwardGraph
 
 
-def prepare(case: Case, dtype: type = np.float64, gradients: bool = False) -> Row:
-    """The graph of a row; every size above 1 is a symbol named after it (``n3``), but for static inputs."""
+def prepare(case: Case, dtype: type = np.float64, gradients: bool = False, only: int | None = None) -> Row:
+    """The graph of a row; every size above 1 is a symbol named after it (``n3``), but for static inputs.
+
+    With ``only`` the node's output of that place is the graph's only one.
+    """
     rng = np.random.default_rng(zlib.crc32(case.id.encode()))
     operands: list[Any] = []
     arrays: list[np.ndarray] = []
@@ -66,11 +69,12 @@ def prepare(case: Case, dtype: type = np.float64, gradients: bool = False) -> Ro
     node = builder.node(case.op, operands, attributes, domain=case.domain, outputs=case.outputs)
     for index, value in enumerate(node.outputs):
         value.name = f"y{index}"
-        graph.outputs.append(value)
+        if only in (None, index):
+            graph.outputs.append(value)
     inputs = tuple(str(v.name) for v in graph.inputs)
     fixed = {f"x{position}" for position in case.frozen}
     wanted = tuple(n for n, a in zip(inputs, arrays, strict=True) if gradients and a.dtype == dtype and n not in fixed)
-    signature = Signature(inputs, (), (), tuple(str(v.name) for v in node.outputs), {}, wanted)
+    signature = Signature(inputs, (), (), tuple(str(v.name) for v in graph.outputs), {}, wanted)
     forward = ForwardGraph(ir.Model(graph, ir_version=10), signature)
     verify(forward.model)
     if not gradients:
@@ -116,7 +120,8 @@ def reference(row: Row, dtype: torch.dtype) -> tuple[list[np.ndarray], list[np.n
     for name, leaf in zip(row.plan.signature.inputs, leaves, strict=True):
         leaf.requires_grad_(name in row.plan.gradients)
     made = row.case.reference(*leaves)
-    outputs = list(made) if isinstance(made, tuple | list) else [made]
+    made = made if isinstance(made, tuple | list) else [made]
+    outputs = [y for index, y in enumerate(made) if f"y{index}" in row.plan.signature.outputs]
     arrays = [y.detach().numpy() for y in outputs]
     if row.plan.backward is None:
         return arrays, []
@@ -125,6 +130,8 @@ def reference(row: Row, dtype: torch.dtype) -> tuple[list[np.ndarray], list[np.n
     dys = [torch.from_numpy(dy).to(dtype) for dy in seeds(row, arrays)]
     pairs = [(y, dy) for y, dy in zip(chosen, dys, strict=True) if y.requires_grad]
     wanted = [t for n, t in zip(row.plan.signature.inputs, leaves, strict=True) if n in row.plan.gradients]
+    if not wanted:
+        return arrays, []
     found = torch.autograd.grad([y for y, _ in pairs], wanted, [dy for _, dy in pairs], allow_unused=True)
     gradients = [torch.zeros_like(w) if g is None else g for g, w in zip(found, wanted, strict=True)]
     return arrays, [g.numpy() for g in gradients]

@@ -1,6 +1,6 @@
-"""The worked example of docs/add-an-operator.md: its blocks are run, and its operators put through the loops.
+"""Pages as a stranger follows them: the blocks of each are run in order, as one program in an empty folder.
 
-The blocks of docs/onnx-models.md are run in order, in a folder with the model that the page begins with.
+The blocks of docs/add-an-operator.md are run here, and its operators put through the loops of the table of cases.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
+import pages
 import pytest
 import torch
 from op_runs import prepare, reference, run
 
+from onnxtrain import api, artifacts, onnxblock
 from onnxtrain.execute.torch import lowerings  # noqa: F401  (fills LOWERINGS)
 from onnxtrain.execute.torch.registry import LOWERINGS
 from onnxtrain.gradient import rules  # noqa: F401  (fills RULES)
@@ -27,8 +30,7 @@ from onnxtrain.ir.graphs import DOMAIN
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = (DOCS / "add-an-operator.md").read_text()
-BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-BLOCKS = BLOCK.findall(PAGE)
+BLOCKS = [block.text for block in pages.blocks(DOCS / "add-an-operator.md")]
 OWN_PROGRAM = next(i for i, block in enumerate(BLOCKS) if "register_gradient" in block)
 
 
@@ -99,6 +101,62 @@ def test_nothing_of_the_example_stays() -> None:
     assert "SoftsignGrad" not in functions.DEFINITIONS
 
 
-def test_the_page_on_onnx_models_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    run_blocks(tmp_path, BLOCK.findall((DOCS / "onnx-models.md").read_text()), monkeypatch)
+def test_few_blocks_are_not_run() -> None:
+    left = [(page.name, block.line) for page in pages.PAGES for block in pages.blocks(page) if block.why_not]
+    assert [name for name, _ in left] == ["anywhere.md", "distributed.md", "onnx-models.md"], left
+
+
+AFTERWARDS = {
+    "on-device.md": """
+assert optimizer.updates == 50 and schedule._record["step"] == 50 and weights["optimizer/step"] == 50
+assert np.abs(gradient).max() > 0
+half = module.get_contiguous_parameters(trainable_only=True).numpy()
+np.testing.assert_array_equal(half, vector * np.float32(0.5))
+outputs = {p: onnx.load(p).graph.output[0].name for p in ("trained.onnx", "features.onnx")}
+assert outputs == {"trained.onnx": "scores", "features.onnx": "hidden"}
+assert {i.name for i in onnx.load("distilled/training_model.onnx").graph.input} >= {"labels", "teacher"}
+""",
+    "README.md": """
+import onnxruntime
+session = onnxruntime.InferenceSession("trained.onnx")
+(scores,) = session.run(["scores"], {"image": (images / 16).astype(np.float32)})
+assert (scores.argmax(1) == labels).mean() > 0.9
+""",
+    "hooks.md": """
+import pathlib
+assert pathlib.Path("activations/merged/summary.txt").exists()
+""",
+}
+QUICK = ("on-device.md", "onnx-models.md")  # without torch
+
+
+def runnable() -> list[Any]:
+    """Pages with a block that is run; docs/add-an-operator.md is above, where its operator is taken out before."""
+    found = [p for p in pages.PAGES if any(not b.why_not for b in pages.blocks(p)) and p.name != "add-an-operator.md"]
+    return [pytest.param(p, id=p.name, marks=[] if p.name in QUICK else pytest.mark.slow) for p in found]
+
+
+@pytest.mark.parametrize("page", runnable())
+def test_a_page_runs_in_an_empty_folder(tmp_path: Path, page: Path) -> None:
+    done = pages.run(page, tmp_path, AFTERWARDS.get(page.name, ""))
+    assert done.returncode == 0, f"{page.name}: {done.stdout[-1000:]}\n{done.stderr[-3000:]}"
+
+
+def test_a_page_that_fails_names_its_line(tmp_path: Path) -> None:
+    page = tmp_path / "wrong.md"
+    page.write_text("# Title\n\n```python\nx = 1\n```\n\n```console\npython -c 'pass'\n```\n\n```python\ny = z\n```\n")
+    done = pages.run(page, tmp_path)
+    assert done.returncode == 1 and "line 12" in done.stderr and "NameError" in done.stderr
+
+
+def test_names_of_the_page_on_devices_exist() -> None:
+    page = (DOCS / "on-device.md").read_text()
+    for name in re.findall(r"onnxblock\.(?:loss|optim)\.(\w+)\(", page):
+        assert hasattr(onnxblock.loss, name) or hasattr(onnxblock.optim, name), name
+    for name in ("TrainingBlock", "ForwardBlock", "base", "empty_base", "blocks", "loss", "optim"):
+        assert f"`{name}`" in page or f"`onnxblock.{name}`" in page
+        assert hasattr(onnxblock, name)
+    listed = re.search(r"training\.api import (.*?)`", page)
+    assert listed is not None
+    assert all(hasattr(api, name) for name in listed.group(1).split(", "))
+    assert callable(artifacts.seal)

@@ -12,6 +12,7 @@ import onnxruntime as ort
 import pytest
 import torch
 from onnx import numpy_helper, parser
+from releases import needs_release
 
 from onnxtrain import gradient_graph, lora
 from onnxtrain.api import CheckpointState, Module
@@ -64,6 +65,7 @@ def mlp(v: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def test_gradients_of_inputs_and_weights() -> None:
+    needs_release("1.24", "it fuses what it has a kernel of single precision for, in double too")
     before = (given := model(MLP, "{0}[b, 2] y")).SerializeToString()
     made = gradient_graph(given, ["w1", "x", "scale"])
     assert given.SerializeToString() == before

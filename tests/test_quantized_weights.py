@@ -12,6 +12,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+from releases import needs_release
 from test_adapters import exported
 
 from onnxtrain import dequantize_weights
@@ -53,7 +54,8 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def quantized(network: Path, folder: Path, per_channel: bool, kind: QuantType = QuantType.QInt8) -> onnx.ModelProto:
-    given = {"quant_format": QuantFormat.QDQ, "per_channel": per_channel, "weight_type": kind}
+    """The network in integers; signed weights in 7 bits, as sums of 8 saturate in kernels of machines without VNNI."""
+    given = {"quant_format": QuantFormat.QDQ, "per_channel": per_channel, "weight_type": kind, "reduce_range": True}
     quantize_static(network, folder / "quantized.onnx", Calibration(), activation_type=QuantType.QUInt8, **given)
     return onnx.load(folder / "quantized.onnx")
 
@@ -71,6 +73,8 @@ def initializers(model: onnx.ModelProto) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("kind", [QuantType.QInt8, QuantType.QUInt8])
 @pytest.mark.parametrize("per_channel", [False, True])
 def test_a_quantized_network_is_trained(network: Path, tmp_path: Path, per_channel: bool, kind: QuantType) -> None:
+    if kind == QuantType.QInt8 and not per_channel:
+        needs_release("1.24", "it computes other sums where it fuses signed weights of one scale")
     given = quantized(network, tmp_path, per_channel, kind)
     before = initializers(given)
     assert before["0.weight_quantized"].dtype in (np.int8, np.uint8) and "0.weight" not in before
@@ -109,6 +113,7 @@ def fake_quantized(x: torch.Tensor, scale: Any, zero: Any, low: int, high: int) 
 
 
 def test_the_gradient_is_that_of_fake_quantization(tmp_path: Path) -> None:
+    needs_release("1.24", "it fuses weights without zero points to what it then refuses")
     scale, weight = RNG.uniform(0.01, 0.02, 3).astype(np.float32), RNG.integers(-127, 128, (5, 3)).astype(np.int8)
     bias = RNG.integers(-1000, 1000, 3).astype(np.int32)
     nodes = [

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import json
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -18,10 +19,11 @@ import onnx_ir as ir
 from safetensors import numpy as safetensors
 
 from onnxtrain.errors import ArtifactError, close_to
+from onnxtrain.files import write_atomically
 from onnxtrain.ir.bodies import remove_unread
 from onnxtrain.ir.graphs import describe
 from onnxtrain.ir.reading import Source, load
-from onnxtrain.portable import write_atomically
+from onnxtrain.number_ranges import check_names, check_number, check_whole
 
 _A, _B, _SCALING = ".lora_A", ".lora_B", ".lora_scaling"
 _WEIGHT_OF = {"MatMul": 1, "Gemm": 1, "Gather": 0, "Conv": 1}  # which operand is the weight
@@ -68,12 +70,17 @@ def lora(
             fits, or has an adapter already; the rank is not positive.
         GraphError: the model cannot be read.
     """
-    if rank < 1:
-        raise ArtifactError(f"the rank is {rank}", cure="give 1 or more")
+    patterns = [targets] if isinstance(targets, str) else check_names("targets", targets)
+    if not patterns:
+        raise ArtifactError("targets is empty: nothing would be adapted", cure="name weights, or give a pattern")
+    check_whole("rank", rank, least=1)
+    check_whole("seed", seed, least=0)
+    if alpha is not None:
+        check_number("alpha", alpha, above=0)
     made = _in_memory(model)
     graph, known = made.graph, _adaptable(made.graph)
     random = np.random.default_rng(seed)
-    for name in _matching(known, [targets] if isinstance(targets, str) else targets, graph):
+    for name in _matching(known, patterns, graph):
         if f"{name}{_A}" in graph.initializers:
             raise ArtifactError(f"{name} has an adapter already", cure="merge it first, or leave it out of targets")
         sites = _sites(graph, name)
@@ -145,6 +152,8 @@ def save_adapter(model: Source, path: Path | str) -> None:
     Raises:
         ArtifactError: the model has no adapter.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise ArtifactError(f"path={path!r} is no path", cure="give a file *.onnx_adapter, or a folder")
     graph, path = _in_memory(model).graph, Path(path)
     found = list(_adapters(graph))
     if path.suffix == ".onnx_adapter":
@@ -185,7 +194,7 @@ def _configuration(found: Sequence[tuple[str, np.ndarray, np.ndarray, float]]) -
 
 def _in_memory(source: Source) -> ir.Model:
     """The model with all its data: what becomes of it may be stored elsewhere."""
-    return ir.external_data.load_to_model(load(source))
+    return load(source)
 
 
 def _content(value: ir.Value) -> np.ndarray:

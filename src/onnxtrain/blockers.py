@@ -11,6 +11,7 @@ from onnxtrain.compiler import Report as Compilation
 from onnxtrain.compiler import compile_graph
 from onnxtrain.errors import GradientError, GraphError, OnnxTrainError
 from onnxtrain.execute import backend
+from onnxtrain.files import check_file
 from onnxtrain.gradient import build_gradient, gradient_errors, tracked_outputs
 from onnxtrain.ir.graphs import ForwardGraph
 from onnxtrain.ir.reading import read_forward
@@ -135,8 +136,7 @@ def check_model(path: Path | str, *, options: Options | None = None, parameters:
     """
     options = options or Options()
     subject = Path(path).name
-    if not Path(path).is_file():
-        raise GraphError(f"there is no file {path}", cure="give an .onnx file")
+    check_file(path, GraphError, "give the path of an .onnx file")
     try:
         graph = read_forward(path, parameters)
         optimize(graph, options, check=False)

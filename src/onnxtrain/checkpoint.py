@@ -1,8 +1,9 @@
 """The checkpoint file: safetensors under the model's own names, all else as JSON in its header; never pickle.
 
 Trainable and frozen parameters have the names of the model's initializers; tensors of the optimizer begin with
-``optimizer/``. The header's entry ``onnxtrain`` is JSON with what a ``Checkpoint`` holds besides tensors, and a SHA-256
-of all of it: a file that was changed by a single bit is refused.
+``optimizer/``, and a parameter of such a name is stored with ``parameter/`` before it. The header's entry ``onnxtrain``
+is JSON with what a ``Checkpoint`` holds besides tensors, and a SHA-256 of all of it: a file that was changed by a
+single bit is refused.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import dataclasses
 import hashlib
 import json
 import math
+import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,9 +24,11 @@ from safetensors import SafetensorError, deserialize
 from safetensors import numpy as safetensors
 
 from onnxtrain.errors import CheckpointError, first_line
-from onnxtrain.portable import write_atomically
+from onnxtrain.files import read_artifact, write_atomically
 
-_KEY, _FORMAT, _OPTIMIZER = "onnxtrain", 1, "optimizer/"
+_KEY, _FORMAT, _OPTIMIZER, _PARAMETER = "onnxtrain", 1, "optimizer/", "parameter/"
+_TAKEN = re.compile(f"({_PARAMETER})*({_OPTIMIZER}.*|__metadata__)", re.DOTALL)  # names that mean something else here
+_SAVE = "give a file that save_checkpoint wrote"
 _KINDS = {"F": "float", "I": "int", "U": "uint"}
 _OTHERS = {
     "BOOL": np.bool_,
@@ -66,6 +71,7 @@ class Checkpoint:
         settings: learning rate and schedule of the optimizer, plain data.
         random: seed and number of draws of the random generators.
         properties: the user's own values: int, float, str and bool.
+        set_id: of the set of artifacts that it belongs to; empty where it belongs to none.
     """
 
     trainable: dict[str, Form]
@@ -75,6 +81,7 @@ class Checkpoint:
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     random: dict[str, int] = dataclasses.field(default_factory=dict)
     properties: dict[str, int | float | str | bool] = dataclasses.field(default_factory=dict)
+    set_id: str = ""
 
     @property
     def forms(self) -> dict[str, Form]:
@@ -92,10 +99,16 @@ def write(checkpoint: Checkpoint, path: Path | str) -> None:
 
     Raises:
         CheckpointError: a parameter has no content, or one of another form than was said.
+        WriteError: the file cannot be written.
     """
+    write_atomically(Path(path), encoded(checkpoint, str(path)))
+
+
+def encoded(checkpoint: Checkpoint, name: str) -> bytes:
+    """What the file of a checkpoint holds; errors call it by the name."""
     if not checkpoint.is_nominal:
-        _validate(checkpoint, str(path))
-    tensors = {n: np.ascontiguousarray(a).reshape(a.shape) for n, a in checkpoint.tensors.items()}
+        _validate(checkpoint, name)
+    tensors = {_stored(n): np.ascontiguousarray(a).reshape(a.shape) for n, a in checkpoint.tensors.items()}
     tensors |= {_OPTIMIZER + n: np.ascontiguousarray(a).reshape(a.shape) for n, a in checkpoint.optimizer.items()}
     header = {
         "format": _FORMAT,
@@ -105,23 +118,31 @@ def write(checkpoint: Checkpoint, path: Path | str) -> None:
         "random": checkpoint.random,
         "properties": checkpoint.properties,
     }
+    if checkpoint.set_id:
+        header["set"] = checkpoint.set_id
     header["sha256"] = _digest(header, tensors)
-    write_atomically(Path(path), safetensors.save(tensors, {_KEY: json.dumps(header)}))
+    return safetensors.save(tensors, {_KEY: json.dumps(header)})
 
 
-def read(source: Path | str | bytes) -> Checkpoint:
+def _stored(parameter: str) -> str:
+    """The name under which a parameter is stored."""
+    return _PARAMETER + parameter if _TAKEN.fullmatch(parameter) else parameter
+
+
+def _called(stored: str) -> str:
+    """The name of the parameter that is stored under a name."""
+    return stored.removeprefix(_PARAMETER) if _TAKEN.fullmatch(stored) else stored
+
+
+def read(source: str | os.PathLike[str] | bytes) -> Checkpoint:
     """Read a checkpoint from a file or from its bytes.
 
     Raises:
         CheckpointError: there is no such file, it is damaged, or it is no checkpoint of onnxtrain.
     """
     name = "the checkpoint" if isinstance(source, bytes) else str(source)
-    try:
-        content = source if isinstance(source, bytes) else Path(source).read_bytes()
-    except OSError as error:
-        raise CheckpointError(
-            f"{name} cannot be read: {error.strerror}", cure="give the file of a checkpoint"
-        ) from error
+    cure = "give the file of a checkpoint"
+    content = source if isinstance(source, bytes) else read_artifact(source, CheckpointError, cure)
     header, tensors = _parse(content, name)
     given = header.pop("sha256", None)
     if given != _digest(header, tensors):
@@ -130,18 +151,26 @@ def read(source: Path | str | bytes) -> Checkpoint:
         raise CheckpointError(
             f"{name} has format {header.get('format')}, this version reads {_FORMAT}", cure="update onnxtrain"
         )
-    made = Checkpoint(
-        _forms(header["trainable"]),
-        _forms(header["frozen"]),
-        {n: a for n, a in tensors.items() if not n.startswith(_OPTIMIZER)},
-        {n.removeprefix(_OPTIMIZER): a for n, a in tensors.items() if n.startswith(_OPTIMIZER)},
-        header["settings"],
-        header["random"],
-        header["properties"],
-    )
+    made = _decoded(header, tensors, name)
     if not made.is_nominal:
         _validate(made, name)
     return made
+
+
+def _decoded(header: dict[str, Any], tensors: Mapping[str, np.ndarray], name: str) -> Checkpoint:
+    try:
+        return Checkpoint(
+            _forms(header["trainable"]),
+            _forms(header["frozen"]),
+            {_called(n): a for n, a in tensors.items() if not n.startswith(_OPTIMIZER)},
+            {n.removeprefix(_OPTIMIZER): a for n, a in tensors.items() if n.startswith(_OPTIMIZER)},
+            dict(header["settings"]),
+            dict(header["random"]),
+            dict(header["properties"]),
+            str(header.get("set", "")),
+        )
+    except (KeyError, TypeError, ValueError) as error:  # whole, and written by something else
+        raise CheckpointError(f"{name} is no checkpoint of onnxtrain: {first_line(error)}", cure=_SAVE) from error
 
 
 def _parse(content: bytes, name: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -154,10 +183,10 @@ def _parse(content: bytes, name: str) -> tuple[dict[str, Any], dict[str, np.ndar
             for name, tensor in deserialize(content)
         }
         header = json.loads(metadata[_KEY]) if _KEY in metadata else None
-    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise CheckpointError(f"{name} is damaged: {first_line(error)}", cure="use an earlier checkpoint") from error
     if not isinstance(header, dict):
-        raise CheckpointError(f"{name} is no checkpoint of onnxtrain", cure="give a file that save_checkpoint wrote")
+        raise CheckpointError(f"{name} is no checkpoint of onnxtrain", cure=_SAVE)
     return header, tensors
 
 

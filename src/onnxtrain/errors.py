@@ -74,6 +74,10 @@ class CheckpointError(OnnxTrainError, ValueError):
     """A checkpoint cannot be read, or is not one of this model."""
 
 
+class WriteError(OnnxTrainError, OSError):
+    """A file cannot be written; what was there is still there."""
+
+
 class DataError(OnnxTrainError, ValueError):
     """A batch cannot be trained on: wrong type or shape, no rows, labels out of range."""
 

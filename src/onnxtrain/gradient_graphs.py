@@ -16,6 +16,7 @@ from onnxtrain.ir import shapes
 from onnxtrain.ir.builder import Builder
 from onnxtrain.ir.graphs import ForwardGraph, TrainingGraph, is_backward
 from onnxtrain.ir.reading import Source, read_weights, restore_weights
+from onnxtrain.number_ranges import check_names
 from onnxtrain.optimize import optimize, optimize_training
 from onnxtrain.portable import to_proto
 
@@ -49,7 +50,7 @@ def gradient_graph(
             outputs; or an operator on the way has no gradient.
         GraphError: the model cannot be read.
     """
-    asked = [wrt] if isinstance(wrt, str) else list(wrt)
+    asked = [wrt] if isinstance(wrt, str) else list(check_names("wrt", wrt, error=GradientError))
     forward, weights = read_weights(model, asked)
     names = _chosen(forward, asked)
     forward = ForwardGraph(forward.model, dataclasses.replace(forward.signature, differentiable=names))
@@ -95,7 +96,7 @@ def _differentiated(graph: ForwardGraph, outputs: str | Sequence[str] | None) ->
     known, tracked = graph.signature.outputs, tracked_outputs(graph)
     if outputs is None:
         return tracked
-    chosen = (outputs,) if isinstance(outputs, str) else tuple(outputs)
+    chosen = (outputs,) if isinstance(outputs, str) else check_names("outputs", outputs, error=GradientError)
     for name in chosen:
         if name not in known:
             raise GradientError(f"the model has no output {name}{close_to(name, known)}", cure="name one of them")

@@ -1,4 +1,4 @@
-"""Graphs as files for any ONNX runtime: standard operators and functions with bodies, checked, sealed, renamed last."""
+"""Graphs as files for any ONNX runtime: standard operators and functions with bodies, checked and sealed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import collections
 import glob
 import hashlib
 import json
-import os
 import re
 import uuid
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import ArtifactError, first_line
+from onnxtrain.files import partial_of, write_atomically
 from onnxtrain.ir.functions import DOMAIN, OPAQUE, attach
 from onnxtrain.ir.graphs import describe, source_of, values
 
@@ -25,6 +25,7 @@ _SEAL = "onnxtrain.sha256"  # key in the model's metadata: digest of the file wi
 _ZEROS = "0" * 64
 _SEALED = re.compile(re.escape(_SEAL.encode()) + rb"\x12\x40([0-9a-f]{64})")
 _IR_VERSION = 10  # the newest that onnxruntime 1.20 reads
+_DATA = re.compile(r"(\.[0-9a-f]{8})?\.data")  # how the names of files of weights end
 _LARGEST = 2**31 - 2**20  # bytes that protobuf serializes, with room for the rest
 
 
@@ -67,24 +68,16 @@ def _check(proto: onnx.ModelProto) -> None:
         raise ArtifactError(f"the graph is not valid ONNX: {first_line(error)}", cure="report this model") from error
 
 
+def add_facts(proto: onnx.ModelProto, facts: Mapping[str, Any]) -> None:
+    """Add to what a model's metadata says for whoever runs it."""
+    kept = {p.key: p.value for p in proto.metadata_props}
+    known = facts_of(kept) or {}
+    onnx.helper.set_model_props(proto, kept | {_FACTS: json.dumps({**known, **facts})})
+
+
 def facts_of(metadata: Mapping[str, str]) -> dict[str, Any] | None:
     """The facts in a model's metadata; None where it has none."""
     return json.loads(metadata[_FACTS]) if _FACTS in metadata else None
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file under a temporary name, flush it to the disk, then rename: a kill leaves the old or the new file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.{uuid.uuid4().hex}.partial")
-    try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
 
 
 def save(model: ir.Model, path: Path | str) -> None:
@@ -97,12 +90,17 @@ def save(model: ir.Model, path: Path | str) -> None:
     if sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value) < _LARGEST:
         write_atomically(path, ir.to_proto(model).SerializeToString())
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    before = list(path.parent.glob(f"{glob.escape(path.name)}*.data"))
-    data = f"{path.name}.data" if not before else f"{path.name}.{uuid.uuid4().hex[:8]}.data"
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    ir.save(model, partial, external_data=data)
-    partial.replace(path)
+    with partial_of(path) as (partial, target):
+        known = target.parent.glob(f"{glob.escape(target.name)}.*")
+        before = [p for p in known if _DATA.fullmatch(p.name.removeprefix(target.name))]
+        data = f"{target.name}.data" if not before else f"{target.name}.{uuid.uuid4().hex[:8]}.data"
+        try:
+            ir.save(model, partial, external_data=data)
+            partial.replace(target)
+        except BaseException:
+            if partial.exists():  # else the new model is there, and reads it
+                (target.parent / data).unlink(missing_ok=True)
+            raise
     for old in before:
         old.unlink()
 

@@ -33,7 +33,7 @@ def dequantize_weights(model: Source) -> onnx.ModelProto:
         ArtifactError: the model has no such weight.
         GraphError: the model cannot be read.
     """
-    made = ir.external_data.load_to_model(load(model))
+    made = load(model)
     found = [v for v in made.graph.initializers.values() if _is_quantized_weight(v)]
     if not found:
         raise ArtifactError(

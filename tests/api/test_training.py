@@ -143,9 +143,45 @@ def test_batches_that_do_not_fit_are_errors(paths: dict[str, Path], batch: tuple
     assert np.isfinite(step(module.train(), optimizer, rows(), LABELS))
 
 
-def test_batch_sizes_that_contradict_each_other_are_an_error(plain: dict[str, Path]) -> None:
-    with pytest.raises((DataError, BackendError), match=r"(?i)size|shape"):
-        loaded(plain)[0](rows(), LABELS[:5])
+@pytest.mark.parametrize("names", [("batch", "batch"), ("input-0 dim", "output-0_dim0"), (None, None), ("batch", 1)])
+@pytest.mark.parametrize("loss", [LossType.CrossEntropyLoss, LossType.MSELoss])
+def test_batch_sizes_that_contradict_each_other_are_an_error(
+    tmp_path: Path, names: tuple[str | int | None, ...], loss: LossType
+) -> None:
+    """Whatever a file calls its sizes: what inference knows of them counts."""
+    model = without_dropout()
+    for value, name in zip((*model.graph.input, *model.graph.output), names, strict=True):
+        dim = value.type.tensor_type.shape.dim[0]
+        dim.Clear()
+        if name is not None:
+            setattr(dim, "dim_value" if isinstance(name, int) else "dim_param", name)
+    module, _ = loaded(artifacts(tmp_path, model, loss=loss))
+    targets = LABELS if loss is LossType.CrossEntropyLoss else rows()[:, :10]
+    for count in (1, 4):
+        with pytest.raises(DataError, match=f"has the size {count} on axis 0, image has 8 on axis 0; both are"):
+            module(rows(), targets[:count])
+    assert np.isfinite(module(rows(), targets)) and np.isfinite(module(rows()[:1], targets[:1]))
+
+
+def test_targets_of_a_size_that_only_running_tells_are_not_broadcast(tmp_path: Path) -> None:
+    text = """
+    <ir_version: 10, opset_import: ["" : 20]>
+    positive (float[n, 3] x) => (float[m, 3] y)
+    <float[3, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9}>
+    {
+        zero = Constant <value_float = 0.0> ()
+        last = Constant <value_ints = [-1]> ()
+        sums = ReduceSum <keepdims = 0> (x, last)
+        kept = Greater (sums, zero)
+        some = Compress <axis = 0> (x, kept)
+        y = MatMul (some, w)
+    }
+    """
+    module, _ = loaded(artifacts(tmp_path, parser.parse_model(text), loss=LossType.MSELoss))
+    x = np.array([[1, 1, 1], [-1, -1, -1], [2, 0, 0]], np.float32)
+    assert np.isfinite(module(x, np.zeros((2, 3), np.float32)))
+    with pytest.raises(BackendError, match=r"Reshape|reshape"):
+        module(x, np.zeros((1, 3), np.float32))
 
 
 def test_a_refused_batch_leaves_no_trace(paths: dict[str, Path]) -> None:
@@ -431,6 +467,21 @@ def test_a_loss_without_labels(tmp_path: Path) -> None:
     assert last < before
 
 
+def test_a_target_may_be_a_scalar(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 20]>
+    g (float[batch, 64] image) => (float mean) {
+        y = MatMul (image, w)
+        mean = ReduceMean <keepdims = 0> (y)
+    }""")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((64, 2), np.float32), "w"))
+    module, optimizer = loaded(
+        generate_artifacts(model, loss=LossType.MSELoss, optimizer=OptimType.SGD, artifact_directory=tmp_path)
+    )
+    assert step(module, optimizer, rows(), np.array(1, np.float32)) > step(
+        module, optimizer, rows(), np.array(1, np.float32)
+    )
+
+
 def _hidden(module: Module) -> np.ndarray:
     weights = module.state.parameters
     return rows() @ weights["first_weight"].data.T + weights["first_bias"].data
@@ -484,29 +535,69 @@ def test_doubles_are_trained(tmp_path: Path) -> None:
     np.testing.assert_allclose(module.state.parameters["weight"].data, weight - 0.5 * slope, rtol=1e-10)
 
 
-@pytest.mark.parametrize(
-    "old, new",
-    [
-        ("first_weight", "step"),
-        ("first_weight", "learning_rate"),
-        ("first_weight", "lazy_reset_grad"),
-        ("first_bias", "first_weight.exp_avg"),
-        ("first_bias", "first_weight_grad.accumulation.buffer"),
-        ("first_weight", "labels"),
-        ("hidden", "labels"),
-        ("image", "labels"),
-        ("hidden", "lazy_reset_grad"),
-    ],
-)
-def test_names_that_the_artifacts_need_are_errors(tmp_path: Path, old: str, new: str) -> None:
+def renamed(old: str, new: str) -> onnx.ModelProto:
+    """The network with another name for one of its values."""
     model = digits.network()
     for value in (*model.graph.input, *model.graph.initializer):
         value.name = new if value.name == old else value.name
     for node in model.graph.node:
         for names in (node.input, node.output):
             names[:] = [new if name == old else name for name in names]
-    with pytest.raises(ArtifactError, match=rf"(called|the input) {new}.*\n.*rename"):
-        artifacts(tmp_path / "none", model)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("first_weight", "step"),
+        ("first_weight", "step.out"),
+        ("first_weight", "learning_rate"),
+        ("first_weight", "lazy_reset_grad"),
+        ("first_weight", "val_3"),
+        ("first_weight", "const_0"),
+        ("first_bias", "first_weight.out"),
+        ("first_bias", "first_weight_grad"),
+        ("first_bias", "first_weight.exp_avg"),
+        ("first_bias", "first_weight_grad.accumulation.buffer"),
+        ("first_bias", "first_weight_grad.accumulation.out"),
+        ("first_weight", "labels"),
+        ("hidden", "labels"),
+        ("hidden", "lazy_reset_grad"),
+        ("hidden", "loss"),
+        ("hidden", "val_0"),
+    ],
+)
+def test_whoever_has_a_name_keeps_it(tmp_path: Path, old: str, new: str) -> None:
+    optimizer = onnxblock.optim.AdamW(weight_decay=0.1, clip_grad=onnxblock.optim.ClipGradNorm(0.1))
+    found = []
+    for name, model in (("plain", digits.network()), ("renamed", renamed(old, new))):
+        paths = artifacts(tmp_path / name, model, optimizer=optimizer)
+        module, trained = loaded(paths)
+        found.append([step(module, trained, rows(), LABELS) for _ in range(3)])
+        module.export_model_for_inferencing(tmp_path / f"{name}.onnx")
+    assert found[0] == found[1] and len(set(found[0])) == 3
+    names = {i.name for i in onnx.load(tmp_path / "renamed.onnx").graph.initializer}
+    assert (new in names) == old.startswith("first")
+
+
+class Own(onnxblock.Block):
+    """The loss that the model itself computes."""
+
+    def build(self, *_: str) -> str:
+        return "loss"
+
+
+def test_a_loss_that_the_model_has_keeps_its_name(tmp_path: Path) -> None:
+    model = without_dropout()
+    model.graph.node.append(helper.make_node("ReduceMean", ["scores"], ["loss"], keepdims=0))
+    paths = artifacts(tmp_path, model, loss=Own(), loss_input_names=["scores"])
+    module, _ = loaded(paths)
+    assert module.output_names() == ["loss"] and np.isfinite(module(rows()))
+
+
+def test_an_input_of_another_kind_cannot_be_the_target(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match=r"the input labels is FLOAT.*\n.*rename"):
+        artifacts(tmp_path / "none", renamed("image", "labels"))
     assert not (tmp_path / "none").exists()
 
 

@@ -14,14 +14,11 @@ import argparse
 import copy
 import dataclasses
 import json
-import multiprocessing
-import multiprocessing.connection
 import os
 import sys
-import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +29,7 @@ import transformers
 from torch.utils import _pytree as pytree
 
 sys.path.insert(0, str(Path(__file__).parent))
+import workers
 from catalogue import ARCHITECTURES, Architecture
 
 import onnxtrain
@@ -123,39 +121,15 @@ def _line(error: BaseException) -> str:
 
 def walk(names: Sequence[str], jobs: int, limit: float) -> Iterator[Outcome]:
     """The outcomes in the order they come; each architecture in a process of its own, ended after ``limit`` seconds."""
-    context = multiprocessing.get_context("fork")  # torch and transformers are imported once
-    waiting, running = list(reversed(names)), {}
-    while waiting or running:
-        while waiting and len(running) < jobs:
-            name = waiting.pop()
-            receiver, sender = context.Pipe(duplex=False)
-            worker = context.Process(target=_work, args=(name, sender), daemon=True)
-            worker.start()
-            sender.close()
-            running[receiver] = (name, worker, time.monotonic())
-        ready = multiprocessing.connection.wait(list(running), timeout=0.5)
-        for receiver, (name, worker, start) in list(running.items()):
-            late = time.monotonic() - start > limit
-            if receiver not in ready and not late:
-                continue
-            outcome = _receive(receiver, name) if receiver in ready else Outcome(name, "time", f"above {limit:.0f} s")
-            worker.kill() if late else worker.join()
-            del running[receiver]
-            yield dataclasses.replace(outcome, seconds=time.monotonic() - start)
+    ends = {"time": f"above {limit:.0f} s", "crash": "the process ended without an answer"}
+    for done in workers.run(_work, names, jobs, limit):
+        outcome = done.results[0] if done.results else Outcome(done.job, done.end, ends[done.end])
+        yield dataclasses.replace(outcome, seconds=done.seconds)
 
 
-def _work(name: str, sender: Any) -> None:
+def _work(name: str, send: Callable[[Outcome], None]) -> None:
     torch.set_num_threads(1)
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
-    sender.send(parity(ARCHITECTURES[name]))
-
-
-def _receive(receiver: Any, name: str) -> Outcome:
-    try:
-        return receiver.recv()
-    except EOFError:
-        return Outcome(name, "crash", "the process ended without an answer")
+    send(parity(ARCHITECTURES[name]))
 
 
 def page(outcomes: Sequence[Outcome]) -> str:

@@ -101,6 +101,15 @@ def test_result_and_gradients_for_what_was_kept(
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
 
 
+def test_what_is_added_to_doubles_is_of_doubles() -> None:
+    """torch's kernel reads float32 there wrongly, on processors without AVX-512."""
+    q, rows = torch.randn(4, 2, 4, dtype=torch.float64), torch.tensor([0, 2, 3, 4])
+    for mask in (None, torch.zeros(1, 5)):
+        packing = lowerings._packing(q, rows[1:], rows, (1, 5), (1, 5), mask, 1)
+        (part,) = packing.parts(2, True)
+        assert part.addend is not None and part.addend.dtype == torch.float64
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
 def test_padded_batch_agrees_with_single_sequences(

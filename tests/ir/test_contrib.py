@@ -13,6 +13,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from onnx import helper, numpy_helper
+from releases import needs_release
 
 from onnxtrain import Options
 from onnxtrain.compiler import Report, compile_graph
@@ -156,6 +157,8 @@ def test_same_numbers(row: Fused) -> None:
     assert graph.signature.outputs == tuple(n for n in row.outputs if n)
     weights = {n.name: numpy_helper.to_array(n) for n in proto.graph.initializer}
     feeds = {"i0": row.inputs[0]}
+    if row.op == "FusedConv" and len(row.inputs) > 3:
+        needs_release("1.24", "its Conv of blocked layout refuses a sum")
     expected = _run(proto, feeds) if row.kernel else [EXPECTED[row.op](*row.inputs)]
     made = _run(ir.to_proto(attach(graph.model)), feeds | {n: weights[n] for n in graph.signature.parameters})
     for a, b in zip(made, expected, strict=True):

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
+from releases import needs_opset
 
 from onnxtrain.errors import GraphError
-from onnxtrain.ir.opsets import raise_opset
-from onnxtrain.ir.verify import verify
+from onnxtrain.gradient_graphs import gradient_graph
+from onnxtrain.ir import functions
+from onnxtrain.ir.opsets import LOWEST, NEWEST, SPOKEN, raise_opset
+from onnxtrain.ir.verify import operator_problems, verify
 
 ROWS = {
     "reduction": ("y = ReduceMax <axes = [0, -1], keepdims = 0> (x)", 13, ({"keepdims": 0}, [0, -1])),
@@ -43,6 +48,16 @@ def test_raised(line: str, opset: int, expected: tuple[dict[str, object], object
     if added is not None:
         constant = ir.convenience.get_const_tensor(node.inputs[-1])  # type: ignore[arg-type]
         assert constant is not None and constant.numpy().tolist() == added
+
+
+def test_batch_normalization_of_old_says_that_it_trains() -> None:
+    """Up to opset 13 five outputs meant training mode; later there are three at most, and an attribute."""
+    line = "w = ReduceMean <axes = [0, 2, 3], keepdims = 0> (x) y, m, v, s, t = BatchNormalization (x, w, w, w, w)"
+    model = _model(line, 13)
+    raise_opset(model.graph)
+    node = model.graph[-1]
+    assert not list(operator_problems(node, model.graph.opset_imports))
+    assert node.attributes["training_mode"].value == 1 and [v.name for v in node.outputs] == ["y", "m", "v"]
 
 
 def test_newer_graphs_stay() -> None:
@@ -80,3 +95,41 @@ def test_too_old_is_an_error_with_a_cure() -> None:
     with pytest.raises(GraphError, match="opset 11") as raised:
         raise_opset(_model("y = Relu (x)", 11).graph)
     assert "convert" in raised.value.cure
+
+
+def test_bodies_mean_the_same_in_newer_opsets() -> None:
+    """Our functions are written in opset 20 and put into models of newer ones as they are."""
+    functions.load()
+    bodies = [functions.body_of(name) for name in functions.DEFINITIONS]
+    used = {node.op_type for body in bodies for node in body.all_nodes() if not node.domain}
+    for name in sorted(used):
+        ours, newest = (onnx.defs.get_schema(name, version) for version in (SPOKEN, NEWEST))
+        assert (ours.min_input, ours.max_input) == (newest.min_input, newest.max_input), name
+        known = {n: str(a.default_value) for n, a in ours.attributes.items()}
+        found = {n: str(a.default_value) for n, a in newest.attributes.items()}
+        assert {n: found.pop(n) for n in known} == known, name
+        assert not set(found) - {"round_mode"}, name  # of Cast: for types of 8 bits alone
+
+
+@pytest.mark.parametrize("opset", [*range(LOWEST, NEWEST + 1)])
+def test_gradients_are_those_of_opset_20(opset: int) -> None:
+    """Convolution's gradients are functions of ours, which have to be of the model's own opset."""
+    needs_opset(opset)
+    text = f"""
+    <ir_version: {13 if opset > 24 else 10}, opset_import: ["" : {opset}]>
+    network (float[n, 2, 4, 4] x) => (float[n, 3, 2, 2] y)
+    <float[3, 2, 2, 2] w = {{{", ".join(f"{i / 24 - 0.4:.3f}" for i in range(24))}}}>
+    {{
+        h = Conv <strides = [2, 2]> (x, w)
+        y = Tanh (h)
+    }}
+    """
+    x = np.linspace(-2, 2, 64, dtype=np.float32).reshape(2, 2, 4, 4)
+    found = []
+    for version in (opset, SPOKEN):
+        model = onnx.parser.parse_model(text.replace(f'"" : {opset}', f'"" : {version}'))
+        made = gradient_graph(model, ["w", "x"])
+        assert {f.opset_import[0].version for f in made.functions} == {max(version, SPOKEN)}
+        found.append(ort.InferenceSession(made.SerializeToString()).run(["w_grad", "x_grad"], {"x": x}))
+    for ours, expected in zip(*found, strict=True):
+        np.testing.assert_array_equal(ours, expected)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
+from releases import needs_opset
 
 from onnxtrain import Options
 from onnxtrain.compiler import Report, compile_graph
 from onnxtrain.errors import GraphError
+from onnxtrain.ir import shapes
 from onnxtrain.ir.functions import attach
 from onnxtrain.ir.graphs import DOMAIN, ForwardGraph
 from onnxtrain.ir.reading import read_forward
@@ -68,6 +71,7 @@ for _proto in FORMS.values():
 
 @pytest.mark.parametrize("proto", FORMS.values(), ids=FORMS)
 def test_forms_of_a_model(proto: onnx.ModelProto) -> None:
+    needs_opset(next(o.version for o in proto.opset_import if not o.domain))
     before = proto.SerializeToString()
     graph = read_forward(proto)
     assert proto.SerializeToString() == before
@@ -284,3 +288,47 @@ def test_a_damaged_file_is_one_error(tmp_path: Path) -> None:
             failed += 1
             assert "damaged.onnx" in str(error)
     assert failed > 50
+
+
+def _with_dims(dims: Sequence[str | int | None], stated: Sequence[str | int | None]) -> onnx.ModelProto:
+    """``y = x · x`` under names of sizes that a file gives its input and its output."""
+    x, y = (
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+        for name, shape in (("x", dims), ("y", stated))
+    )
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Mul", ["x", "x"], ["y"])], "square", [x], [y])
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)])
+
+
+ODD_NAMES = ["output-0_dim0", "batch size", "N/2", "2*N", "?", "lambda", "x:0", "1st", "s0 +", "Max(", "批", "a.b"]
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_any_text_names_a_dimension(name: str) -> None:
+    graph = read_forward(_with_dims([name, name, "N", 3], ["other", "other", "N", 3])).model.graph
+    for value in (*graph.inputs, *graph.outputs):
+        first, second, third, last = shapes.known_dims(value)
+        assert first == second == shapes.known_dims(graph.inputs[0])[0] and first != third and last == 3
+        assert isinstance(first, ir.SymbolicDim) and str(first.value).isidentifier()
+
+
+def test_names_that_would_become_the_same_symbol_stay_apart() -> None:
+    graph = read_forward(_with_dims(["a-b", "a_b", "a b", "x_dim3", None], [None] * 5)).model.graph
+    dims = shapes.known_dims(graph.outputs[0])
+    assert len({d.value for d in dims if isinstance(d, ir.SymbolicDim)}) == 5
+    assert dims == shapes.known_dims(graph.inputs[0])
+
+
+@pytest.mark.parametrize("stated", [[1, 3], [7, 3], ["M", "K"], [-1, 3], [None, None], ["", 4]])
+def test_inference_knows_better_than_what_a_file_states(stated: list[str | int | None]) -> None:
+    graph = read_forward(_with_dims(["N", 3], stated)).model.graph
+    assert shapes.known_dims(graph.outputs[0]) == (ir.SymbolicDim("N"), 3)
+
+
+def test_what_a_file_states_counts_where_inference_knows_nothing() -> None:
+    text = """
+    <ir_version: 10, opset_import: ["" : 20]>
+    nonzero (float[N] x) => (int64[1, K] y) { y = NonZero (x) }
+    """
+    graph = read_forward(onnx.parser.parse_model(text)).model.graph
+    assert shapes.known_dims(graph.outputs[0]) == (1, ir.SymbolicDim("K"))

@@ -7,6 +7,7 @@ import onnx_ir as ir
 import pytest
 from op_cases import CASES, Case
 from op_runs import prepare, run
+from releases import needs_attributes
 
 from onnxtrain.errors import ShapeError
 from onnxtrain.ir import shapes
@@ -15,6 +16,7 @@ from onnxtrain.ir.builder import Builder
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
 def test_inference_agrees_with_execution(case: Case) -> None:
+    needs_attributes(case.op, case.attributes)
     row = prepare(case, np.float64, gradients=case.differentiable)
     outputs, gradients = run(row, "torch")
     plan = row.plan

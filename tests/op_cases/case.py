@@ -54,6 +54,7 @@ class Case:
         frozen: inputs that get no gradient.
         differentiable: whether the gradient rule is checked.
         opset: ONNX opset of the graph.
+        cancels: how large the terms are that add up to what may be 0; their rounding errors are allowed.
     """
 
     op: str
@@ -67,6 +68,7 @@ class Case:
     frozen: tuple[int, ...] = ()
     differentiable: bool = True
     opset: int = 20
+    cancels: float = 0.0
 
     @property
     def id(self) -> str:

@@ -81,3 +81,24 @@ def test_broadcast_input_of_size_one() -> None:
         torch.testing.assert_close(loss, wrapped.module(x, y))
         assert y.grad is not None and y.grad.shape == shape
         torch.testing.assert_close(y.grad, torch.full(shape, 12 / y.numel()))
+
+
+def test_a_value_of_which_only_the_size_is_read() -> None:
+    class Counts(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            different = torch.unique(x.long())
+            return self.linear(x).mean() + x.new_zeros(different.shape[0])
+
+    eager = Counts()
+    wrapped = ORTModule(copy.deepcopy(eager))
+    for batch in (5, 9):
+        x = torch.randn(batch, 4) * 3
+        made = [m(x) for m in (wrapped, eager)]
+        for y in made:
+            y.sum().backward()
+        torch.testing.assert_close(*made)
+        torch.testing.assert_close(wrapped.linear.weight.grad, eager.linear.weight.grad)

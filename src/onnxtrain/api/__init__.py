@@ -11,9 +11,8 @@ CheckpointState.save_checkpoint(state, "checkpoint", include_optimizer_state=Tru
 module.export_model_for_inferencing("model.onnx", ["scores"])
 """
 
-from onnxtrain.api.module import Module
-from onnxtrain.api.optimizer import Optimizer
-from onnxtrain.api.schedules import (
+from onnxtrain.api.checkpoint_state import CheckpointState, Parameter, Parameters, Properties
+from onnxtrain.api.lr_scheduler import (
     ConstantLRScheduler,
     CosineLRScheduler,
     LinearLRScheduler,
@@ -21,7 +20,8 @@ from onnxtrain.api.schedules import (
     OneCycleLRScheduler,
     PolynomialLRScheduler,
 )
-from onnxtrain.api.state import CheckpointState, Parameter, Parameters, Properties
+from onnxtrain.api.module import Module
+from onnxtrain.api.optimizer import Optimizer
 
 __all__ = [
     "CheckpointState",

@@ -11,19 +11,22 @@ import onnx
 import onnxruntime as ort
 
 from onnxtrain.api.batches import check_batch
+from onnxtrain.api.checkpoint_state import CheckpointState, Parameter
 from onnxtrain.api.exporting import inference_model
 from onnxtrain.api.in_place import unsafe_updates
+from onnxtrain.api.matching import match_evaluation, match_state
 from onnxtrain.api.session import Session, Source, read_model
-from onnxtrain.api.state import CheckpointState, Parameter
 from onnxtrain.api.tensors import Place, Tensor
-from onnxtrain.artifact_names import RESET, accumulation
-from onnxtrain.checkpoint import Form
-from onnxtrain.errors import ArtifactError, CheckpointError, DataError, OnnxTrainError, close_to
+from onnxtrain.errors import ArtifactError, CheckpointError, DataError, OnnxTrainError, OptionError
+from onnxtrain.number_ranges import check_whole
 from onnxtrain.portable import save
 
 
 class Module:
     """A model that is called in a loop: in training a call gives the loss and adds to the gradients.
+
+    Attributes:
+        has_gradients: whether a training step ran, of this module or of another one that had the state.
 
     Args:
         train_model_uri: ``training_model.onnx``, or its bytes.
@@ -51,18 +54,27 @@ class Module:
     ) -> None:
         self.state, self.training, self.place = state, True, Place(device)
         proto, self._facts, name = read_model(train_model_uri, "training")
-        _match(state, self._facts, proto, name)
+        if not isinstance(state, CheckpointState):
+            cure = "pass CheckpointState.load_checkpoint(path)"
+            raise CheckpointError(f"the state is {type(state).__name__}, no CheckpointState", cure=cure)
+        match_state(state, self._facts, proto, name)
         if unsafe := unsafe_updates(proto, self._updates()):
             what = f"{name} may read {unsafe[0]} after it is overwritten"
             raise ArtifactError(what, cure="let each old value be read only by what its new value depends on")
+        if seed is not None:
+            check_whole("seed", seed, error=OptionError)
         state.move(self.place)
+        self.has_gradients = all(state.parameters[n].gradient is not None for n in self._facts["trainable"])
+        self.gradients()
         state.random = {"seed": seed, "draws": 0} if seed is not None else {"seed": 0, "draws": 0} | state.random
-        self._proto, self._name, self._options = proto, name, session_options
+        self._proto, self.name, self._options = proto, name, session_options
         self._reset = self.place.tensor(np.array(True))
         self._train = self._training_session()
         self._eval: Session | None = None
         if eval_model_uri is not None:
-            self._eval_proto, self._eval_facts, name = read_model(eval_model_uri, "evaluation")
+            evaluation = read_model(eval_model_uri, "evaluation")
+            match_evaluation((proto, self._facts, name), evaluation)
+            self._eval_proto, self._eval_facts, name = evaluation
             self._eval = Session(self._eval_proto, name, self.place, session_options)
         self._is_bound = False
 
@@ -92,21 +104,22 @@ class Module:
             raise
         if self.training:
             self._reset.assign(False)
+            self.has_gradients = True
             self.state.random["draws"] += 1
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def _training_session(self) -> Session:
         """The training model with dropout where the state stands."""
-        return Session(_reseeded(self._proto, self.state.random), self._name, self.place, self._options)
+        return Session(_reseeded(self._proto, self.state.random), self.name, self.place, self._options)
 
     def _bind(self) -> None:
         """Bind parameters and gradients at the first call: those of a nominal checkpoint have content by then."""
         if self._is_bound:
             return
         parameters = {p.name: p.held() for p in self.state.parameters.values()}
-        inputs, outputs = {RESET: self._reset, **parameters}, {}
+        inputs, outputs = {self._facts["reset"]: self._reset, **parameters}, {}
         for name, gradient in self.gradients().items():
-            before, after = accumulation(name)
+            before, after = self._facts["gradients"][name]
             inputs[before] = outputs[after] = gradient
         outputs |= {new: parameters[old] for old, new in self._facts["updates"].items()}
         self._train.bind(inputs, outputs, self._facts["outputs"])
@@ -114,9 +127,14 @@ class Module:
             self._eval.bind(parameters, {}, self._eval_facts["outputs"])
         self._is_bound = True
 
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What the training model says of itself."""
+        return self._facts
+
     def _updates(self) -> dict[str, str]:
         """The output that is written over each input: gradients so far, and running statistics."""
-        return dict(map(accumulation, self._facts["trainable"])) | self._facts["updates"]
+        return dict(self._facts["gradients"].values()) | self._facts["updates"]
 
     def gradients(self) -> dict[str, Tensor]:
         """The gradient of each trained parameter, in place; zeros before the first training step."""
@@ -183,7 +201,9 @@ class Module:
             DataError: the vector has another number of elements, or another type.
         """
         chosen = self._chosen(trainable_only)
-        flat = (np.asarray(buffer) if isinstance(buffer, np.ndarray) else buffer.numpy()).reshape(-1)
+        if not isinstance(buffer, np.ndarray | ort.OrtValue):
+            raise DataError(f"the buffer is {type(buffer).__name__}", cure="pass a numpy array or an OrtValue")
+        flat = (buffer if isinstance(buffer, np.ndarray) else buffer.numpy()).reshape(-1)
         wanted = self.get_parameters_size(trainable_only)
         if flat.size != wanted or (chosen and flat.dtype.name != chosen[0].form.dtype):
             what = f"the buffer has {flat.size} elements of {flat.dtype.name}, the parameters {wanted}"
@@ -216,33 +236,6 @@ class Module:
         names = list(graph_output_names or self._eval_facts["predictions"])
         weights = {p.name: p.held().view() for p in self.state.parameters.values()}
         save(inference_model(self._eval_proto, names, weights), os.fspath(inference_model_uri))
-
-
-def _match(state: CheckpointState, facts: Mapping[str, Any], proto: onnx.ModelProto, name: str) -> None:
-    """The state has the model's parameters: all of them and no other, of the same types and shapes, trained or not.
-
-    Raises:
-        CheckpointError: else.
-    """
-    cure = "use the checkpoint of these artifacts"
-    wanted, has = {*facts["trainable"], *facts["frozen"]}, state.parameters.keys()
-    for parameter in sorted(wanted ^ set(has)):
-        where = f"is not in the state{close_to(parameter, has)}" if parameter in wanted else f"is none of {name}"
-        raise CheckpointError(f"the parameter {parameter} {where}", cure=cure)
-    for value in proto.graph.input:
-        if value.name in wanted and state.parameters[value.name].form != form_of(value):
-            what = f"{value.name} is {state.parameters[value.name].form} in the state, {form_of(value)} in {name}"
-            raise CheckpointError(what, cure=cure)
-    for parameter in state.parameters.values():
-        if parameter.requires_grad != (parameter.name in facts["trainable"]):
-            raise CheckpointError(f"the state and {name} differ in whether {parameter.name} is trained", cure=cure)
-
-
-def form_of(value: onnx.ValueInfoProto) -> Form:
-    """Element type and shape of a model's input whose sizes are numbers."""
-    kind = value.type.tensor_type
-    dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
-    return Form(dtype.name, tuple(d.dim_value for d in kind.shape.dim))
 
 
 def _reseeded(model: onnx.ModelProto, random: Mapping[str, int]) -> onnx.ModelProto:

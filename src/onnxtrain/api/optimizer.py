@@ -8,13 +8,16 @@ import numpy as np
 import onnx
 
 from onnxtrain.api.in_place import unsafe_updates
-from onnxtrain.api.module import Module, form_of
+from onnxtrain.api.matching import form_of, match_optimizer, match_sets
+from onnxtrain.api.module import Module
 from onnxtrain.api.session import Session, Source, read_model
 from onnxtrain.api.tensors import Tensor
-from onnxtrain.artifact_names import LEARNING_RATE, STEP, gradient, updated
-from onnxtrain.errors import ArtifactError, CheckpointError
+from onnxtrain.artifact_names import LEARNING_RATE
+from onnxtrain.errors import ArtifactError, CheckpointError, OptionError
+from onnxtrain.number_ranges import check_number
 
 _FIRST_RATE = 1e-3
+_LARGEST_RATE = float(np.finfo(np.float32).max)
 
 
 class Optimizer:
@@ -33,12 +36,13 @@ class Optimizer:
 
     def __init__(self, optimizer_uri: Source, module: Module) -> None:
         proto, self._facts, self._name = read_model(optimizer_uri, "optimizer")
+        if not isinstance(module, Module):
+            raise ArtifactError(f"the module is {type(module).__name__}, no Module of onnxtrain.api", cure="pass one")
         self._module, state = module, module.state
         self._parameters = list(self._facts["parameters"])
-        if odd := sorted(set(self._parameters) ^ {n for n, p in state.parameters if p.requires_grad}):
-            what = f"{self._name} and the module differ in whether {odd[0]} is trained"
-            raise ArtifactError(what, cure="use models of the same artifacts")
-        if unsafe := unsafe_updates(proto):
+        match_sets(module.facts, module.name, self._facts, self._name)
+        match_optimizer(state, self._facts, proto, self._name)
+        if unsafe := unsafe_updates(proto, self._facts["updates"]):
             what = f"{self._name} may read {unsafe[0]} after it is overwritten"
             raise ArtifactError(what, cure="let each old value be read only by what its new value depends on")
         self._session = Session(proto, self._name, module.place, None)
@@ -54,7 +58,7 @@ class Optimizer:
             what = f"the state is that of {state.settings['optimizer']}, not of {kind}"
             raise CheckpointError(what, cure="use that optimizer, or a checkpoint without optimizer state")
         state.settings["optimizer"] = kind
-        first = {STEP: 0, **self._facts["states"]}
+        first = {self._facts["step"]: 0, **self._facts["states"]}
         for value in proto.graph.input:
             if value.name not in first:
                 continue
@@ -79,25 +83,30 @@ class Optimizer:
 
     def _bind(self) -> None:
         parameters = self._module.state.parameters
-        if any(parameters[name].gradient is None for name in self._parameters):
+        if not self._module.has_gradients:
             raise ArtifactError("there are no gradients", cure="run a training step of the module first")
         kept = {name: parameters[name].held() for name in self._parameters} | self._states
-        given = {gradient(name): tensor for name, tensor in self._module.gradients().items()}
-        written = {updated(name): tensor for name, tensor in kept.items()}
-        self._session.bind({LEARNING_RATE: self._rate, **kept, **given}, written)
+        given = {self._facts["parameters"][name]: tensor for name, tensor in self._module.gradients().items()}
+        written = {self._facts["updates"][name]: tensor for name, tensor in kept.items()}
+        self._session.bind({self._facts["learning_rate"]: self._rate, **kept, **given}, written)
         self._is_bound = True
 
     @property
     def updates(self) -> int:
         """Number of updates so far, those before a restart included."""
-        return int(self._states[STEP].view())
+        return int(self._states[self._facts["step"]].view())
 
     def get_learning_rate(self) -> float:
         """The learning rate of the next update; 1e-3 at first."""
         return float(self._rate.view())
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        """Set the learning rate of the next update."""
+        """Set the learning rate of the next update.
+
+        Raises:
+            OptionError: it is negative, or no finite number of float32.
+        """
+        check_number(LEARNING_RATE, learning_rate, least=0, most=_LARGEST_RATE, error=OptionError)
         self._rate.assign(np.float32(learning_rate))
         self.settings[LEARNING_RATE] = float(learning_rate)
 

@@ -7,7 +7,6 @@ import functools
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,16 @@ import onnxruntime as ort
 
 from onnxtrain.api.tensors import Place, Tensor
 from onnxtrain.errors import ArtifactError, BackendError, DataError, first_line
+from onnxtrain.files import read_artifact
+from onnxtrain.ir.bounds import stored_tensors
 from onnxtrain.portable import facts_of, unsealed
 
 Source = str | os.PathLike[str] | bytes
+_FACTS = {  # what each kind of model says of itself
+    "training": ("inputs", "outputs", "trainable", "frozen", "reset", "gradients", "updates", "draws"),
+    "evaluation": ("inputs", "outputs", "weights", "predictions"),
+    "optimizer": ("optimizer", "parameters", "states", "updates", "step", "learning_rate"),
+}
 _DISABLED = {"EliminateDropout"}  # it also removes Dropout in training mode where nobody reads the mask
 _FATAL_ONLY = 4  # onnxruntime's log severity; its errors are raised all the same
 _NODE = re.compile(r"while running (\w+) node")
@@ -35,18 +41,31 @@ def read_model(source: Source, kind: str) -> tuple[onnx.ModelProto, dict[str, An
     Raises:
         ArtifactError: there is no such file, it is damaged, or it is another kind of model.
     """
-    name = f"the {kind} model" if isinstance(source, bytes) else os.fspath(source)
-    try:
-        content = source if isinstance(source, bytes) else Path(source).read_bytes()
-    except OSError as error:
-        raise ArtifactError(f"{name} cannot be read: {error.strerror}", cure="give a file of the artifacts") from error
-    proto = onnx.load_model_from_string(unsealed(content, name))
-    facts = facts_of({p.key: p.value for p in proto.metadata_props}) or {}
+    name = f"the {kind} model" if isinstance(source, bytes) else str(source)
+    cure = "give a file of the artifacts"
+    content = source if isinstance(source, bytes) else read_artifact(source, ArtifactError, cure)
+    proto, facts = _parsed(unsealed(content, name), name)
     if facts.get("kind") != kind:
         raise ArtifactError(
             f"{name} is the {facts.get('kind', 'unknown')} model", cure=f"give the {kind} model of the artifacts"
         )
+    if missing := [key for key in _FACTS[kind] if key not in facts]:
+        what = f"{name} does not say its {missing[0]}: another version of onnxtrain made it"
+        raise ArtifactError(what, cure="generate the artifacts again")
     return proto, facts, name
+
+
+def _parsed(content: bytes, name: str) -> tuple[onnx.ModelProto, dict[str, Any]]:
+    """The model, all of which is in its file, and the facts that it states."""
+    try:
+        proto = onnx.load_model_from_string(content)
+        facts = facts_of({p.key: p.value for p in proto.metadata_props}) or {}
+    except Exception as error:  # protobuf and json raise many types
+        raise ArtifactError(f"{name} is damaged: {first_line(error)}", cure="generate the artifacts again") from error
+    if outside := next((t.name for t in stored_tensors(proto) if t.external_data), None):
+        what = f"{name} has the data of {outside} in another file, which artifacts never have"
+        raise ArtifactError(what, cure="generate the artifacts again")
+    return proto, facts
 
 
 def _default_options() -> ort.SessionOptions:
@@ -86,12 +105,6 @@ class Session:
     def __init__(self, proto: onnx.ModelProto, name: str, place: Place, options: ort.SessionOptions | None) -> None:
         self.name, self.place = name, place
         options = options or _default_options()
-        available = ort.get_available_providers()
-        if place.provider not in available:
-            raise BackendError(
-                f"onnxruntime has no {place.provider} here, only {', '.join(available)}",
-                cure="choose another device, or install the onnxruntime package of that provider",
-            )
         try:
             content = proto.SerializeToString()
             self.session = ort.InferenceSession(content, options, place.providers, disabled_optimizers=_DISABLED)
@@ -144,7 +157,7 @@ class Session:
     def _value(self, given: Any) -> ort.OrtValue:
         if isinstance(given, ort.OrtValue):
             return given
-        return self.place.value(np.ascontiguousarray(given))
+        return self.place.value(np.asarray(given, order="C"))  # np.ascontiguousarray makes a vector of a scalar
 
     def _run_with_strings(self, inputs: Mapping[str, Any]) -> list[Any]:
         """onnxruntime binds no strings: everything is handed over as arrays, and results are copied to their places."""

@@ -9,6 +9,7 @@ import onnx
 import onnxruntime as ort
 
 from onnxtrain.checkpoint import Form
+from onnxtrain.errors import BackendError
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
@@ -19,13 +20,24 @@ class Place:
     Args:
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, or the name of any provider of onnxruntime, whose tensors are then
             handed over in the memory of the CPU.
+
+    Raises:
+        BackendError: this onnxruntime has no such provider.
     """
 
     def __init__(self, device: str) -> None:
-        kind, _, index = device.partition(":")
+        kind, _, index = str(device).partition(":")
+        if index and not index.isdecimal():
+            raise BackendError(f"the device {device} has no number after its colon", cure="give cpu, cuda or cuda:1")
         self.kind = kind if kind in PROVIDERS else "cpu"
         self.index = int(index or 0)
         self.provider = PROVIDERS.get(kind, kind)
+        available = ort.get_available_providers()
+        if self.provider not in available:
+            raise BackendError(
+                f"onnxruntime has no {self.provider} here, only {', '.join(available)}",
+                cure="choose another device, or install the onnxruntime package of that provider",
+            )
         options = {"device_id": str(self.index)} if self.kind == "cuda" else {}
         self.providers: list[Any] = [] if self.provider == PROVIDERS["cpu"] else [(self.provider, options)]
         self.providers.append(PROVIDERS["cpu"])

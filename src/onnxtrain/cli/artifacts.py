@@ -36,6 +36,14 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--prefix", default="", help="how the names of the files begin")
     parser.add_argument("--train", nargs="+", metavar="PATTERN", help="initializers to train; default: all")
     parser.add_argument("--freeze", nargs="+", metavar="PATTERN", help="initializers not to train")
+    tied = parser.add_mutually_exclusive_group()
+    tied.add_argument(
+        "--tie", nargs="*", metavar="NAME", help="pairs of weights that are one; without names, all found"
+    )
+    tied.add_argument("--no-tie", action="store_true", help="train tables and heads apart, without a warning")
+    parser.add_argument(
+        "--untie", nargs="+", default=(), metavar="NAME", help="weights that each module gets for itself"
+    )
     parser.add_argument("--output", nargs="+", metavar="NAME", help="values given back after the loss")
     parser.add_argument(
         "--batch-statistics", action="store_true", help="BatchNormalization takes the statistics of the batch"
@@ -98,9 +106,24 @@ def _artifacts(given: argparse.Namespace) -> int:
         nominal_checkpoint=given.nominal,
         loss_input_names=given.loss_input,
         batch_statistics=given.batch_statistics,
+        tie=_pairs(given.tie, given.no_tie),
+        untie=given.untie,
     )
     _report(paths)
     return 0
+
+
+def _pairs(names: list[str] | None, is_off: bool) -> bool | list[list[str]] | None:
+    """What ``--tie`` says: pairs of names, all where none is named, None where nothing is said.
+
+    Raises:
+        OptionError: a name is left over.
+    """
+    if names is None:
+        return False if is_off else None
+    if len(names) % 2:
+        raise OptionError(f"--tie has {len(names)} names, which are no pairs", cure="write --tie TABLE HEAD")
+    return [names[i : i + 2] for i in range(0, len(names), 2)] or True
 
 
 def _block(option: str, name: str | None, kinds: type[enum.IntEnum], classes: Any, settings: Mapping[str, Any]) -> Any:

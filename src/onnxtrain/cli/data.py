@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from onnxtrain.errors import DataError, close_to, first_line
+from onnxtrain.files import check_file, memory
 
+_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 _ORDER, _SPLIT = 0, 1  # what random numbers are drawn for
 
 
@@ -34,14 +36,16 @@ class DataSet:
         Raises:
             DataError: it cannot be read, an array is missing or too much, or they differ in length.
         """
+        cure = "make it with numpy.savez, of arrays of numbers or of strings of type U"
+        check_file(path, DataError, cure)
         try:
+            _check_sizes(path)
             with np.load(path, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
-        except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error) as error:
-            cure = "make it with numpy.savez, of arrays of numbers or of strings of type U"
-            raise DataError(
-                f"{path} cannot be read as .npz: {getattr(error, 'strerror', None) or first_line(error)}", cure=cure
-            ) from error
+        except DataError:
+            raise
+        except Exception as error:  # zipfile and numpy raise many types for a file that is damaged
+            raise DataError(f"{path} cannot be read as .npz: {first_line(error)}", cure=cure) from error
         for name in names:
             if name not in arrays:
                 what = f"{path} has no array {name}{close_to(name, arrays)}"
@@ -119,6 +123,24 @@ class DataSet:
             digest.update(json.dumps([name, str(array.dtype), array.shape]).encode())
             digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         return digest.hexdigest()
+
+
+def _check_sizes(path: Path | str) -> None:
+    """Refuse arrays that declare more than the file has, or than the machine has memory, before any is made."""
+    total = 0
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.infolist():
+            with archive.open(member) as file:
+                read = _HEADERS[np.lib.format.read_magic(file)]
+                shape, _, dtype = read(file)
+            size = math.prod(shape) * dtype.itemsize
+            total += size
+            if not dtype.hasobject and (size < 0 or size > member.file_size):
+                what = f"{path}: {member.filename} declares {size:,} bytes and has {member.file_size:,}"
+                raise DataError(what, cure="write the file again, whole")
+    if total > memory():
+        what = f"{path} declares {total:,} bytes, more than this machine has memory"
+        raise DataError(what, cure="train on a part of it")
 
 
 def _random(seed: int, epoch: int, purpose: int) -> np.random.Generator:

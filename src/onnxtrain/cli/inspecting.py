@@ -1,4 +1,4 @@
-"""``onnxtrain ops`` and ``onnxtrain check``: what can be trained."""
+"""``onnxtrain ops``, ``weights`` and ``check``: what can be trained."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onnxtrain.options import BACKENDS, Options
 
 
 def add_to(commands: Any) -> None:
-    """Add both commands."""
+    """Add the commands."""
     ops = commands.add_parser("ops", help="which operators can be trained through, and where they run")
     ops.add_argument("name", nargs="*", help="operators to show; all where none is given")
     ops.add_argument("--missing", action="store_true", help="only operators without a gradient or a lowering")
@@ -20,6 +20,10 @@ def add_to(commands: Any) -> None:
     form.add_argument("--json", action="store_true", help="print JSON")
     form.add_argument("--markdown", action="store_true", help="print the page docs/operators.md")
     ops.set_defaults(run=_ops)
+    weights = commands.add_parser("weights", help="what each constant of an .onnx model is taken for, and why")
+    weights.add_argument("model", help="the .onnx file")
+    weights.add_argument("--json", action="store_true", help="print JSON")
+    weights.set_defaults(run=_weights)
     check = commands.add_parser(
         "check", help="what would keep an .onnx model from being trained; status 1 if something"
     )
@@ -44,6 +48,14 @@ def _ops(given: argparse.Namespace) -> int:
     else:
         print(operators.to_markdown(chosen) if given.markdown else operators.to_text(chosen), end="")
         print(end="" if given.markdown else "\n")
+    return 0
+
+
+def _weights(given: argparse.Namespace) -> int:
+    from onnxtrain import artifacts
+
+    found = artifacts.weights(given.model)
+    print(json.dumps([dataclasses.asdict(d) for d in found], indent=1, ensure_ascii=False) if given.json else found)
     return 0
 
 

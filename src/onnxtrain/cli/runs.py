@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import glob
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -15,6 +14,8 @@ import numpy as np
 from onnxtrain import api
 from onnxtrain.cli.data import DataSet
 from onnxtrain.errors import CheckpointError, DataError, OptionError, close_to
+from onnxtrain.files import remove_partials
+from onnxtrain.number_ranges import check_number
 
 RESERVED = "onnxtrain.train."  # how the names of properties begin that a run keeps in its checkpoint
 _SETTINGS = f"{RESERVED}settings"
@@ -43,8 +44,7 @@ class Files:
 
     def clean(self) -> None:
         """Remove what a run left that was killed while it wrote its checkpoint."""
-        for partial in self.folder.glob(f".{glob.escape(self.trained.name)}.*.partial"):
-            partial.unlink(missing_ok=True)
+        remove_partials(self.trained)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +71,9 @@ class Settings:
         for name, least in (("epochs", 1), ("batch_size", 1), ("warmup", 0), ("seed", 0)):
             if getattr(self, name) < least:
                 raise OptionError(f"{_option(name)} is {getattr(self, name)}", cure=f"give {least} or more")
+        check_number("--lr", self.lr, least=0, error=OptionError)
+        if not 0 <= self.valid_share < 1:
+            raise OptionError(f"--valid-share is {self.valid_share}", cure="choose another --valid-share, below 1")
 
     def differences(self, earlier: dict[str, Any]) -> list[str]:
         """Options that differ from an earlier run's; more epochs are none where the rate does not depend on them."""

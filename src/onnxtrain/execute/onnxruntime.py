@@ -17,8 +17,10 @@ import onnxruntime as ort
 
 from onnxtrain.errors import BackendError, first_line
 from onnxtrain.execute.base import Backend, Executable
+from onnxtrain.files import partial_of
 from onnxtrain.ir.functions import DOMAIN, OPAQUE, attach
 from onnxtrain.ir.graphs import Plan
+from onnxtrain.ir.scalar_ranks import match_ranks
 from onnxtrain.options import Options
 
 _DISABLED = {"EliminateDropout"}  # it also removes Dropout that is in training mode, where nobody reads the mask
@@ -35,6 +37,7 @@ class _Part:
         self.inputs = [str(v.name) for v in model.graph.inputs]
         self.outputs = list(dict.fromkeys(str(v.name) for v in model.graph.outputs))
         model = attach(model)
+        match_ranks(model.graph)
         options = ort.SessionOptions()
         options.log_severity_level = _FATAL_ONLY
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
@@ -125,18 +128,50 @@ class OnnxRuntimeBackend(Backend):
         return _is_function(node, version)
 
 
-def to_ort_format(model: bytes, custom_op_library: str | os.PathLike[str] | None = None) -> bytes:
-    """A model in onnxruntime's own format (``.ort``), optimized for any CPU, which its smaller builds read."""
+def to_ort_format(
+    model: bytes,
+    custom_op_library: str | os.PathLike[str] | None = None,
+    *,
+    at_load: bool = False,
+    integers: bool = False,
+    as_onnx: bool = False,
+) -> bytes:
+    """A model in onnxruntime's own format (``.ort``), optimized for any CPU, which its smaller builds read.
+
+    Args:
+        model: the ``.onnx`` file's content.
+        custom_op_library: the library of its custom operators.
+        at_load: keep what may be fused further as a note for the session that loads the file.
+        integers: int8 beside QuantizeLinear may be computed as such, which ARM does well.
+        as_onnx: give the optimized model as ``.onnx``, to be looked at.
+    """
     options = ort.SessionOptions()
     options.log_severity_level = _FATAL_ONLY
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    options.add_session_config_entry("session.save_model_format", "ORT")
-    if custom_op_library is not None:
-        options.register_custom_ops_library(os.fspath(custom_op_library))
+    level = ort.GraphOptimizationLevel
+    options.graph_optimization_level = level.ORT_ENABLE_EXTENDED if at_load else level.ORT_ENABLE_BASIC
+    entries = {"session.save_model_format": "ONNX" if as_onnx else "ORT"}
+    entries["session.qdqisint8allowed"] = str(int(integers))
+    if at_load:
+        entries["optimization.minimal_build_optimizations"] = "apply" if as_onnx else "save"
+    for key, value in entries.items():
+        options.add_session_config_entry(key, value)
     with tempfile.TemporaryDirectory() as folder:
-        options.optimized_model_filepath = str(Path(folder) / "model.ort")
-        ort.InferenceSession(model, options, ["CPUExecutionProvider"], disabled_optimizers=_DISABLED)
+        options.optimized_model_filepath = str(Path(folder) / ("model.onnx" if as_onnx else "model.ort"))
+        try:
+            if custom_op_library is not None:
+                options.register_custom_ops_library(os.fspath(custom_op_library))
+            ort.InferenceSession(model, options, ["CPUExecutionProvider"], disabled_optimizers=_DISABLED)
+        except Exception as error:  # onnxruntime raises many types
+            what = f"onnxruntime {ort.__version__} cannot bring the model to .ort: {first_line(error)}"
+            raise BackendError(what, cure="leave ort_format out, or check the custom_op_library") from error
         return Path(options.optimized_model_filepath).read_bytes()
+
+
+def write_needed_operators(models: Sequence[Path], path: Path, types: bool) -> None:
+    """Write which operators ``.ort`` files need, for a build of onnxruntime that has no others."""
+    from onnxruntime.tools.ort_format_model import create_config_from_models
+
+    create_config_from_models([*models], path, types)
 
 
 def write_adapter(path: Path, parameters: Mapping[str, np.ndarray]) -> None:
@@ -144,9 +179,10 @@ def write_adapter(path: Path, parameters: Mapping[str, np.ndarray]) -> None:
     made = ort.AdapterFormat()
     made.set_adapter_version(1)
     made.set_model_version(1)
-    made.set_parameters({n: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(v)) for n, v in parameters.items()})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    made.export_adapter(os.fspath(path))  # type: ignore[arg-type]  (its stub is wrong)
+    made.set_parameters({n: ort.OrtValue.ortvalue_from_numpy(np.asarray(v, order="C")) for n, v in parameters.items()})
+    with partial_of(path) as (partial, target):
+        made.export_adapter(os.fspath(partial))  # type: ignore[arg-type]  (its stub is wrong)
+        partial.replace(target)
 
 
 @functools.cache

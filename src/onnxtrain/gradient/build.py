@@ -13,7 +13,7 @@ from onnxtrain.ir import functions, shapes
 from onnxtrain.ir.bodies import remove_unread
 from onnxtrain.ir.builder import Builder
 from onnxtrain.ir.expansions import can_expand, expand_nodes
-from onnxtrain.ir.graphs import ForwardGraph, TrainingGraph, describe, is_backward, source_of, values
+from onnxtrain.ir.graphs import ForwardGraph, TrainingGraph, describe, free_name, is_backward, source_of, values
 from onnxtrain.ir.opsets import raise_opset
 from onnxtrain.ir.traits import Trait, traits_of
 
@@ -183,9 +183,7 @@ class _Walk:
 
     def unused(self, name: str) -> str:
         """The name, or with a number where a value of the forward pass has it: of a gradient, differentiated again."""
-        unique, count = name, 1
-        while unique in self.names:
-            unique, count = f"{name}_{count}", count + 1
+        unique = free_name(name, self.names)
         self.names.add(unique)
         return unique
 

@@ -20,6 +20,7 @@ from onnxtrain.ir.traits import Trait, traits_of
 
 CLOSED = frozenset(("If", "Loop", "Scan"))
 BODY = "body"  # attribute of an operator that is its body: run in the node's place by a runtime without a kernel
+_COPY = "onnxtrain.copy"  # key in Value.meta of a constant of an outer graph
 
 
 def bodies_of(node: ir.Node) -> list[ir.Graph]:
@@ -85,10 +86,34 @@ def _inside(body: ir.Graph, value: ir.Value) -> ir.Value:
         made.const_value = tensor = ir.convenience.get_const_tensor(value)
         if tensor is not None:
             made.type, made.shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape.numpy())
+        made.meta[_COPY] = True
         body.register_initializer(made)
     else:
         body.inputs.append(made)
     return made
+
+
+def read_outside(graph: ir.Graph, value: ir.Value) -> None:
+    """Let closed bodies that have a copy of a constant read the value of that name, which is none any longer."""
+    for node in graph:
+        if not is_closed(node) or not any(_has_copy(body, str(value.name)) for body in bodies_of(node)):
+            continue
+        node.resize_inputs(len(node.inputs) + 1)
+        node.replace_input_with(len(node.inputs) - 1, value)
+        for body in bodies_of(node):
+            formal = ir.Value(name=str(value.name), type=value.type, shape=value.shape)
+            old = body.initializers.get(str(value.name))
+            if old is not None and _COPY in old.meta:
+                body.initializers.pop(str(value.name))
+                old.replace_all_uses_with(formal, replace_graph_outputs=True)
+            body.inputs.append(formal)
+            read_outside(body, formal)
+
+
+def _has_copy(body: ir.Graph, name: str) -> bool:
+    inner = body.initializers.get(name)
+    copied = inner is not None and _COPY in inner.meta
+    return copied or any(_has_copy(deeper, name) for node in body for deeper in bodies_of(node))
 
 
 def _replace(body: ir.Graph, known: dict[ir.Value, ir.Value]) -> None:

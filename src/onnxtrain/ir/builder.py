@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.ir import shapes
-from onnxtrain.ir.graphs import BACKWARD, DOMAIN
+from onnxtrain.ir.graphs import BACKWARD, DOMAIN, free_name
 
 
 class Builder:
@@ -20,14 +20,23 @@ class Builder:
         graph: the graph to grow.
         before: node before which new nodes are inserted; None appends.
         backward: mark new nodes as part of the backward pass.
+        names: names that values have; new values get others and are added. Where it is None, onnx_ir names them, which
+            does not see the names of inputs that came after the first node.
 
     ``builder.Softmax(x, axis=-1)`` emits a standard operator, or one of ours where the name is in
     ``ir.functions``. Operands may be values, numbers (made constants of the other operand's type) or None.
     With ``outputs=n`` (n > 1) a tuple of values comes back.
     """
 
-    def __init__(self, graph: ir.Graph, *, before: ir.Node | None = None, backward: bool = False) -> None:
-        self.graph, self.before, self.backward = graph, before, backward
+    def __init__(
+        self,
+        graph: ir.Graph,
+        *,
+        before: ir.Node | None = None,
+        backward: bool = False,
+        names: set[str] | None = None,
+    ) -> None:
+        self.graph, self.before, self.backward, self.names = graph, before, backward, names
         self.metadata: dict[str, str] = {}
         self._constants: dict[tuple[Any, ...], ir.Value] = {}
         self._reserved: set[str] | None = None  # names of the user's values that a constant could have
@@ -77,11 +86,19 @@ class Builder:
             self.graph.insert_before(self.before, made)
         if name:
             made.outputs[0].name = name
+        for value in made.outputs if self.names is not None else ():
+            self._claim(value)
         for value, model in zip(made.outputs, like, strict=False):
             value.type, value.shape = model.type, model.shape
         if not like:
             shapes.infer(made)
         return made
+
+    def _claim(self, value: ir.Value) -> None:
+        """Let a new value have a name that no other has."""
+        assert self.names is not None
+        value.name = free_name(str(value.name), self.names)
+        self.names.add(value.name)
 
     def constant(self, content: Any, dtype: ir.DataType | None = None) -> ir.Value:
         """A constant as an initializer; equal small constants share one value."""
@@ -89,6 +106,8 @@ class Builder:
         key = (array.dtype.str, str(array.dtype), array.shape, array.tobytes()) if array.size <= 64 else (id(array),)
         if key not in self._constants:
             value = ir.val(self._constant_name(), const_value=ir.tensor(array, dtype=dtype))
+            if self.names is not None:
+                self._claim(value)
             self.graph.register_initializer(value)
             self._constants[key] = value
         return self._constants[key]

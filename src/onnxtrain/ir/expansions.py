@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import onnx_ir as ir
 
-from onnxtrain.ir import contrib
+from onnxtrain.ir import contrib, linear_models
 from onnxtrain.ir.attention import attention, rotary_embedding, tensor_scatter
 from onnxtrain.ir.bodies import BODY, bodies_of, inline, is_closed, replace
 from onnxtrain.ir.builder import Builder
@@ -22,7 +22,7 @@ EXPANSIONS: dict[str, Callable[[Builder, ir.Node], list[ir.Value]]] = {
     "STFT": short_time_fourier_transform,
     "SimplifiedLayerNormalization": contrib.simplified_layer_normalization,  # onnxruntime's, in the domain of ONNX
 }
-TABLES = {"": EXPANSIONS, contrib.DOMAIN: contrib.CONTRIB}
+TABLES = {"": EXPANSIONS, contrib.DOMAIN: contrib.CONTRIB, linear_models.DOMAIN: linear_models.LINEAR_MODELS}
 
 
 def expand_nodes(model: ir.Model, kept: Callable[[ir.Node], bool]) -> ir.Model:
@@ -57,8 +57,11 @@ def can_expand(node: ir.Node) -> bool:
 
 
 def is_fused(node: ir.Node) -> bool:
-    """Whether onnxruntime put the node into a model, in the place of simpler ones that ONNX has."""
-    return node.domain == contrib.DOMAIN or (node.domain, node.op_type) == ("", "SimplifiedLayerNormalization")
+    """Whether a node of another domain, or of onnxruntime's optimizers, stands for simpler ones that ONNX has."""
+    return node.domain in (contrib.DOMAIN, linear_models.DOMAIN) or (node.domain, node.op_type) == (
+        "",
+        "SimplifiedLayerNormalization",
+    )
 
 
 def _graphs(graph: ir.Graph) -> Iterator[ir.Graph]:

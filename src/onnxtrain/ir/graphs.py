@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 import onnx_ir as ir
 
@@ -112,6 +112,14 @@ def values(graph: ir.Graph) -> Iterator[ir.Value]:
     yield from (v for v in graph.initializers.values() if not v.is_graph_input())
     for node in graph:
         yield from node.outputs
+
+
+def free_name(wanted: str, taken: Container[str]) -> str:
+    """The name, or with a number where another value has it: ``x_1``."""
+    name, count = wanted, 1
+    while name in taken:
+        name, count = f"{wanted}_{count}", count + 1
+    return name
 
 
 def describe(node: ir.Node) -> str:

@@ -14,7 +14,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import GraphError, first_line
-from onnxtrain.ir.graphs import describe, source_of
+from onnxtrain.ir.graphs import describe, free_name, source_of
 
 LOWEST, SPOKEN, NEWEST = 13, 20, 26
 _KINDS = ("Mean", "Max", "Min", "Prod", "L1", "L2", "LogSum", "LogSumExp", "SumSquare")
@@ -159,6 +159,9 @@ def _rewrite(node: ir.Node, graph: ir.Graph, version: int) -> None:
         _attribute_as_input(node, graph, "axes", 1)
     elif version < 18 and node.op_type == "Split" and (len(node.inputs) < 2 or node.inputs[1] is None):
         node.attributes["num_outputs"] = ir.AttrInt64("num_outputs", len(node.outputs))
+    elif version < 14 and node.op_type == "BatchNormalization" and len(node.outputs) > 1:
+        node.attributes["training_mode"] = ir.AttrInt64("training_mode", 1)  # that is what more outputs meant
+        node.resize_outputs(min(3, len(node.outputs)))
     elif version < 16 and node.op_type == "RoiAlign":
         node.attributes["coordinate_transformation_mode"] = ir.AttrString(
             "coordinate_transformation_mode", "output_half_pixel"
@@ -175,7 +178,10 @@ def _rewrite(node: ir.Node, graph: ir.Graph, version: int) -> None:
 def _attribute_as_input(node: ir.Node, graph: ir.Graph, name: str, index: int) -> None:
     """Move an integer attribute to the input of that index."""
     content = np.array(node.attributes.pop(name).value, np.int64)
-    base = f"{node.outputs[0].name}_{name}"
+    taken = {v.name for inner in graph.all_nodes() for v in (*inner.inputs, *inner.outputs) if v} | {
+        *graph.initializers
+    }
+    base = free_name(f"{node.outputs[0].name}_{name}", taken)
     value = ir.val(base, const_value=ir.tensor(content, name=base))
     graph.register_initializer(value)
     node.resize_inputs(max(index + 1, len(node.inputs)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fnmatch
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,23 +19,23 @@ import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
 from onnxtrain.errors import GraphError, OnnxTrainError, first_line
-from onnxtrain.ir import functions, shapes
+from onnxtrain.files import check_file, memory
+from onnxtrain.ir import functions, linear_models
 from onnxtrain.ir.bodies import bodies_of, close_bodies, is_closed
+from onnxtrain.ir.bounds import check_data, check_places, check_size, tensors_of
 from onnxtrain.ir.expansions import can_expand, is_fused, write_out
-from onnxtrain.ir.graphs import DOMAIN, ForwardGraph, Signature, describe
+from onnxtrain.ir.graphs import DOMAIN, ForwardGraph, Signature, describe, free_name
+from onnxtrain.ir.merged import split_merged
 from onnxtrain.ir.opsets import LOWEST, convert, raise_opset, version_of
+from onnxtrain.ir.stated_shapes import infer, name_dimensions
 from onnxtrain.ir.verify import operator_problems, verify
+from onnxtrain.ir.weights import FLOATING, Decision, Kind, decide, is_meant
 
 Source: TypeAlias = Path | str | onnx.ModelProto | ir.Model
 
-_FLOATING = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+_DECISION = "onnxtrain.decision"  # key in Value.meta
+_VALID = "give an .onnx file that onnx.checker accepts"
 _FILE_FORMAT = 10  # at least: initializers of older ones are inputs, too
-_SETTINGS = {  # inputs that are floating and no weights
-    "Resize": (1, 2),
-    "BatchNormalization": (3, 4),
-    "QuantizeLinear": (1,),
-    "DequantizeLinear": (1,),
-}
 
 
 def read_forward(source: Source, parameters: Sequence[str] = ()) -> ForwardGraph:
@@ -44,38 +44,67 @@ def read_forward(source: Source, parameters: Sequence[str] = ()) -> ForwardGraph
     Args:
         source: the ``.onnx`` file, or the model itself, which is not changed. Data beside a file is found from there.
         parameters: names or patterns (``"encoder.*"``) of the floating constants to train: of initializers, those of
-            bodies too, and of ``Constant`` nodes, by the name of their output. Where there is none, all floating
-            initializers that have dimensions, but for the sizes of Resize, scales of quantization and the statistics of
-            BatchNormalization.
+            bodies too, and of ``Constant`` nodes, by the name of their output. Where there is none, all initializers
+            that ``weights.decide`` takes for weights.
 
     Raises:
         GraphError: the model cannot be read, its opset cannot be brought to one that graphs use, or it has no such
             constant; the message names the file.
     """
     with _named(source):
-        model = _prepared(load(source))
+        model = _prepared(_load(source))
         return _forward(model, _to_inputs(model.graph, parameters))
 
 
-def read_weights(source: Source, more: Sequence[str] = ()) -> tuple[ForwardGraph, dict[str, ir.TensorProtocol]]:
+def read_weights(
+    source: Source, more: Sequence[str] = (), *, split: Sequence[str] | None = None
+) -> tuple[ForwardGraph, dict[str, ir.TensorProtocol]]:
     """The forward pass that a model holds with all its weights as inputs, and what they contain.
 
-    Weights are the floating initializers that have dimensions, but for the sizes of Resize and scales of quantization;
-    statistics of BatchNormalization are among them. None of them is differentiated yet.
+    Weights are what ``weights.decide`` takes for such, statistics of BatchNormalization and doubtful ones that have
+    dimensions; it finds its decision again by ``decision_of``. None of them is differentiated yet.
 
     Args:
         source: as for ``read_forward``.
         more: names of initializers that are weights as well.
+        split: initializers that several modules read and that each gets for itself, besides those of ones or zeros
+            that an exporter merged; None splits nothing.
 
     Raises:
         GraphError: as there.
     """
     with _named(source):
-        model = _prepared(load(source))
-        held = [v for n, v in model.graph.initializers.items() if _is_weight(v) or _is_statistic(v) or n in more]
+        model = _prepared(_load(source))
+        if split is not None:
+            split_merged(model.graph, split)
+        held = [v for n, v in model.graph.initializers.items() if _is_held(v) or n in more]
         content = {str(v.name): v.const_value for v in held if v.const_value is not None}
         graph = _forward(model, tuple(_to_input(model.graph, v, model.graph) for v in held))
         return ForwardGraph(graph.model, dataclasses.replace(graph.signature, differentiable=())), content
+
+
+def _is_held(value: ir.Value) -> bool:
+    """Whether an initializer becomes an input: weights, statistics, and what may be a weight."""
+    decision = decide(value)
+    if decision is not None:
+        value.meta[_DECISION] = decision
+    return decision is not None and decision.kind is not Kind.CONSTANT and bool(decision.shape)
+
+
+def decision_of(value: ir.Value) -> Decision | None:
+    """What a constant that was read is, also once it is an input; None where that was not asked."""
+    return value.meta.get(_DECISION)
+
+
+def decisions(source: Source) -> list[Decision]:
+    """What each floating initializer of a model is, and why.
+
+    Raises:
+        GraphError: the model cannot be read.
+    """
+    with _named(source):
+        graph = _prepared(_load(source)).graph
+        return [d for v in graph.initializers.values() if (d := decide(v)) is not None]
 
 
 def restore_weights(model: ir.Model, weights: Mapping[str, ir.TensorProtocol]) -> None:
@@ -86,14 +115,10 @@ def restore_weights(model: ir.Model, weights: Mapping[str, ir.TensorProtocol]) -
         model.graph.register_initializer(value)
 
 
-def _is_statistic(value: ir.Value) -> bool:
-    """Whether a value is a running statistic of BatchNormalization."""
-    return any(use.node.op_type == "BatchNormalization" and use.idx in (3, 4) for use in value.uses())
-
-
 def _forward(model: ir.Model, chosen: tuple[str, ...]) -> ForwardGraph:
     """A model, whose inputs ``chosen`` are weights, with closed bodies and all types and shapes."""
     graph = model.graph
+    name_dimensions(graph, (body for inner in _graphs(graph) for node in inner for body in bodies_of(node)))
     close_bodies(graph)
     verify(model, operators=False)
     _write_out(graph)
@@ -114,18 +139,61 @@ def _named(source: Source) -> Iterator[None]:
         yield
     except OnnxTrainError as error:
         what = f"{name}: {error.what}"
-        raise GraphError(what, node=error.node, source=error.source, cure=error.cure) from error
+        raise GraphError(what, node=error.node, source=error.source, cure=error.cure or _VALID) from error
     except Exception as error:  # protobuf, numpy, onnx and onnx_ir raise many types for a file that is damaged
-        raise GraphError(
-            f"{name} cannot be read: {first_line(error)}", cure="give an .onnx file that onnx.checker accepts"
-        ) from error
+        cause: BaseException = error
+        while cause.__cause__ is not None and not isinstance(cause.__cause__, TypeError):  # onnx_ir's own mistakes
+            cause = cause.__cause__
+        what = f"{name} cannot be read: {first_line(cause)}"
+        raise GraphError(what, cure=_VALID) from error
 
 
 def load(source: Source) -> ir.Model:
-    """The model itself, as it is; what is made of it does not change what was given."""
+    """The model itself with all its data; what is made of it does not change what was given.
+
+    Raises:
+        GraphError: the model cannot be read; the message names the file.
+    """
+    with _named(source):
+        model = _load(source)
+        _check_tensors(model.graph)
+        return ir.external_data.load_to_model(model)
+
+
+def _load(source: Source) -> ir.Model:
+    """The model as it is, once it is known to be within bounds."""
+    file = None
     if isinstance(source, ir.Model):
-        return source.clone()
-    return ir.from_proto(source) if isinstance(source, onnx.ModelProto) else ir.load(source)
+        model = source.clone()
+    elif isinstance(source, onnx.ModelProto):
+        model = _from_proto(source)
+    elif isinstance(source, str | os.PathLike):
+        check_file(source, GraphError, "give the path of an .onnx file")
+        model, file = _from_proto(onnx.load(source, load_external_data=False)), Path(source)
+        for graph in (model.graph, *(function.graph for function in model.functions.values())):
+            ir.external_data.set_base_dir(graph, file.parent)
+    else:
+        cure = "pass a path, an onnx.ModelProto or an onnx_ir.Model"
+        raise GraphError(f"the model is {type(source).__name__}, which is no model", cure=cure)
+    check_data(model, file)
+    check_size(model)
+    return model
+
+
+def _from_proto(proto: onnx.ModelProto) -> ir.Model:
+    """The model, where it has nothing that onnx_ir leaves out or does not know."""
+    if not proto.graph.output:
+        raise GraphError("there is no model in it: the graph has no outputs", cure=_VALID)
+    check_places(proto)
+    for value in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
+        kind = value.type.sequence_type.elem_type if value.type.HasField("sequence_type") else value.type
+        if kind.HasField("map_type"):
+            what = f"{value.name} is a map or a sequence of maps, as ZipMap gives them"
+            raise GraphError(what, cure="export it with tensors alone: options={'zipmap': False} of skl2onnx")
+    if proto.graph.sparse_initializer:
+        name = proto.graph.sparse_initializer[0].values.name
+        raise GraphError(f"the initializer {name} is sparse, which is not available", cure="store it as it is, dense")
+    return ir.from_proto(proto)
 
 
 def _prepared(model: ir.Model) -> ir.Model:
@@ -136,11 +204,47 @@ def _prepared(model: ir.Model) -> ir.Model:
     raise_opset(model.graph)
     model.ir_version = max(model.ir_version, _FILE_FORMAT)
     for node in model.graph.all_nodes():
-        for problem in operator_problems(node, model.graph.opset_imports):
-            raise GraphError(problem, node=describe(node))
-    for tensor in _tensors(model.graph):
-        tensor.numpy()  # fails where there is less data than the shape says
+        for problem in (*_unknown_operators(node), *operator_problems(node, model.graph.opset_imports)):
+            raise GraphError(problem, node=describe(node), cure=_VALID)
+    _check_tensors(model.graph)
+    linear_models.lift(model.graph)
     return model
+
+
+def _unknown_operators(node: ir.Node) -> Iterator[str]:
+    """Whether a node is of the domain of ONNX and no operator of it."""
+    assert node.graph is not None
+    version = version_of(node.graph)  # type: ignore[arg-type]
+    if node.domain == "" and not onnx.defs.has(node.op_type, version) and not can_expand(node):
+        yield f"there is no operator {node.op_type} in opset {version} of ONNX"
+
+
+def _check_tensors(graph: ir.Graph) -> None:
+    """Read all tensors once: that fails where there is less data than the shape says."""
+    for tensor in tensors_of(graph):
+        try:
+            _check_form(tensor)
+            tensor.numpy()
+        except GraphError:
+            raise
+        except Exception as error:  # numpy and onnx_ir raise many types
+            what = f"the tensor {tensor.name} cannot be read as {tensor.dtype} {list(tensor.shape)}"
+            cure = "give an .onnx file whose tensors have the data that their shapes say"
+            raise GraphError(f"{what}: {first_line(error)}", cure=cure) from error
+
+
+def _check_form(tensor: ir.TensorProtocol) -> None:
+    """Refuse a shape that is none, or that memory would be made for without any data."""
+    sizes = [int(d) for d in tensor.shape]  # type: ignore[arg-type]
+    if any(size < 0 for size in sizes):
+        raise GraphError(f"the tensor {tensor.name} has the shape {sizes}", cure="give sizes that are not negative")
+    proto, dtype = getattr(tensor, "raw", None), tensor.dtype
+    bits = dtype.itemsize * 8 if dtype != ir.DataType.STRING else 8
+    fields = proto.ListFields() if isinstance(proto, onnx.TensorProto) else None
+    has_data = fields is None or any(field.name.endswith("_data") for field, _ in fields)
+    if math.prod(sizes) and (not has_data or math.prod(sizes) * bits > 8 * memory()):
+        what = f"the tensor {tensor.name} of the shape {sizes} has no data, or more than this machine has memory"
+        raise GraphError(what, cure="give a model whose tensors are whole")
 
 
 def _inline_functions(model: ir.Model) -> None:
@@ -157,13 +261,6 @@ def _inline_functions(model: ir.Model) -> None:
     model.functions.clear()
 
 
-def _tensors(graph: ir.Graph) -> Iterator[ir.TensorProtocol]:
-    for inner in _graphs(graph):
-        yield from (v.const_value for v in inner.initializers.values() if v.const_value is not None)
-        for node in inner:
-            yield from (a.as_tensor() for a in node.attributes.values() if a.type == ir.AttributeType.TENSOR)
-
-
 def _graphs(graph: ir.Graph) -> Iterator[ir.Graph]:
     """The graph and all bodies in it."""
     yield graph
@@ -178,11 +275,22 @@ def _write_out(graph: ir.Graph) -> None:
         if is_fused(node) and can_expand(node):
             write_out(graph, node)
             continue
-        shapes.infer(node)
+        _infer(node)
         if is_closed(node):
             for body in bodies_of(node):
                 _write_out(body)
-            shapes.infer(node)
+            _infer(node)
+
+
+def _infer(node: ir.Node) -> None:
+    """Infer the shapes of a node; whatever goes wrong names it."""
+    try:
+        infer(node)
+    except OnnxTrainError:
+        raise
+    except Exception as error:  # a rule meets constants that no runtime would take
+        what = f"{node.op_type} has operands that it cannot take: {first_line(error)}"
+        raise GraphError(what, node=describe(node), cure=_VALID) from error
 
 
 def _to_inputs(graph: ir.Graph, patterns: Sequence[str]) -> tuple[str, ...]:
@@ -194,22 +302,22 @@ def _to_inputs(graph: ir.Graph, patterns: Sequence[str]) -> tuple[str, ...]:
     if patterns:
         chosen = _matching([*initializers, *constants], patterns)
     else:
-        chosen = [(v, g) for v, g in initializers if _is_weight(v)]
+        chosen = [(v, g) for v, g in initializers if _kind(v) is Kind.WEIGHT]
     return tuple(_to_input(graph, value, holder) for value, holder in chosen)
 
 
-def _is_weight(value: ir.Value) -> bool:
-    """Whether an initializer is one to train where nobody says which."""
-    settings = all(use.idx in _SETTINGS.get(use.node.op_type, ()) for use in value.uses())
-    return value.dtype in _FLOATING and bool(value.shape) and not (settings and value.uses())
+def _kind(value: ir.Value) -> Kind | None:
+    decision = decide(value)
+    return None if decision is None else decision.kind
 
 
 def _matching(known: list[tuple[ir.Value, ir.Graph]], patterns: Sequence[str]) -> list[tuple[ir.Value, ir.Graph]]:
     """The constants that are floating and match a pattern."""
     floating = [pair for pair in known if _is_floating(pair[0])]
-    found = {p: [pair for pair in floating if fnmatch.fnmatchcase(str(pair[0].name), p)] for p in patterns}
+    names = {value.name for value, _ in known}
+    found = {p: [pair for pair in floating if is_meant(str(pair[0].name), p, names)] for p in patterns}
     if missing := [p for p, pairs in found.items() if not pairs]:
-        other = any(fnmatch.fnmatchcase(str(value.name), missing[0]) for value, _ in known)
+        other = any(is_meant(str(value.name), missing[0], names) for value, _ in known)
         what = f"{missing[0]} is not floating" if other else f"no initializer is called {missing[0]}"
         raise GraphError(what, cure="name floating initializers of the model")
     return list(dict.fromkeys(pair for pairs in found.values() for pair in pairs))
@@ -217,7 +325,7 @@ def _matching(known: list[tuple[ir.Value, ir.Graph]], patterns: Sequence[str]) -
 
 def _is_floating(value: ir.Value) -> bool:
     tensor = ir.convenience.get_const_tensor(value)
-    return tensor is not None and tensor.dtype in _FLOATING
+    return tensor is not None and tensor.dtype in FLOATING
 
 
 def _to_input(graph: ir.Graph, value: ir.Value, holder: ir.Graph) -> str:
@@ -235,9 +343,7 @@ def _to_input(graph: ir.Graph, value: ir.Value, holder: ir.Graph) -> str:
         holder.initializers.pop(str(value.name))
         value.const_value = None
     if value not in graph.inputs:
-        taken = {v.name for v in (*graph.inputs, *graph.initializers.values())}
-        base, count = value.name, 1
-        while value.name in taken:  # two bodies may call different weights the same
-            value.name, count = f"{base}_{count}", count + 1
+        # two bodies may call different weights the same
+        value.name = free_name(str(value.name), {v.name for v in (*graph.inputs, *graph.initializers.values())})
         graph.inputs.append(value)
     return str(value.name)

@@ -28,6 +28,7 @@ Data: TypeAlias = Dim | Dims
 
 _DATA = "onnxtrain.data"
 _LARGEST_DATA = 64
+_LONGEST_EXPRESSION = 2000  # characters: each node may double it
 
 
 class Facts(NamedTuple):
@@ -85,12 +86,35 @@ def dtype_of(value: ir.Value) -> ir.DataType:
 
 def _unknown(what: str, value: ir.Value) -> ShapeError:
     node = value.producer()
+    if (stranger := _stranger(value)) is not None:
+        return ShapeError(
+            f"the {what} of {value.name} is not known: {stranger.op_type} of the domain {stranger.domain!r} is no "
+            "operator that ONNX or onnxtrain knows",
+            node=describe(stranger),
+            source=source_of(stranger),
+            cure="state type and shape of its outputs in the model's value_info, or export it without that operator",
+        )
     return ShapeError(
         f"the {what} of {value.name} is not known",
         node=describe(node) if node else "",
         source=source_of(node) if node else "",
         cure="state its type and shape in the model's value_info",
     )
+
+
+def _stranger(value: ir.Value) -> ir.Node | None:
+    """The node of an unknown operator that keeps the shape of a value from being known."""
+    todo, seen = [value], set()
+    while todo:
+        node = todo.pop().producer()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        version = node.graph.opset_imports.get(node.domain, 20) if node.graph is not None else 20  # bodies say none
+        if (node.domain, node.op_type) not in RULES and not onnx.defs.has(node.op_type, version, node.domain):
+            return node
+        todo.extend(v for v in node.inputs if v is not None and (v.shape is None or v.dtype is None))
+    return None
 
 
 def constant_of(value: ir.Value | None) -> np.ndarray | None:
@@ -176,7 +200,13 @@ def as_expression(dim: Dim) -> sympy.Expr:
 
 def fresh_dim(value: ir.Value, axis: int) -> ir.SymbolicDim:
     """A new symbol for a dimension that cannot be expressed in known ones."""
-    return ir.SymbolicDim(re.sub(r"\W", "_", f"{value.name}_dim{axis}"))
+    return ir.SymbolicDim(as_identifier(f"{value.name}_dim{axis}"))
+
+
+def as_identifier(name: str) -> str:
+    """A name as an identifier: what symbols are called."""
+    made = re.sub(r"\W", "_", name)
+    return made if made.isidentifier() else f"_{made}"
 
 
 def fresh_dims(value: ir.Value, count: int) -> Dims:
@@ -263,9 +293,25 @@ def _complete(value: ir.Value, facts: Facts) -> None:
         value.type = ir.TensorType(value.dtype or facts.dtype)
     if facts.dims is not None:
         stated = value.shape if value.shape is not None and len(value.shape) == len(facts.dims) else facts.dims
-        value.shape = ir.Shape([_better(old, new) for old, new in zip(stated, facts.dims, strict=True)])
-    if facts.data is not None:
+        better = [_better(old, new) for old, new in zip(stated, facts.dims, strict=True)]
+        value.shape = ir.Shape([fresh_dim(value, i) if _is_too_long(d) else d for i, d in enumerate(better)])
+    elif value.shape is not None and not are_known(dims_of(value)):  # only the rank is stated
+        value.shape = ir.Shape([_better(d, fresh_dim(value, axis)) for axis, d in enumerate(value.shape)])
+    if facts.data is not None and not _is_too_much(facts.data):
         value.meta[_DATA] = facts.data
+
+
+def _is_too_much(data: Data) -> bool:
+    """Whether content is no shape that anything could have: it is not followed then."""
+    parts = data if isinstance(data, tuple) else (data,)
+    return len(parts) > _LARGEST_DATA or any(_is_too_long(part) for part in parts)
+
+
+def _is_too_long(dim: Dim) -> bool:
+    """Whether a number is none of int64, or an expression longer than can be worked with."""
+    if isinstance(dim, int):
+        return not -(2**63) <= dim < 2**63
+    return dim.value is not None and len(dim.value) > _LONGEST_EXPRESSION
 
 
 def _better(stated: Dim, inferred: Dim) -> Dim:

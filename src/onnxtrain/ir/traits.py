@@ -77,12 +77,21 @@ def traits_of(node: ir.Node) -> Trait:
         found |= Trait.ROW_WISE
     if node.op_type == "PackedAttention" and "ratio" in node.attributes and node.attributes["ratio"].value > 0:
         found |= Trait.RANDOM
+    if node.op_type == "Dropout" and not node.domain and _drops_nothing(node):
+        found &= ~Trait.RANDOM
     if node.op_type == "ATen" and node.domain == DOMAIN and node.attributes["operator"].value in PROBES:
         found |= Trait.EFFECT
     for body in (a.value for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH):
         for inner in body:
             found |= traits_of(inner) & (Trait.RANDOM | Trait.EFFECT)
     return found
+
+
+def _drops_nothing(node: ir.Node) -> bool:
+    """Whether a Dropout is known not to be in training mode."""
+    mode = node.inputs[2] if len(node.inputs) > 2 else None
+    content = None if mode is None else ir.convenience.get_const_tensor(mode)
+    return mode is None or (content is not None and not content.numpy().any())
 
 
 def _axis(node: ir.Node) -> int:

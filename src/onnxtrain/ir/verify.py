@@ -13,6 +13,7 @@ from onnxtrain.ir import functions
 from onnxtrain.ir.bodies import bodies_of
 from onnxtrain.ir.graphs import describe, source_of
 
+_CURE = "give a model that onnx.checker accepts; where it does, report it"
 _SAME_TYPE = frozenset(
     [
         "Add",
@@ -52,10 +53,10 @@ def _verify(graph: ir.Graph, opsets: Mapping[str, int], after: str, operators: b
     defined: dict[str, ir.Value] = {}
     for value in (*graph.inputs, *graph.initializers.values()):
         if defined.setdefault(str(value.name), value) is not value:
-            raise GraphError(f"two inputs or initializers are called {value.name}{_suffix(after)}")
+            raise GraphError(f"two inputs or initializers are called {value.name}{_suffix(after)}", cure=_CURE)
     for node in graph:
         for problem in (*_name_problems(node, defined), *(_problems(node, opsets) if operators else ())):
-            raise GraphError(problem + _suffix(after), node=describe(node), source=source_of(node))
+            raise GraphError(problem + _suffix(after), node=describe(node), source=source_of(node), cure=_CURE)
         for body in bodies_of(node):
             _verify(body, opsets, after, operators)
         for value in node.outputs:
@@ -63,7 +64,7 @@ def _verify(graph: ir.Graph, opsets: Mapping[str, int], after: str, operators: b
                 defined[value.name] = value
     for value in graph.outputs:
         if defined.get(str(value.name)) is not value:
-            raise GraphError(f"the graph output {value.name} is produced by no node{_suffix(after)}")
+            raise GraphError(f"the graph output {value.name} is produced by no node{_suffix(after)}", cure=_CURE)
 
 
 def invalid(graph: ir.Graph) -> list[ir.Node]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.errors import ArtifactError
 from onnxtrain.ir import shapes
 from onnxtrain.ir.builder import Builder
+from onnxtrain.number_ranges import check_number, check_whole
+from onnxtrain.onnxblock import model_accessor as accessor  # noqa: F401  (programs read it here)
 from onnxtrain.onnxblock.base import Base, current
 
 
@@ -18,12 +21,14 @@ class Block(abc.ABC):
     """A part of a model. Subclasses say in ``build`` what it adds to the model under construction.
 
     Inside of ``build`` other blocks are called by names of values; ``self.value(name)`` and ``self.op`` are the same
-    in terms of values: ``self.op.Mul(x, 2.0)``.
+    in terms of values: ``self.op.Mul(x, 2.0)``. Nodes may also be written into ``self.base.graph``, a ``GraphProto``.
     """
 
     def __call__(self, *names: Any, **named: Any) -> Any:
         """Add the block to the model; the name of its output, or a tuple of names."""
-        return self.build(*names, **named)
+        made = self.build(*names, **named)
+        self.base.refresh()
+        return made
 
     @abc.abstractmethod
     def build(self, *names: Any, **named: Any) -> Any:
@@ -31,7 +36,7 @@ class Block(abc.ABC):
 
     @property
     def base(self) -> Base:
-        """The model under construction."""
+        """The model under construction; ``self.base.model`` is it as a ``ModelProto``."""
         return current()
 
     @property
@@ -89,7 +94,7 @@ class Pow(Block):
     """``x ** exponent``."""
 
     def __init__(self, exponent: float) -> None:
-        self.exponent = exponent
+        self.exponent = check_number("exponent", exponent)
 
     def build(self, name: str) -> str:
         """Add the node."""
@@ -101,6 +106,8 @@ class _Reduce(Block):
 
     def __init__(self, keepdims: bool = True, axes: Sequence[int] | None = None) -> None:
         self.keepdims, self.axes = keepdims, axes
+        for axis in axes or ():
+            check_whole("axes", axis)
 
     def build(self, name: str) -> str:
         """Add the node."""
@@ -131,6 +138,9 @@ class Clip(Block):
 
     def __init__(self, clip_min: float | None = None, clip_max: float | None = None) -> None:
         self.clip_min, self.clip_max = clip_min, clip_max
+        for name, bound in (("clip_min", clip_min), ("clip_max", clip_max)):
+            if bound is not None:
+                check_number(name, bound)
 
     def build(self, name: str) -> str:
         """Add the node."""
@@ -159,11 +169,11 @@ class SequenceConstruct(Block):
 
 
 class PassThrough(Block):
-    """The value itself."""
+    """The value itself, or the values themselves."""
 
-    def build(self, name: str) -> str:
+    def build(self, *names: str) -> str | tuple[str, ...]:
         """Add nothing."""
-        return name
+        return names[0] if len(names) == 1 else names
 
 
 class InputLike(Block):
@@ -176,11 +186,40 @@ class InputLike(Block):
     def __init__(self, like: str) -> None:
         self.like = like
 
-    def build(self, name: str = "input") -> str:
-        """Add the input where the model has none of that name."""
+    def build(self, name: str | None = "input") -> str:
+        """Add the input where the model has none of that name; None is any name that is free."""
         model = self.value(self.like)
-        self.base.input(name, shapes.dtype_of(model), shapes.known_dims(model))
-        return name
+        name = self.base.unused_name("user_input") if name is None else name
+        axes = range(shapes.rank(model))
+        return str(input_of_shape(self.base, name, shapes.dtype_of(model), model, axes).name)
+
+
+def input_of_shape(base: Base, name: str, dtype: ir.DataType, like: ir.Value, axes: Sequence[int]) -> ir.Value:
+    """The graph input of that name in the shape of a value: what has another is refused, not broadcast.
+
+    Where the names of sizes say that the input has that shape, whoever gives it can see whether it has. Else a node
+    brings it into the shape, which fails where it has another number of elements.
+
+    Args:
+        base: the model under construction.
+        name: of the input.
+        dtype: its element type.
+        like: has the shape on some of its axes.
+        axes: these axes, in order.
+    """
+    dims = [shapes.known_dims(like)[a] for a in axes]
+    known = frozenset[str]().union(*(_symbols(d) for v in base.ir_model.graph.inputs for d in v.shape or ()))
+    given = base.input(name, dtype, [d if _symbols(d) <= known else f"{name}_dim{i}" for i, d in enumerate(dims)])
+    if shapes.dims_of(given) == tuple(dims):
+        return given
+    return base.op.Reshape(given, base.op.Gather(base.op.shape(like), base.op.ints(*axes)))
+
+
+def _symbols(dim: shapes.Dim) -> frozenset[str]:
+    """The symbols in a size; one that nothing has where it is not known."""
+    if isinstance(dim, int):
+        return frozenset()
+    return dim.free_symbols() if dim.value else frozenset(("?",))
 
 
 class LabelEncoder(Block):
@@ -189,24 +228,46 @@ class LabelEncoder(Block):
     Args:
         default_value: for keys that are not listed.
         keys, values: of one type each: int, float or str.
+        attributes: the same by the names of ONNX: ``keys_int64s``, ``values_floats``, ``default_string``, ….
     """
 
-    def __init__(self, default_value: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
+    _KINDS: ClassVar = {
+        int: ("int64s", "int64", ir.DataType.INT64),
+        float: ("floats", "float", ir.DataType.FLOAT),
+        str: ("strings", "string", ir.DataType.STRING),
+    }
+
+    def __init__(
+        self,
+        default_value: Any = None,
+        keys: Sequence[Any] | None = None,
+        values: Sequence[Any] | None = None,
+        **attributes: Any,
+    ) -> None:
+        given = {name: value for name, value in attributes.items() if value is not None}
+        for many, one, _ in self._KINDS.values():
+            keys, values = given.pop(f"keys_{many}", keys), given.pop(f"values_{many}", values)
+            default = given.pop(f"default_{one}", None)
+            default_value = default if default is not None and f"values_{many}" in attributes else default_value
+        if given or not keys or not values or len(keys) != len(values):
+            what = f"LabelEncoder has no attribute {next(iter(given))}" if given else "keys and values are not in pairs"
+            raise ArtifactError(what, cure="give keys and values, or keys_int64s and values_int64s")
         self.default_value, self.keys, self.values = default_value, list(keys), list(values)
+        default = () if default_value is None else (default_value,)
+        kinds = {type(k) for k in self.keys}, {type(v) for v in (*self.values, *default)}
+        if any(len(k) != 1 or not k <= {int, float, str} for k in kinds):
+            what = "keys and values of LabelEncoder are not as many of one type each, int, float or str"
+            raise ArtifactError(what, cure="give a value to each key, and a default of their type")
 
     def build(self, name: str) -> str:
         """Add the node."""
-        kinds = {int: ("int64s", "int64"), float: ("floats", "float"), str: ("strings", "string")}
-        dtypes = {int: ir.DataType.INT64, float: ir.DataType.FLOAT, str: ir.DataType.STRING}
-        of_key, of_value = type(self.keys[0]), type(self.values[0])
-        attributes = {
-            f"keys_{kinds[of_key][0]}": self.keys,
-            f"values_{kinds[of_value][0]}": self.values,
-            f"default_{kinds[of_value][1]}": self.default_value,
-        }
+        (of_keys, _, _), (of_values, of_default, dtype) = (self._KINDS[type(v[0])] for v in (self.keys, self.values))
+        attributes = {f"keys_{of_keys}": self.keys, f"values_{of_values}": self.values}
+        if self.default_value is not None:
+            attributes[f"default_{of_default}"] = self.default_value
         x = self.value(name)
-        self.base.model.graph.opset_imports.setdefault("ai.onnx.ml", 3)
-        model = ir.Value(name="", type=ir.TensorType(dtypes[of_value]), shape=x.shape)
+        self.base.ir_model.graph.opset_imports.setdefault("ai.onnx.ml", 3)
+        model = ir.Value(name="", type=ir.TensorType(dtype), shape=x.shape)
         made = self.op.node("LabelEncoder", [x], attributes, domain="ai.onnx.ml", like=[model])
         return str(made.outputs[0].name)
 
@@ -219,7 +280,9 @@ class Cast(Block):
     """
 
     def __init__(self, to: int) -> None:
-        self.to = to
+        self.to = check_whole("to", to, least=1)
+        if self.to not in {int(t) for t in ir.DataType}:
+            raise ArtifactError(f"to={to} is no element type of ONNX", cure="give onnx.TensorProto.FLOAT or another")
 
     def build(self, name: str) -> str:
         """Add the node."""
@@ -248,8 +311,10 @@ class Linear(Block):
         prefix: str = "",
         seed: int = 0,
     ) -> None:
-        self.in_features, self.out_features, self.bias = in_features, out_features, bias
-        self.alpha, self.beta, self.prefix, self.seed = alpha, beta, prefix, seed
+        self.in_features = check_whole("in_features", in_features, least=1)
+        self.out_features, self.bias = check_whole("out_features", out_features, least=1), bias
+        self.alpha, self.beta = check_number("alpha", alpha), check_number("beta", beta)
+        self.prefix, self.seed = prefix, check_whole("seed", seed, least=0)
 
     def build(self, name: str) -> str:
         """Add the parameters and the nodes."""

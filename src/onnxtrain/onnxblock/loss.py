@@ -13,7 +13,8 @@ import onnx_ir as ir
 
 from onnxtrain.errors import ArtifactError
 from onnxtrain.ir import shapes
-from onnxtrain.onnxblock.blocks import Block, InputLike
+from onnxtrain.number_ranges import check_number, check_weights, check_whole
+from onnxtrain.onnxblock.blocks import Block, InputLike, input_of_shape
 from onnxtrain.onnxblock.ctc import NEVER, ctc_losses
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -52,9 +53,10 @@ class _Elementwise(Loss):
     def formula(self, x: ir.Value, y: ir.Value) -> ir.Value:
         """The loss of each element."""
 
-    def build(self, loss_input_name: str, target_name: str = "target") -> str:
-        """Add the loss of a prediction against the model input ``target_name``."""
-        x, y = self.value(loss_input_name), self.value(InputLike(loss_input_name)(target_name))
+    def build(self, loss_input_name: str, target_name: str | None = None) -> str:
+        """Add the loss of a prediction against the model input ``target_name``, which is ``target`` by default."""
+        target = target_name or self.base.target_name("target")
+        x, y = self.value(loss_input_name), self.value(InputLike(loss_input_name)(target))
         with self.op.arithmetic():
             return self.reduce(self.formula(x, y))
 
@@ -81,7 +83,7 @@ class SmoothL1Loss(_Elementwise):
 
     def __init__(self, reduction: str = "mean", beta: float = 1.0) -> None:
         super().__init__(reduction)
-        self.beta = beta
+        self.beta = check_number("beta", beta, least=0)
 
     def formula(self, x: ir.Value, y: ir.Value) -> ir.Value:
         """The loss of each element."""
@@ -99,7 +101,7 @@ class BCEWithLogitsLoss(_Elementwise):
         self, weight: np.ndarray | None = None, reduction: str = "mean", pos_weight: np.ndarray | None = None
     ) -> None:
         super().__init__(reduction)
-        self.weight, self.pos_weight = weight, pos_weight
+        self.weight, self.pos_weight = check_weights("weight", weight), check_weights("pos_weight", pos_weight)
 
     def formula(self, x: ir.Value, y: ir.Value) -> ir.Value:
         """The loss of each element."""
@@ -115,7 +117,7 @@ class BCELoss(_Elementwise):
 
     def __init__(self, weight: np.ndarray | None = None, reduction: str = "mean") -> None:
         super().__init__(reduction)
-        self.weight = weight
+        self.weight = check_weights("weight", weight)
 
     def formula(self, x: ir.Value, y: ir.Value) -> ir.Value:
         """The loss of each element."""
@@ -180,11 +182,15 @@ class CrossEntropyLoss(Loss):
         axis: int = 1,
     ) -> None:
         super().__init__(reduction)
-        self.weight, self.ignore_index, self.get_logprob = weight, ignore_index, get_logprob
-        self.label_smoothing, self.axis = label_smoothing, axis
+        self.weight, self.get_logprob = check_weights("weight", weight, rank=1), get_logprob
+        self.ignore_index = None if ignore_index is None else check_whole("ignore_index", ignore_index)
+        self.label_smoothing = check_number("label_smoothing", label_smoothing, least=0, most=1)
+        self.axis = check_whole("axis", axis)
 
-    def build(self, scores_input_name: str, labels_name: str = "labels") -> str | tuple[str, str]:
-        """Add the loss of scores against the model input ``labels_name``, int64, the scores' shape without classes."""
+    def build(self, scores_input_name: str, labels_name: str | None = None) -> str | tuple[str, str]:
+        """Add the loss of scores against the model input ``labels_name``, which is ``labels`` by default: int64, of the
+        scores' shape without classes.
+        """
         scores, labels = _scores_and_labels(self, self.value(scores_input_name), labels_name, self.axis)
         weight = None if self.weight is None else self.constant(self.weight, scores)
         given = {"reduction": self.reduction, "ignore_index": self.ignore_index}
@@ -239,10 +245,11 @@ class NLLLoss(Loss):
         axis: int = 1,
     ) -> None:
         super().__init__(reduction)
-        self.weight, self.ignore_index, self.axis = weight, ignore_index, axis
+        self.weight, self.axis = check_weights("weight", weight, rank=1), check_whole("axis", axis)
+        self.ignore_index = None if ignore_index is None else check_whole("ignore_index", ignore_index)
 
-    def build(self, loss_input_name: str, labels_name: str = "labels") -> str:
-        """Add the loss of log probabilities against the model input ``labels_name``."""
+    def build(self, loss_input_name: str, labels_name: str | None = None) -> str:
+        """Add the loss of log probabilities against the model input ``labels_name``, which is ``labels`` by default."""
         log_prob, labels = _scores_and_labels(self, self.value(loss_input_name), labels_name, self.axis)
         weight = None if self.weight is None else self.constant(self.weight, log_prob)
         made = self.op.NegativeLogLikelihoodLoss(
@@ -252,7 +259,7 @@ class NLLLoss(Loss):
 
 
 def _scores_and_labels(
-    loss: CrossEntropyLoss | NLLLoss, scores: ir.Value, labels_name: str, axis: int
+    loss: CrossEntropyLoss | NLLLoss, scores: ir.Value, labels_name: str | None, axis: int
 ) -> tuple[ir.Value, ir.Value]:
     """Scores with their classes on axis 1, and labels that are no class made one that kernels refuse.
 
@@ -264,10 +271,16 @@ def _scores_and_labels(
             f"scores have the shape {dims}; a loss over classes takes (batch, classes, ...)",
             cure="give the scores of all classes",
         )
+    check_whole("axis", axis, least=-len(dims), most=len(dims) - 1)
     at = axis % len(dims)
-    labels = loss.base.input(labels_name, ir.DataType.INT64, dims[:at] + dims[at + 1 :])
+    if loss.weight is not None and isinstance(dims[at], int) and len(loss.weight) != dims[at]:
+        what = f"the loss has {len(loss.weight)} weights, the scores have {dims[at]} classes"
+        raise ArtifactError(what, cure="give a weight for each class")
+    labels_name = labels_name or loss.base.target_name("labels")
+    rest = [i for i in range(len(dims)) if i != at]
+    labels = input_of_shape(loss.base, labels_name, ir.DataType.INT64, scores, rest)
     if at != 1:
-        scores = op.Transpose(scores, perm=[0, at, *(i for i in range(1, len(dims)) if i != at)])
+        scores = op.Transpose(scores, perm=[rest[0], at, *rest[1:]])
     kept = _kept(loss, labels, loss.ignore_index)
     zero = op.constant(0, shapes.dtype_of(labels))
     below = op.Less(labels, zero) if kept is None else op.And(op.Less(labels, zero), kept)
@@ -296,7 +309,7 @@ class CTCLoss(Loss):
 
     def __init__(self, blank: int = 0, reduction: str = "mean", zero_infinity: bool = False) -> None:
         super().__init__(reduction)
-        self.blank, self.zero_infinity = blank, zero_infinity
+        self.blank, self.zero_infinity = check_whole("blank", blank, least=0), zero_infinity
 
     def build(
         self,
@@ -343,6 +356,12 @@ class WeightedLoss(Block):
 
     def __init__(self, losses: Sequence[Block], weights: Sequence[float] | None = None) -> None:
         self.losses, self.weights = list(losses), list(weights or [1.0] * len(losses))
+        if not self.losses or not all(isinstance(loss, Block) for loss in self.losses):
+            raise ArtifactError("the losses of WeightedLoss are no blocks", cure="give instances of losses")
+        if len(self.weights) != len(self.losses):
+            what = f"{len(self.losses)} losses have {len(self.weights)} weights"
+            raise ArtifactError(what, cure="give one weight to each loss")
+        self.weights = [check_number("weights", weight) for weight in self.weights]
 
     def build(self, *names: str | tuple[str, ...]) -> str:
         """Add all losses and their sum."""

@@ -27,10 +27,17 @@ def save_checkpoint(
         path_to_checkpoint: the file.
         nominal_checkpoint: write names, types and shapes alone; whoever loads it gets the content from elsewhere.
     """
+    write(checkpoint_of(parameters, nominal_checkpoint), path_to_checkpoint)
+
+
+def checkpoint_of(
+    parameters: tuple[Sequence[Tensor], Sequence[Tensor]], is_nominal: bool = False, set_id: str = ""
+) -> Checkpoint:
+    """The checkpoint of the weights that are trained and those that are not, without their content where nominal."""
     arrays = [dict(map(_content, part)) for part in parameters]
     trainable, frozen = ({n: Form.of(a) for n, a in part.items()} for part in arrays)
-    tensors = {} if nominal_checkpoint else arrays[0] | arrays[1]
-    write(Checkpoint(trainable, frozen, tensors), path_to_checkpoint)
+    tensors = {} if is_nominal else arrays[0] | arrays[1]
+    return Checkpoint(trainable, frozen, tensors, set_id=set_id)
 
 
 def load_checkpoint_to_model(path_to_checkpoint: Path | str, model: onnx.ModelProto) -> None:
@@ -43,9 +50,14 @@ def load_checkpoint_to_model(path_to_checkpoint: Path | str, model: onnx.ModelPr
     if checkpoint.is_nominal:
         raise CheckpointError(f"{path_to_checkpoint} has no content", cure="use a checkpoint that is not nominal")
     known = {i.name: i for i in model.graph.initializer}
-    for name, array in checkpoint.tensors.items():
+    cure = "use the model it was made from"
+    for name, form in checkpoint.forms.items():
         if name not in known:
-            raise CheckpointError(f"the model has no initializer {name}", cure="use the model it was made from")
+            raise CheckpointError(f"the model has no initializer {name}", cure=cure)
+        found = Form(onnx.helper.tensor_dtype_to_np_dtype(known[name].data_type).name, tuple(known[name].dims))
+        if found != form:
+            raise CheckpointError(f"{name} is {form} in the checkpoint, {found} in the model", cure=cure)
+    for name, array in checkpoint.tensors.items():
         known[name].CopyFrom(onnx.numpy_helper.from_array(array, name))
 
 

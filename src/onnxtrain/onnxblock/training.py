@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,12 +13,14 @@ import onnx_ir as ir
 from onnxtrain.artifact_names import RESET, accumulation, updated
 from onnxtrain.errors import ArtifactError
 from onnxtrain.gradient import build_gradient, tracked_outputs
-from onnxtrain.ir import shapes
+from onnxtrain.ir import linear_models, shapes
 from onnxtrain.ir.builder import Builder
 from onnxtrain.ir.functions import attach
-from onnxtrain.ir.graphs import ForwardGraph, Signature, TrainingGraph
-from onnxtrain.ir.reading import restore_weights
-from onnxtrain.onnxblock.base import Base
+from onnxtrain.ir.graphs import ForwardGraph, Signature, TrainingGraph, describe
+from onnxtrain.ir.reading import decision_of, restore_weights
+from onnxtrain.ir.scalar_ranks import match_ranks
+from onnxtrain.ir.weights import Kind, is_meant
+from onnxtrain.onnxblock.base import Base, is_floating
 from onnxtrain.onnxblock.blocks import Block
 from onnxtrain.optimize import optimize, optimize_training
 from onnxtrain.portable import to_proto
@@ -41,6 +43,7 @@ class ForwardBlock(Block):
         """Build the block; what it returns are the model's outputs."""
         made = self.build(*names, **named)
         self._base = self.base
+        self._base.refresh()
         self.outputs = made if isinstance(made, tuple) else (made,)
         return made
 
@@ -52,6 +55,7 @@ class ForwardBlock(Block):
         """
         if self._base is None:
             raise ArtifactError(f"{type(self).__name__} is not built", cure="call it within `with onnxblock.base(...)`")
+        self._base.take_over()
         return self._base
 
     def to_model_proto(self) -> Any:
@@ -79,12 +83,17 @@ class TrainingBlock(ForwardBlock):
         self._asked[name] = value
         self._trainable = None
 
-    def parameters(self) -> tuple[list[ir.TensorProtocol], list[ir.TensorProtocol]]:
+    def parameters(self) -> tuple[list[onnx.TensorProto], list[onnx.TensorProto]]:
         """The weights that are trained and those that are not, as tensors with names.
 
         Raises:
-            ArtifactError: the block is not built, a name is not known, or nothing would be trained.
+            ArtifactError: the block is not built, or a name is not known.
         """
+        trainable, frozen = self.tensors()
+        return [_as_proto(t) for t in trainable], [_as_proto(t) for t in frozen]
+
+    def tensors(self) -> tuple[list[ir.TensorProtocol], list[ir.TensorProtocol]]:
+        """What ``parameters`` gives as tensors of ``onnx_ir``, which are not copied."""
         trainable, base = self._chosen(), self.built()
         frozen = [n for n in base.weights if n not in set(trainable)]
         return [_named(base, n) for n in trainable], [_named(base, n) for n in frozen]
@@ -97,10 +106,16 @@ class TrainingBlock(ForwardBlock):
         statistics ``s`` that batches change are given as ``s.out``.
 
         Raises:
-            ArtifactError: as for ``parameters``; the loss is no scalar, or does not depend on a weight named.
+            ArtifactError: as for ``parameters``; nothing would be trained, the loss is no scalar, or does not depend on
+                a weight named.
             GradientError: the loss cannot be differentiated.
         """
         base, trainable = self.built(), self._chosen()
+        if not trainable:
+            raise ArtifactError(
+                f"nothing would be trained; the model's initializers are {_some(list(base.weights))}",
+                cure="name what to train in requires_grad",
+            )
         return _training_model(base, self.outputs, trainable, self.batch_statistics), self._evaluation_model(base)
 
     def _evaluation_model(self, base: Base) -> onnx.ModelProto:
@@ -122,17 +137,14 @@ class TrainingBlock(ForwardBlock):
 def _trainable(base: Base, loss: str, asked: dict[str, bool]) -> tuple[str, ...]:
     """What was asked for, once it is known to exist and to be reached by the loss."""
     for name in asked:
-        if not _is_pattern(name):
+        if not _is_pattern(name) or name in base.weights or name in base.ir_model.graph.initializers:
             base.weight(name)
         elif not fnmatch.filter(base.weights, name):
-            raise ArtifactError(f"no initializer is called like {name}", cure="name initializers of the model")
-    wanted = [n for n in base.weights if _decision(n, asked)]
+            _take_constants(base, name)
+    wanted = [n for n in base.weights if _decision(n, asked, base.weights)]
     if not wanted:
-        raise ArtifactError(
-            f"nothing would be trained; the model's initializers are {_some(list(base.weights))}",
-            cure="name what to train in requires_grad",
-        )
-    reached = _reached(base, loss, wanted)
+        _refuse_attributes(base)
+    reached = _reached(base, loss, wanted) if wanted else ()
     if lost := [n for n in wanted if n not in reached]:
         raise ArtifactError(
             f"the loss does not depend on {_some(lost)}", cure="leave them out of requires_grad, or mend the loss"
@@ -140,11 +152,30 @@ def _trainable(base: Base, loss: str, asked: dict[str, bool]) -> tuple[str, ...]
     return tuple(wanted)
 
 
-def _decision(name: str, asked: dict[str, bool]) -> bool:
+def _take_constants(base: Base, pattern: str) -> None:
+    """Make weights of the constants that match a pattern, which no weight does."""
+    constants = base.ir_model.graph.initializers
+    found = fnmatch.filter([n for n, v in constants.items() if is_floating(v)], pattern)
+    if not found:
+        raise ArtifactError(f"no initializer is called like {pattern}", cure="name initializers of the model")
+    for name in found:
+        base.weight(name)
+
+
+def _refuse_attributes(base: Base) -> None:
+    """Say so where weights are attributes of nodes, which no gradient reaches: of trees and the like."""
+    for node in base.ir_model.graph:
+        if node.domain == linear_models.DOMAIN and any(a.type.name == "FLOATS" for a in node.attributes.values()):
+            what = f"{node.op_type} has its weights in attributes, which cannot be trained"
+            cure = "train a model whose weights are initializers, as those of linear models and networks are"
+            raise ArtifactError(what, node=describe(node), cure=cure)
+
+
+def _decision(name: str, asked: dict[str, bool], known: Container[str]) -> bool:
     """What was said of a name; the last word counts, and a whole name more than a pattern."""
     if name in asked:
         return asked[name]
-    found = [value for pattern, value in asked.items() if fnmatch.fnmatchcase(name, pattern)]
+    found = [value for pattern, value in asked.items() if is_meant(name, pattern, known)]
     return bool(found) and found[-1]
 
 
@@ -157,10 +188,12 @@ def _some(names: Sequence[str]) -> str:
     return f"{shown} and {len(names) - 8} more" if len(names) > 8 else shown or "(none)"
 
 
-def reached_weights(base: Base, loss: str) -> tuple[str, ...]:
-    """The weights that a loss depends on through operators with a gradient, running statistics left out."""
-    statistics = {v.name for n in base.model.graph if n.op_type == "BatchNormalization" for v in n.inputs[3:5] if v}
-    return _reached(base, loss, [n for n in base.weights if n not in statistics])
+def reached_weights(base: Base, loss: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What a loss depends on through operators with a gradient: weights, and what may be weights."""
+    kinds = {str(v.name): d.kind for v in base.ir_model.graph.inputs if (d := decision_of(v)) is not None}
+    reached = _reached(base, loss, [n for n in base.weights if kinds.get(n) is not Kind.STATISTIC])
+    doubtful = tuple(n for n in reached if kinds.get(n) is Kind.DOUBTFUL)
+    return tuple(n for n in reached if n not in doubtful), doubtful
 
 
 def _reached(base: Base, loss: str, names: Sequence[str]) -> tuple[str, ...]:
@@ -181,9 +214,14 @@ def _named(base: Base, name: str) -> ir.TensorProtocol:
     return tensor
 
 
+def _as_proto(tensor: ir.TensorProtocol) -> onnx.TensorProto:
+    """A copy of a tensor, which may lie in a file."""
+    return ir.to_proto(ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name))
+
+
 def _with_outputs(base: Base, names: Sequence[str]) -> ir.Model:
     """A copy of the model whose outputs are these values, under these names; weights are its last inputs."""
-    model = base.model.clone()
+    model = base.ir_model.clone()
     model.graph.inputs[:] = sorted(model.graph.inputs, key=lambda v: v.name in base.weights)
     held = Base(model)
     found = [held.value(n) for n in names]
@@ -204,6 +242,11 @@ def _evaluate(node: ir.Node) -> None:
         node.resize_inputs(2)
     elif node.op_type == "BatchNormalization" and shapes.attribute(node, "training_mode", 0):
         node.attributes["training_mode"] = ir.AttrInt64("training_mode", 0)
+        assert isinstance(node.graph, ir.Graph)
+        for new, old in zip(node.outputs[1:], node.inputs[3:5], strict=False):
+            kept, name = Builder(node.graph, before=node).Identity(old), new.name  # they stay as they are
+            new.replace_all_uses_with(kept, replace_graph_outputs=True)
+            new.name, kept.name = None, name
         node.resize_outputs(1)
 
 
@@ -226,13 +269,16 @@ def _training_model(
     training = build_gradient(forward, [str(loss.name)])
     optimize_training(training)
     made = attach(_closed(training))
-    _accumulate(made.graph, training.gradients)
+    match_ranks(made.graph)
+    reset, accumulated = _accumulate(made.graph, training.gradients)
     facts = {
         "kind": "training",
         "inputs": inputs,
         "outputs": list(outputs),
         "trainable": list(trainable),
         "frozen": list(frozen),
+        "reset": reset,
+        "gradients": accumulated,
         "updates": updates,
         "draws": draws,
     }
@@ -259,9 +305,7 @@ def _statistics(graph: ir.Graph, batch_statistics: bool) -> dict[str, str]:
                 node.replace_input_with(index, Builder(graph, before=node).Detach(latest[old]))
             latest[old] = new
     base = Base(ir.Model(graph, ir_version=10))
-    for old, new in latest.items():
-        base.output(new, updated(str(old.name)))
-    return {str(old.name): updated(str(old.name)) for old in latest}
+    return {str(old.name): base.output(new, updated(str(old.name))) for old, new in latest.items()}
 
 
 def _seed(graph: ir.Graph) -> int:
@@ -284,20 +328,25 @@ def _closed(training: TrainingGraph) -> ir.Model:
     return training.model
 
 
-def _accumulate(graph: ir.Graph, gradients: dict[str, str]) -> None:
+def _accumulate(graph: ir.Graph, gradients: dict[str, str]) -> tuple[str, dict[str, tuple[str, str]]]:
     """Add each gradient to its buffer, or begin anew: ``out = If(reset, gradient, buffer + gradient)``.
 
     An ``If`` costs one copy, a ``Where`` would cost five passes over the gradient. The buffer is read by that node
     alone, so a runtime may write the result over it.
+
+    Returns:
+        The name of the input that resets, and of the buffer and the result of each parameter.
     """
-    reset = ir.Value(name=RESET, type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([]))
-    graph.inputs.append(reset)
+    base = Base(ir.Model(graph, ir_version=10))
+    reset = base.add_input(RESET, ir.DataType.BOOL, [])
     made = {str(v.name): v for v in graph.outputs}
+    names = {}
     for parameter, name in gradients.items():
         dx = made[name]
         before, after = accumulation(parameter)
-        buffer = ir.Value(name=before, type=dx.type, shape=dx.shape)
-        graph.inputs.append(buffer)
+        buffer = base.add_input(before, shapes.dtype_of(dx), list(shapes.known_dims(dx)))
+        after = base.free_name(after)
+        names[parameter] = (str(buffer.name), after)
         branches = [
             _branch(f"{after}.first", "Identity", [dx]),
             _branch(f"{after}.more", "Add", [buffer, dx]),
@@ -307,6 +356,7 @@ def _accumulate(graph: ir.Graph, gradients: dict[str, str]) -> None:
         graph.append(node)
         node.outputs[0].name, node.outputs[0].type, node.outputs[0].shape = after, dx.type, dx.shape
         graph.outputs[list(graph.outputs).index(dx)] = node.outputs[0]
+    return str(reset.name), names
 
 
 def _branch(name: str, op_type: str, operands: Sequence[ir.Value]) -> ir.Graph:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxtrain.ir import shapes
-from onnxtrain.ir.bodies import replace
+from onnxtrain.ir.bodies import bodies_of, replace
 from onnxtrain.ir.builder import Builder
 
 Value = ir.Value
@@ -23,19 +23,26 @@ class SequencesPass(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Run the pass."""
-        known: dict[Value, list[Value]] = {}
-        modified = False
-        for node in list(model.graph):
-            if node.domain == "" and node.op_type in _READERS:
-                op = Builder(model.graph, before=node)
-                op.metadata = dict(node.metadata_props)
-                made = _resolved(op, node, known)
-                if made is not None:
-                    replace(model.graph, node, [made])
-                    modified = True
+        modified = _resolve_all(model.graph, {})
         if modified:
-            shapes.infer_graph(model.graph)  # ONNX does not say the shapes of what is in a sequence
+            shapes.infer_graph(model.graph)  # what is in a sequence may have sizes that only its parts tell
         return ir.passes.PassResult(model, modified)
+
+
+def _resolve_all(graph: ir.Graph, known: dict[Value, list[Value]]) -> bool:
+    """Resolve all readers in a graph and in the bodies of its nodes, in place; says whether there were any."""
+    modified = False
+    for node in list(graph):
+        for body in bodies_of(node):
+            modified |= _resolve_all(body, known)
+        if node.domain == "" and node.op_type in _READERS:
+            op = Builder(graph, before=node)
+            op.metadata = dict(node.metadata_props)
+            made = _resolved(op, node, known)
+            if made is not None:
+                replace(graph, node, [made])
+                modified = True
+    return modified
 
 
 def _resolved(op: Builder, node: ir.Node, known: dict[Value, list[Value]]) -> Value | None:

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import linecache
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,11 +56,12 @@ def compile_plan(plan: Plan, device: str) -> tuple[Program, Program | None]:
     if plan.backward is None:
         return _Writer(plan.forward.graph, device).forward(plan, [], []), None
     backward = expand_nodes(plan.backward, is_fused).graph
-    reader = _Writer(backward, device)
+    bindable = _bindable(plan.forward.graph)
+    reader = _Writer(backward, device, given=bindable)
     saved = [v for v in backward.inputs[: len(plan.saved)] if v in reader.live]
     visible = [*plan.signature.outputs, *plan.signature.buffer_updates.values()]
-    writer = _Writer(plan.forward.graph, device, [*visible, *(str(v.name) for v in saved)])
-    sizes = sorted(reader.symbols & _bindable(plan.forward.graph))
+    sizes = sorted(reader.symbols & bindable)
+    writer = _Writer(plan.forward.graph, device, [*visible, *(str(v.name) for v in saved)], sizes=sizes)
     reader.given = _given(writer, saved, visible)
     return writer.forward(plan, [str(v.name) for v in saved], sizes), reader.backward(plan, saved, sizes)
 
@@ -75,14 +76,33 @@ def _given(writer: _Writer, saved: Sequence[ir.Value], visible: Sequence[str]) -
 
 
 def _bindable(graph: ir.Graph) -> set[str]:
-    every = itertools.chain(graph.inputs, (v for n in graph for v in n.outputs))
-    return {str(d.value) for v in every for d in shapes.dims_of(v) or () if isinstance(d, ir.SymbolicDim)}
+    return set().union(*map(_sizes_of, itertools.chain(graph.inputs, (v for n in graph for v in n.outputs))))
+
+
+def _sizes_of(value: ir.Value) -> set[str]:
+    """The sizes that a value's shape names."""
+    return {str(d.value) for d in shapes.dims_of(value) or () if isinstance(d, ir.SymbolicDim)}
 
 
 class _Writer:
-    """Writes one graph as the body of a function."""
+    """Writes one graph as the body of a function.
 
-    def __init__(self, graph: ir.Graph, device: str, needed: Sequence[str] | None = None) -> None:
+    Args:
+        graph: the graph.
+        device: where it runs.
+        needed: names of its outputs that must exist as tensors; all where it is None.
+        sizes: those that the function returns.
+        given: those that are known without a value of the graph.
+    """
+
+    def __init__(
+        self,
+        graph: ir.Graph,
+        device: str,
+        needed: Sequence[str] | None = None,
+        sizes: Sequence[str] = (),
+        given: Collection[str] = (),
+    ) -> None:
         self.graph, self.device = graph, device
         self.lines: list[str] = []
         self.scope: dict[str, Any] = {"host": _host}
@@ -92,9 +112,7 @@ class _Writer:
         self.scope["calls"] = self.calls
         self.results = self._results(needed)
         self.lowerings = {n: _lowering_of(n) for n in graph if n.op_type != "Constant"}
-        self.live = self._live()
-        self.nodes = [n for n in graph if n in self.lowerings and self._runs(n, self.live)]
-        self.symbols = self._symbols()
+        self._choose(set(sizes), given)
         self.bound: set[str] = set()
         self.given: set[ir.Value] = set()  # inputs whose memory may be overwritten
         self.names = Names({"ops", "calls", "host", "saved", "sizes", "inputs", "gradients", *self.symbols})
@@ -102,7 +120,6 @@ class _Writer:
     def forward(self, plan: Plan, saved: Sequence[str], sizes: Sequence[str]) -> Program:
         """``forward(inputs) -> outputs, saved, sizes``."""
         signature = plan.signature
-        self.symbols |= set(sizes)
         self._unpack(self.graph.inputs, "inputs")
         self._body(keep=set(self.graph.inputs))
         by_name = {str(v.name): v for v in [*self.graph.inputs, *self.results]}
@@ -139,8 +156,7 @@ class _Writer:
         inputs = self.graph.inputs
         given = [*(shapes.dims_of(v) or () for v in inputs), *(shapes.data_of(v) for v in inputs)]
         outer = set().union(*(symbols_of(d) for d in given if d is not None), set())
-        bindable = {str(d.value) for v in inputs for d in shapes.dims_of(v) or () if isinstance(d, ir.SymbolicDim)}
-        return (self.symbols & outer) - bindable
+        return (self.symbols & outer).difference(*map(_sizes_of, inputs))
 
     def _results(self, needed: Sequence[str] | None) -> list[ir.Value]:
         """The graph outputs that must exist as tensors: all but saved shape tensors that nobody reads."""
@@ -149,8 +165,36 @@ class _Writer:
         wanted = set(needed)
         return [v for v in self.graph.outputs if v.name in wanted or not is_known(shapes.data_of(v))]
 
-    def _live(self) -> set[ir.Value]:
-        live = set(self.results)
+    def _choose(self, sizes: set[str], given: Collection[str]) -> None:
+        """The nodes that run, the values that they compute, and the sizes that they or others read.
+
+        A value counts also where nothing but its size is read, before another value shows it.
+        """
+        roots = set(self.results)
+        while True:
+            self.live = self._reached(roots)
+            self.nodes = [n for n in self.graph if n in self.lowerings and self._runs(n, self.live)]
+            read = {n: self._sizes_read(n) for n in self.nodes}
+            self.symbols = sizes.union(*read.values())
+            if (more := self._shows(read, sizes, given)) is None:
+                return
+            roots.add(more)
+
+    def _shows(self, read: dict[ir.Node, set[str]], sizes: set[str], given: Collection[str]) -> ir.Value | None:
+        """A value that is not computed, but the first to show a size that is read."""
+        bound = set(given).union(*map(_sizes_of, self.graph.inputs))
+        first: dict[str, ir.Value] = {}
+        for node in self.lowerings:
+            if missing := first.keys() & (read.get(node, set()) - bound):
+                return first[min(missing)]
+            for value in node.outputs:
+                bound |= _sizes_of(value) if node in read and value in self.live else set()
+                first = dict.fromkeys(_sizes_of(value), value) | first
+        missing = first.keys() & (sizes - bound)
+        return first[min(missing)] if missing else None
+
+    def _reached(self, roots: Collection[ir.Value]) -> set[ir.Value]:
+        live = set(roots)
         for node in reversed(list(self.graph)):
             if node in self.lowerings and self._runs(node, live):
                 host = self.lowerings[node].host
@@ -160,15 +204,15 @@ class _Writer:
     def _runs(self, node: ir.Node, live: set[ir.Value]) -> bool:
         return Trait.EFFECT in traits_of(node) or any(v in live for v in node.outputs)
 
-    def _symbols(self) -> set[str]:
+    def _sizes_read(self, node: ir.Node) -> set[str]:
+        """The sizes that a node's arguments are made of."""
         found: set[str] = set()
-        for node in self.nodes:
-            for body in bodies_of(node) if is_closed(node) else ():
-                found |= _Writer(body, self.device).free()
-            for index, value in enumerate(node.inputs):
-                if value is not None and _is_host(value, index, self.lowerings[node].host):
-                    data = shapes.data_of(value)
-                    found |= symbols_of(data) if data is not None else set()
+        for body in bodies_of(node) if is_closed(node) else ():
+            found |= _Writer(body, self.device).free()
+        for index, value in enumerate(node.inputs):
+            if value is not None and _is_host(value, index, self.lowerings[node].host):
+                data = shapes.data_of(value)
+                found |= symbols_of(data) if data is not None else set()
         return found
 
     def _unpack(self, values: Sequence[ir.Value], source: str) -> None:

@@ -75,6 +75,7 @@ class Packing:
         q_shape, k_shape: (sequences, length) of queries and keys.
         mask: what is added to the scores, of rank 4; or None.
         causal: whether a query sees no key after itself.
+        dtype: type of what is added to the scores: torch's kernel reads another than that of doubles wrongly.
     """
 
     q_rows: Tensor
@@ -83,6 +84,7 @@ class Packing:
     k_shape: tuple[int, int]
     mask: Tensor | None
     causal: bool
+    dtype: torch.dtype = torch.float32
 
     @property
     def aligned(self) -> bool:
@@ -117,8 +119,7 @@ class Packing:
         if not causal:
             return addend
         late = torch.from_numpy(columns[None, :] > rows[:, None])
-        dtype = torch.float32 if addend is None else addend.dtype
-        unseen = torch.zeros(1, *late.shape, dtype=dtype).masked_fill_(late, MINUS_INFINITY)
+        unseen = torch.zeros(1, *late.shape, dtype=self.dtype).masked_fill_(late, MINUS_INFINITY)
         return unseen if addend is None else addend + unseen
 
 

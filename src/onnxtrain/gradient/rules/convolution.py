@@ -24,7 +24,7 @@ def conv(ctx: Context, dy: Value, x: Value, w: Value, b: Value | None = None, **
     if pads is not None:
         return _conv_grad(ctx.op, dy, x, w, window, pads, group, 2 if b is None else 3)
     op = ctx.op
-    around = spread_pads(op, run_time_pads(op, x, window))
+    around = spread_pads(op, run_time_pads(op, x, window, w))
     padded = op.Pad(x, around, op.like(0.0, x))
     dx, *rest = _conv_grad(op, dy, padded, w, window, (0,) * (2 * len(window.kernel)), group, 2 if b is None else 3)
     return op.Pad(dx, op.Neg(around), op.like(0.0, dx)), *rest
@@ -37,17 +37,25 @@ def _conv_grad(
     return op.ConvGrad(dy, x, w, outputs=outputs, group=group, **places)
 
 
-def run_time_pads(op: Builder, x: Value, window: Window) -> Value:
+def run_time_pads(op: Builder, x: Value, window: Window, w: Value | None = None) -> Value:
     """The elements that SAME_* adds, before each spatial axis and then after each, as a vector."""
     steps, zero = op.ints(*window.strides), op.ints(0)
     sizes = op.Shape(x, start=2)
     places = op.Div(op.Add(sizes, op.ints(*(s - 1 for s in window.strides))), steps)
-    used = op.Add(op.Mul(op.Sub(places, op.ints(1)), steps), op.ints(*window.reach))
+    used = op.Add(op.Mul(op.Sub(places, op.ints(1)), steps), _reach(op, window, w))
     total = op.Max(op.Sub(used, sizes), zero)
     small = op.Div(total, op.ints(2))
     large = op.Sub(total, small)
     pair = (small, large) if window.auto_pad == "SAME_UPPER" else (large, small)
     return op.Concat(*pair, axis=0)
+
+
+def _reach(op: Builder, window: Window, w: Value | None) -> Value:
+    """Elements from the first to the last of the kernel ``w``, along each axis, as a vector."""
+    if window.is_known or w is None:
+        return op.ints(*window.reach)
+    one = op.ints(1)
+    return op.Add(op.Mul(op.Sub(op.Shape(w, start=2), one), op.ints(*window.dilations)), one)
 
 
 def spread_pads(op: Builder, pads: Value) -> Value:
@@ -70,9 +78,11 @@ def conv_transpose(
     group, count = shapes.attribute(ctx.node, "group", 1), len(window.kernel)
     extra = tuple(shapes.attribute(ctx.node, "output_padding") or (0,) * count)
     pads, whole = window.pads, dy
-    if pads is None and any(r < s for r, s in zip(window.reach, window.strides, strict=True)):
+    if pads is None and window.is_known and any(r < s for r, s in zip(window.reach, window.strides, strict=True)):
         raise ctx.unsupported("the gradient of ConvTranspose with auto_pad and steps longer than the kernel")
     if output_shape or pads is None or any(extra) or min(pads) < 0:
+        if not window.is_known:
+            raise ctx.unsupported("the gradient of ConvTranspose with a kernel whose size is known only at run time")
         whole = op.Pad(dy, spread_pads(op, _cut(op, x, window, extra, output_shape)), op.like(0.0, dy))
         pads = (0,) * (2 * count)
     places: dict[str, Any] = {"strides": window.strides, "pads": pads, "dilations": window.dilations}

@@ -38,6 +38,8 @@ def deform_conv(
     if shapes.rank(x) != 4:
         raise ctx.unsupported("the gradient of a DeformConv that is not of images")
     window = window_of(ctx.node, shapes.known_dims(w)[2:])
+    if not window.is_known:
+        raise ctx.unsupported("the gradient of DeformConv with a kernel whose size is known only at run time")
     places, inner = window.kernel[0] * window.kernel[1], op.Shape(offset, start=2)
     batch, groups, narrow = op.size(x, 0), op.ints(group), op.size(w, 1)
     planes_of = op.Div(op.Mul(narrow, groups), op.ints(offset_group))

@@ -113,9 +113,9 @@ def softmax_cross_entropy(
     through_log = None if dlog is None else op.LogSoftmaxGrad(dlog, ctx.output(1), axis=1)
     if dy is None:
         return through_log, None, None
-    dlosses = _per_label(ctx, dy, scores, labels, weights, reduction, ignore_index)
+    dlosses, dweights = _of_labels(ctx, dy, ctx.output(1), labels, weights, reduction, ignore_index)
     through_loss = op.SoftmaxCrossEntropyLossGrad(dlosses, ctx.output(1), labels)
-    return (through_loss if through_log is None else through_loss + through_log), None, None
+    return (through_loss if through_log is None else through_loss + through_log), None, dweights
 
 
 @gradient("LinearCrossEntropy", domain=DOMAIN)
@@ -143,29 +143,43 @@ def negative_log_likelihood(
     ignore_index: Any = None,
 ) -> Any:
     """-dlosses at the labels."""
-    dlosses = _per_label(ctx, dy, log_prob, labels, weights, reduction, ignore_index)
-    return ctx.op.NegativeLogLikelihoodLossGrad(dlosses, log_prob, labels), None, None
+    dlosses, dweights = _of_labels(ctx, dy, log_prob, labels, weights, reduction, ignore_index)
+    return ctx.op.NegativeLogLikelihoodLossGrad(dlosses, log_prob, labels), None, dweights
 
 
-def _per_label(
-    ctx: Context, dy: Value, scores: Value, labels: Value, weights: Value | None, reduction: str, ignore: Any
-) -> Value:
-    """The gradient of each label's own loss: weighted, divided as the reduction says, 0 for ignored labels.
+def _of_labels(
+    ctx: Context, dy: Value, log_prob: Value, labels: Value, weights: Value | None, reduction: str, ignore: Any
+) -> tuple[Value, Value | None]:
+    """The gradient of each label's own loss, weighted and divided as the reduction says, and that of the weights.
 
-    With no label left the mean divides by 0; the gradient is 0 all the same, as in torch.
+    It is 0 for ignored labels. With no label left the mean divides by 0; the gradient is 0 all the same, as in torch.
     """
     op, zero = ctx.op, ctx.op.constant(0, shapes.dtype_of(labels))
     kept = None if ignore is None else op.Not(op.Equal(labels, op.constant(ignore, shapes.dtype_of(labels))))
-    share = None
+    safe, share = labels if kept is None else op.Where(kept, labels, zero), None
     if weights is not None:
-        share = op.Gather(weights, labels if kept is None else op.Where(kept, labels, zero))
+        share = op.Gather(weights, safe)
     if reduction == "mean":
-        counted = op.cast(kept, shapes.dtype_of(scores)) if kept is not None else None
-        dy = dy / _total(op, scores, labels, share, counted)
-    made = dy if share is None else share * dy
-    if kept is None:
-        return op.Expand(made, op.shape(labels))
-    return op.Where(kept, made, op.like(0.0, scores))
+        counted = op.cast(kept, shapes.dtype_of(log_prob)) if kept is not None else None
+        dy = dy / _total(op, log_prob, labels, share, counted)
+
+    def spread(made: Value) -> Value:
+        if kept is None:
+            return op.Expand(made, op.shape(labels))
+        return op.Where(kept, made, op.like(0.0, log_prob))
+
+    if weights is None or share is None or not ctx.wanted[2]:
+        return spread(dy if share is None else share * dy), None
+    losses = op.NegativeLogLikelihoodLoss(log_prob, safe, reduction="none")
+    rises = losses - ctx.y if reduction == "mean" else losses  # a weight moves the mean towards its labels' losses
+    return spread(share * dy), _of_classes(op, spread(dy * rises), safe, weights)
+
+
+def _of_classes(op: Builder, values: Value, labels: Value, weights: Value) -> Value:
+    """The sum of the values of each class's labels."""
+    zeros, flat = op.Expand(op.like(0.0, weights), op.shape(weights)), op.ints(-1)
+    places = op.Reshape(op.cast(labels, ir.DataType.INT64), flat)
+    return op.ScatterElements(zeros, places, op.Reshape(values, flat), axis=0, reduction="add")
 
 
 def _total(op: Builder, scores: Value, labels: Value, share: Value | None, counted: Value | None) -> Value:

@@ -21,6 +21,7 @@ from onnxtrain.ir.bodies import CLOSED, open_bodies, replace
 from onnxtrain.ir.builder import Builder
 from onnxtrain.ir.expansions import expand_nodes
 from onnxtrain.ir.graphs import DOMAIN
+from onnxtrain.ir.opsets import version_of
 from onnxtrain.ir.recurrent import RECURRENT
 
 VERSION = 1
@@ -103,10 +104,20 @@ def attach(model: ir.Model) -> ir.Model:
     for op_type in sorted({n.op_type for n in model.graph.all_nodes() if n.domain == DOMAIN}):
         _collect(op_type, wanted)
     for op_type in wanted:
-        model.functions[(DOMAIN, op_type, "")] = body_of(op_type)
+        model.functions[(DOMAIN, op_type, "")] = _of_opset(body_of(op_type), version_of(model.graph))
     if wanted:
         model.graph.opset_imports[DOMAIN] = VERSION
     return model
+
+
+def _of_opset(body: ir.Function, version: int) -> ir.Function:
+    """A body for a model of that opset: runtimes want one opset in all parts of a model.
+
+    Since opset 20 the operators of bodies have learned nothing but element types.
+    """
+    made = body.clone()
+    made.opset_imports[""] = version
+    return made
 
 
 def _collect(op_type: str, wanted: dict[str, None]) -> None:

@@ -63,6 +63,11 @@ class Window:
         return cls(tuple(kernel), steps, apart, None if same else given, auto_pad, bool(ceil_mode) and not same)
 
     @property
+    def is_known(self) -> bool:
+        """Whether the size of the kernel is a number along every axis: a weight may be any value of the graph."""
+        return all(isinstance(k, int) for k in self.kernel)
+
+    @property
     def reach(self) -> tuple[int, ...]:
         """Elements from the first to the last of the kernel, along each axis."""
         return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
@@ -102,6 +107,8 @@ class Window:
         """``paddings`` where no size that is known only at run time decides; None otherwise."""
         if self.pads is not None:
             return self.pads
+        if not self.is_known:
+            return None
         if all(s == 1 for s in self.strides):
             return self.paddings(self.reach)  # with steps of 1 every size is padded alike
         return self.paddings(sizes) if all(isinstance(n, int) for n in sizes) else None  # type: ignore[arg-type]
@@ -128,9 +135,10 @@ def conv(node: ir.Node) -> Sequence[Facts]:
     """Batch of the operand, channels of the weight, one size for each place of the window."""
     x, w = known_dims(operand(node, 0)), known_dims(operand(node, 1))  # type: ignore[arg-type]
     dtype = dtype_of(node.inputs[0])  # type: ignore[arg-type]
-    if not all(isinstance(k, int) for k in attribute(node, "kernel_shape") or w[2:]):
+    window = window_of(node, w[2:])
+    if not window.is_known:
         return [Facts(dtype, (x[0], w[0], *fresh_dims(node.outputs[0], len(x))[2:]))]
-    return [Facts(dtype, (x[0], w[0], *window_of(node, w[2:]).output_sizes(x[2:])))]
+    return [Facts(dtype, (x[0], w[0], *window.output_sizes(x[2:])))]
 
 
 @shape_rule("ConvTranspose")

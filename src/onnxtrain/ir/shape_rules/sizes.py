@@ -167,17 +167,30 @@ def expand(node: ir.Node) -> Sequence[Facts]:
 
 @shape_rule("Squeeze")
 def squeeze(node: ir.Node) -> Sequence[Facts]:
-    """Drop the axes, or all of size 1."""
+    """Drop the axes, or all of size 1: those without a known size are taken for longer, unless the rank says else."""
     x = node.inputs[0]
     assert x is not None
-    dims, axes = known_dims(x), _axes(node, 1)
+    dims, axes, stated = known_dims(x), _axes(node, 1), dims_of(node.outputs[0])
     if axes is None:
-        axes = tuple(i for i, d in enumerate(dims) if d == 1)
+        ones, unknown = ([i for i, d in enumerate(dims) if f(d)] for f in (_is_one, _is_symbol))
+        if stated is not None and len(stated) == len(dims) - len(ones) - len(unknown):
+            ones += unknown
+        elif stated is not None and len(stated) != len(dims) - len(ones):
+            return [Facts(dtype_of(x), fresh_dims(node.outputs[0], len(stated)))]
+        axes = tuple(ones)
     dropped = {a % max(len(dims), 1) for a in axes}
     data = data_of(x)
     if isinstance(data, tuple) and dropped:
         data = data[0]
     return [Facts(dtype_of(x), tuple(d for i, d in enumerate(dims) if i not in dropped), data)]
+
+
+def _is_one(dim: Dim) -> bool:
+    return isinstance(dim, int) and dim == 1
+
+
+def _is_symbol(dim: Dim) -> bool:
+    return not isinstance(dim, int)
 
 
 @shape_rule("Unsqueeze")

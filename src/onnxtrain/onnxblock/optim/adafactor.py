@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnxtrain.ir import shapes
+from onnxtrain.number_ranges import check_number, check_pair
 from onnxtrain.onnxblock.optim.optimizer import ClipGradNorm, Optimizer, Slot
 
 Value = ir.Value
@@ -35,8 +36,10 @@ class Adafactor(Optimizer):
         no_decay: Sequence[str] = (),
     ) -> None:
         super().__init__(clip_grad=clip_grad, weight_decay=weight_decay, no_decay=no_decay)
-        self.beta2_decay, self.least_size, self.d = beta2_decay, eps[1], d
-        self.least_root = 2.0**-23 if eps[0] is None else eps[0]
+        root, size = check_pair("eps", eps)
+        self.beta2_decay = check_number("beta2_decay", beta2_decay, most=0)
+        self.d, self.least_size = check_number("d", d, least=1), check_number("eps", size, least=0)
+        self.least_root = 2.0**-23 if root is None else check_number("eps", root, least=0)
 
     def prepare(self, step: Value) -> None:
         """How much of a new square counts, and the rate that falls with the step."""

@@ -9,7 +9,8 @@ import onnx_ir as ir
 
 from onnxtrain.errors import ArtifactError
 from onnxtrain.ir import shapes
-from onnxtrain.onnxblock.optim.optimizer import ClipGradNorm, Optimizer, Slot
+from onnxtrain.number_ranges import check_number
+from onnxtrain.onnxblock.optim.optimizer import ClipGradNorm, Optimizer, Slot, check_betas
 
 Value = ir.Value
 
@@ -21,7 +22,8 @@ class _Moments(Optimizer):
         self, bias_correction: bool, betas: tuple[float, float], eps: float, weight_decay: float, **given: Any
     ) -> None:
         super().__init__(weight_decay=weight_decay, **given)
-        self.bias_correction, self.betas, self.eps = bias_correction, tuple(betas), eps
+        self.bias_correction, self.betas = bias_correction, check_betas(betas)
+        self.eps = check_number("eps", eps, least=0)
 
     def prepare(self, step: Value) -> None:
         """Bias corrections ``1 - βᵗ``, and the rate that takes account of both.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnxtrain.onnxblock.optim.optimizer import ClipGradNorm, Optimizer, Slot
+from onnxtrain.onnxblock.optim.optimizer import ClipGradNorm, Optimizer, Slot, check_betas
 
 Value = ir.Value
 
@@ -23,7 +23,7 @@ class Lion(Optimizer):
         no_decay: Sequence[str] = (),
     ) -> None:
         super().__init__(clip_grad=clip_grad, weight_decay=weight_decay, no_decay=no_decay)
-        self.betas = tuple(betas)
+        self.betas = check_betas(betas)
 
     def update(self, slot: Slot) -> None:
         """Both means from one difference, so that the old running mean is read once."""

@@ -7,7 +7,7 @@ import dataclasses
 import fnmatch
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import onnx
 import onnx_ir as ir
@@ -15,11 +15,14 @@ import onnx_ir as ir
 from onnxtrain import artifact_names as names
 from onnxtrain.errors import ArtifactError
 from onnxtrain.ir import shapes
+from onnxtrain.ir.scalar_ranks import match_ranks
+from onnxtrain.number_ranges import check_names, check_number, check_pair
 from onnxtrain.onnxblock.base import Base
 from onnxtrain.onnxblock.blocks import Block
 from onnxtrain.portable import to_proto
 
 Value = ir.Value
+Parameters: TypeAlias = Sequence[ir.TensorProtocol | onnx.TensorProto]
 
 
 @dataclasses.dataclass
@@ -29,7 +32,8 @@ class Slot:
     base: Base
     parameter: Value
     gradient: Value
-    states: dict[str, float]
+    states: dict[str, float] = dataclasses.field(default_factory=dict)
+    updates: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def state(self, name: str, shape: Sequence[int] | None = None) -> Value:
         """A state of the parameter, zeros at first, of the parameter's shape or another one."""
@@ -41,7 +45,20 @@ class Slot:
 
     def update(self, old: Value, new: Value) -> None:
         """Say what a parameter or state becomes."""
-        self.base.output(new, names.updated(str(old.name)))
+        self.updates[str(old.name)] = self.base.output(new, names.updated(str(old.name)))
+
+
+def _input(base: Base, tensor: ir.TensorProtocol | onnx.TensorProto) -> Value:
+    """The input that a parameter is."""
+    if isinstance(tensor, onnx.TensorProto):
+        tensor = ir.from_proto(tensor)
+    return base.add_input(str(tensor.name), tensor.dtype, [int(d) for d in tensor.shape])  # type: ignore[union-attr]
+
+
+def _gradient(base: Base, weight: Value) -> Value:
+    """The input for the gradient of a parameter."""
+    dims = list(shapes.known_dims(weight))
+    return base.add_input(names.gradient(str(weight.name)), shapes.dtype_of(weight), dims)
 
 
 class Optimizer(Block, abc.ABC):
@@ -56,49 +73,52 @@ class Optimizer(Block, abc.ABC):
     def __init__(
         self, *, clip_grad: ClipGradNorm | None = None, weight_decay: float = 0.0, no_decay: Sequence[str] = ()
     ) -> None:
-        self.clip_grad, self.weight_decay, self.no_decay = clip_grad, weight_decay, tuple(no_decay)
+        if clip_grad is not None and not isinstance(clip_grad, Block):
+            what = f"clip_grad={clip_grad!r} is no block that clips"
+            raise ArtifactError(what, cure="give onnxblock.optim.ClipGradNorm(1.0)")
+        self.clip_grad, self.no_decay = clip_grad, check_names("no_decay", no_decay)
+        self.weight_decay = check_number("weight_decay", weight_decay, least=0)
         self._facts: dict[str, Any] | None = None
+        self._built: Base | None = None
 
-    def build(self, parameters: Sequence[ir.TensorProtocol | onnx.TensorProto]) -> tuple[str, ...]:
+    def build(self, parameters: Parameters | tuple[Parameters, Parameters]) -> tuple[str, ...]:
         """Add the update of every parameter; the names of the model's outputs.
 
         Args:
-            parameters: tensors with names: the first part of what ``TrainingBlock.parameters()`` gives.
+            parameters: tensors with names: what ``TrainingBlock.parameters()`` gives, or the first part of it.
         """
-        if not parameters:
+        trainable: Any = parameters
+        if isinstance(parameters, tuple) and len(parameters) == 2 and isinstance(parameters[0], list | tuple):
+            trainable = parameters[0]
+        if not trainable:
             raise ArtifactError("there is no parameter to train", cure="give the trainable parameters")
-        base = self.base
+        self._built = base = self.base
+        weights = [_input(base, tensor) for tensor in trainable]  # first, so that they have the names that they have
         self.rate = base.add_input(names.LEARNING_RATE, ir.DataType.FLOAT, [])
         step = base.add_input(names.STEP, ir.DataType.INT64, [])
+        slots = [Slot(base, weight, _gradient(base, weight)) for weight in weights]
+        given = {str(s.parameter.name): str(s.gradient.name) for s in slots}
         next_step = self.op.Add(step, self.op.constant(1, ir.DataType.INT64))
-        base.output(next_step, names.updated(names.STEP))
-        slots = [self._slot(base, tensor) for tensor in parameters]
+        counted = base.output(next_step, names.updated(names.STEP))
         gradients = [s.gradient for s in slots]
         if self.clip_grad is not None:
-            clipped = self.clip_grad(*(str(g.name) for g in gradients))
-            gradients = [self.value(name) for name in clipped]
+            gradients = [self.value(name) for name in self.clip_grad(*given.values())]
         with self.op.arithmetic():
             self.prepare(self.op.Cast(next_step, to=int(ir.DataType.FLOAT)))
             for slot, gradient in zip(slots, gradients, strict=True):
                 slot.gradient = gradient
                 self.update(slot)
-        self._facts = self._describe(slots)
-        return tuple(str(v.name) for v in base.model.graph.outputs)
-
-    def _slot(self, base: Base, tensor: ir.TensorProtocol | onnx.TensorProto) -> Slot:
-        if isinstance(tensor, onnx.TensorProto):
-            tensor = ir.from_proto(tensor)
-        dims, name = [int(d) for d in tensor.shape], str(tensor.name)  # type: ignore[union-attr]
-        return Slot(
-            base, base.add_input(name, tensor.dtype, dims), base.add_input(names.gradient(name), tensor.dtype, dims), {}
-        )
+        scalars = {"learning_rate": str(self.rate.name), "step": str(step.name)}
+        self._facts = self._describe(slots) | scalars | {"parameters": given}
+        self._facts["updates"][str(step.name)] = counted
+        return tuple(str(v.name) for v in base.ir_model.graph.outputs)
 
     def _describe(self, slots: Sequence[Slot]) -> dict[str, Any]:
         return {
             "kind": "optimizer",
             "optimizer": self.describe(),
-            "parameters": {str(s.parameter.name): names.gradient(str(s.parameter.name)) for s in slots},
             "states": {name: first for s in slots for name, first in s.states.items()},
+            "updates": {old: new for s in slots for old, new in s.updates.items()},
         }
 
     def describe(self) -> str:
@@ -115,9 +135,11 @@ class Optimizer(Block, abc.ABC):
         Raises:
             ArtifactError: the block was not called.
         """
-        if self._facts is None:
+        if self._facts is None or self._built is None:
             raise ArtifactError("the optimizer is not built", cure="call it with the parameters first")
-        return to_proto(self.base.model, self._facts)
+        model = self._built.ir_model.clone()
+        match_ranks(model.graph)
+        return to_proto(model, self._facts)
 
     def prepare(self, step: Value) -> None:
         """Scalars that all parameters share; ``step`` counts from 1."""
@@ -140,11 +162,17 @@ class Optimizer(Block, abc.ABC):
         return self.op.cast(value, shapes.dtype_of(slot.parameter))
 
 
+def check_betas(betas: Sequence[float]) -> tuple[float, float]:
+    """Both factors of running means, which are less than 1."""
+    first, second = check_pair("betas", betas)
+    return check_number("betas", first, least=0, below=1), check_number("betas", second, least=0, below=1)
+
+
 class ClipGradNorm(Block):
     """Gradients times ``min(1, max_norm / (norm + 1e-6))`` with the norm of all of them, as torch's clip_grad_norm_."""
 
     def __init__(self, max_norm: float = 1.0) -> None:
-        self.max_norm = max_norm
+        self.max_norm = check_number("max_norm", max_norm, above=0)
 
     def __repr__(self) -> str:
         return f"ClipGradNorm({self.max_norm})"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnxtrain.errors import ArtifactError
+from onnxtrain.number_ranges import check_number
 from onnxtrain.onnxblock.optim.optimizer import ClipGradNorm, Optimizer, Slot
 
 Value = ir.Value
@@ -31,7 +32,8 @@ class SGD(Optimizer):
         no_decay: Sequence[str] = (),
     ) -> None:
         super().__init__(clip_grad=clip_grad, weight_decay=weight_decay, no_decay=no_decay)
-        self.momentum, self.dampening, self.nesterov = momentum, dampening, nesterov
+        self.momentum = check_number("momentum", momentum, least=0)
+        self.dampening, self.nesterov = check_number("dampening", dampening), nesterov
         if nesterov and (momentum <= 0 or dampening != 0):
             raise ArtifactError("Nesterov's momentum needs a momentum and no dampening", cure="set momentum=0.9")
 

@@ -65,8 +65,11 @@ def _fused(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 def _mask_for(mask: Tensor | None, q: Tensor) -> Tensor | None:
-    """The mask with as many axes as the kernel wants."""
-    if mask is None or mask.dim() in (2, q.dim()):
+    """The mask with as many axes as the kernel wants, and of doubles where those are: it reads others wrongly then."""
+    if mask is None:
+        return None
+    mask = mask.to(q.dtype) if q.dtype == torch.float64 else mask
+    if mask.dim() in (2, q.dim()):
         return mask
     return mask.reshape((1,) * (q.dim() - mask.dim()) + mask.shape)
 

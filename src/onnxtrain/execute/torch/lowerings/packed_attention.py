@@ -39,7 +39,7 @@ def packed_attention(
     causal: int = 0,
 ) -> Tensor | tuple[Tensor | None, ...]:
     """The result; and what backward reads: the log of the sum of exponentials, or what dropout has kept."""
-    packing = Packing(q_rows, k_rows, tuple(q_shape), tuple(k_shape), _of_rank_4(mask, q), bool(causal))
+    packing = _packing(q, q_rows, k_rows, q_shape, k_shape, mask, causal)
     wanted = (*needed, False, False)[1:3]
     if q.device.type != "cpu":
         made = padded_attention.forward(q, k, v, packing, scale, ratio)
@@ -70,7 +70,7 @@ def packed_attention_grad(
     causal: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv."""
-    packing = Packing(q_rows, k_rows, tuple(q_shape), tuple(k_shape), _of_rank_4(mask, q), bool(causal))
+    packing = _packing(q, q_rows, k_rows, q_shape, k_shape, mask, causal)
     if q.device.type != "cpu":
         return padded_attention.backward(dy, q, k, v, packing, scale, ratio, kept)
     if ratio == 0 and q.shape[-1] == v.shape[-1] > 0 and y is not None and log_sum_exp is not None:
@@ -78,11 +78,14 @@ def packed_attention_grad(
     return _by_parts_backward(dy, q, k, v, packing, scale, ratio, kept)
 
 
-def _of_rank_4(mask: Tensor | None, q: Tensor) -> Tensor | None:
-    """The mask with four axes, in a type that the kernels add to scores: float32 at least."""
-    if mask is None:
-        return None
-    return mask.to(torch.promote_types(q.dtype, torch.float32)).reshape((1,) * (4 - mask.dim()) + mask.shape)
+def _packing(
+    q: Tensor, q_rows: Tensor, k_rows: Tensor, q_shape: Any, k_shape: Any, mask: Tensor | None, causal: int
+) -> Packing:
+    """Where rows lie; the mask has four axes and a type that the kernels add to scores: float32 at least."""
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    if mask is not None:
+        mask = mask.to(dtype).reshape((1,) * (4 - mask.dim()) + mask.shape)
+    return Packing(q_rows, k_rows, tuple(q_shape), tuple(k_shape), mask, bool(causal), dtype)
 
 
 def _fused(

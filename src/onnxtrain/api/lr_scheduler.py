@@ -9,6 +9,7 @@ from typing import Any
 
 from onnxtrain.api.optimizer import Optimizer
 from onnxtrain.errors import OptionError
+from onnxtrain.number_ranges import check_number, check_whole
 
 _SCHEDULE = "schedule"
 
@@ -25,7 +26,7 @@ class LRScheduler(abc.ABC):
     """
 
     def __init__(self, optimizer: Optimizer, initial_lr: float, **settings: float) -> None:
-        self._optimizer, self._initial_lr = optimizer, initial_lr
+        self._optimizer, self._initial_lr = optimizer, _rate("initial_lr", initial_lr)
         own: dict[str, Any] = {"kind": type(self).__name__, "initial_lr": initial_lr, **settings}
         before = optimizer.settings.get(_SCHEDULE)
         step = 0
@@ -62,6 +63,8 @@ class _Warm(LRScheduler):
         initial_lr: float,
         **settings: float,
     ) -> None:
+        check_whole("warmup_step_count", warmup_step_count, error=OptionError)
+        check_whole("total_step_count", total_step_count, error=OptionError)
         if not 0 <= warmup_step_count < total_step_count:
             what = f"a warm-up of {warmup_step_count} steps does not fit into {total_step_count} steps"
             raise OptionError(what, cure="choose 0 <= warmup_step_count < total_step_count")
@@ -101,7 +104,7 @@ class CosineLRScheduler(_Warm):
         initial_lr: float,
         min_lr: float = 0.0,
     ) -> None:
-        self._least = min_lr / initial_lr
+        self._least = _rate("min_lr", min_lr) / _positive("initial_lr", initial_lr)
         super().__init__(optimizer, warmup_step_count, total_step_count, initial_lr, min_lr=min_lr)
 
     def fall(self, share: float) -> float:
@@ -121,7 +124,8 @@ class PolynomialLRScheduler(_Warm):
         power: float = 1.0,
         end_lr: float = 0.0,
     ) -> None:
-        self._power, self._end = power, end_lr / initial_lr
+        self._power = check_number("power", power, least=0, error=OptionError)
+        self._end = _rate("end_lr", end_lr) / _positive("initial_lr", initial_lr)
         super().__init__(optimizer, warmup_step_count, total_step_count, initial_lr, power=power, end_lr=end_lr)
 
     def fall(self, share: float) -> float:
@@ -133,7 +137,7 @@ class ConstantLRScheduler(LRScheduler):
     """From 0 up to ``initial_lr`` in ``warmup_step_count`` steps, then constant."""
 
     def __init__(self, optimizer: Optimizer, initial_lr: float, warmup_step_count: int = 0) -> None:
-        self._warmup = warmup_step_count
+        self._warmup = check_whole("warmup_step_count", warmup_step_count, least=0, error=OptionError)
         super().__init__(optimizer, initial_lr, warmup=warmup_step_count)
 
     def factor(self, step: int) -> float:
@@ -164,11 +168,14 @@ class OneCycleLRScheduler(LRScheduler):
         div_factor: float = 25.0,
         final_div_factor: float = 1e4,
     ) -> None:
+        check_whole("total_step_count", total_step_count, error=OptionError)
+        check_number("pct_start", pct_start, error=OptionError)
         if total_step_count < 2 or not 0 < pct_start < 1:
             what = f"a cycle of {total_step_count} steps with pct_start={pct_start} has no way up and down"
             raise OptionError(what, cure="choose total_step_count >= 2 and 0 < pct_start < 1")
         self._top, self._last = max(pct_start * total_step_count - 1, 1e-9), total_step_count - 1
-        self._first, self._final = 1 / div_factor, 1 / div_factor / final_div_factor
+        self._first = 1 / _positive("div_factor", div_factor)
+        self._final = self._first / _positive("final_div_factor", final_div_factor)
         settings = {"total": total_step_count, "pct_start": pct_start, "div": div_factor, "final_div": final_div_factor}
         super().__init__(optimizer, max_lr, **settings)
 
@@ -178,6 +185,14 @@ class OneCycleLRScheduler(LRScheduler):
         if step <= self._top:
             return _cosine(self._first, 1.0, step / self._top)
         return _cosine(1.0, self._final, (step - self._top) / (self._last - self._top))
+
+
+def _rate(name: str, given: float) -> float:
+    return check_number(name, given, least=0, error=OptionError)
+
+
+def _positive(name: str, given: float) -> float:
+    return check_number(name, given, above=0, error=OptionError)
 
 
 def _cosine(start: float, end: float, share: float) -> float:

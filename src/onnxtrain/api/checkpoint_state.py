@@ -12,7 +12,7 @@ import numpy as np
 from onnxtrain import checkpoint as files
 from onnxtrain.api.tensors import Place, Tensor
 from onnxtrain.checkpoint import Checkpoint, Form
-from onnxtrain.errors import CheckpointError, close_to
+from onnxtrain.errors import CheckpointError, DataError, UnsupportedDataError, close_to
 
 Property = int | float | str | bool
 
@@ -23,7 +23,7 @@ class Parameter:
     Attributes:
         form: its element type and shape.
         tensor: its content in place; None where a nominal checkpoint says its form alone.
-        gradient: the gradient accumulated so far, in place; None before the first training step.
+        gradient: the gradient accumulated so far, in place; None before a ``Module`` has the state.
     """
 
     def __init__(self, name: str, form: Form, requires_grad: bool, content: np.ndarray | None) -> None:
@@ -65,7 +65,7 @@ class Parameter:
 
     @property
     def grad(self) -> np.ndarray | None:
-        """A copy of the gradient accumulated so far; None before the first training step, or if it is not trained."""
+        """A copy of the gradient accumulated so far; None before a ``Module`` has the state, or if not trained."""
         return None if self.gradient is None else self.gradient.numpy()
 
     def held(self) -> Tensor:
@@ -86,7 +86,7 @@ class Parameter:
 
 
 class Parameters:
-    """All weights of a model by name; iterating gives pairs of name and parameter."""
+    """All weights of a model by name; iterating gives names and parameters, assigning an array sets the content."""
 
     def __init__(self, parameters: Mapping[str, Parameter]) -> None:
         self._parameters = dict(parameters)
@@ -95,6 +95,9 @@ class Parameters:
         if name not in self._parameters:
             raise KeyError(f"the model has no parameter {name}{close_to(name, self._parameters)}")
         return self._parameters[name]
+
+    def __setitem__(self, name: str, content: np.ndarray) -> None:
+        self[name].data = content
 
     def __contains__(self, name: object) -> bool:
         return name in self._parameters
@@ -132,9 +135,12 @@ class Properties:
 
     def __setitem__(self, name: str, value: Property) -> None:
         if not isinstance(value, int | float | str | bool):
-            raise TypeError(f"the property {name} is {type(value).__name__}; properties are int, float, str or bool")
+            what = f"the property {name} is {type(value).__name__}; properties are int, float, str or bool"
+            raise UnsupportedDataError(what, cure="convert it")
         if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"the property {name} is {value}, which JSON cannot say")
+            raise DataError(f"the property {name} is {value}, which JSON cannot say", cure="keep it as a str")
+        if not isinstance(name, str):
+            raise UnsupportedDataError(f"the name of the property is {type(name).__name__}", cure="give a str")
         self._content[name] = value
 
     def __delitem__(self, name: str) -> None:
@@ -162,6 +168,7 @@ class CheckpointState:
 
     Args:
         content: what was read from a file.
+        name: what errors call it.
 
     Attributes:
         parameters: the weights, trained and frozen.
@@ -169,9 +176,11 @@ class CheckpointState:
         optimizer: the optimizer's tensors by name, once there is one.
         settings: the optimizer, its learning rate and its schedule.
         random: seed of dropout, and the number of training steps so far.
+        set_id: of the set of artifacts that it belongs to; empty until it has one.
     """
 
-    def __init__(self, content: Checkpoint) -> None:
+    def __init__(self, content: Checkpoint, name: str = "the checkpoint") -> None:
+        self.name, self.set_id = name, content.set_id
         made = {
             name: Parameter(name, form, name in content.trainable, content.tensors.get(name))
             for name, form in content.forms.items()
@@ -183,14 +192,23 @@ class CheckpointState:
         self.random: dict[str, int] = dict(content.random)
 
     @classmethod
-    def load_checkpoint(cls, checkpoint_uri: str | os.PathLike[str] | bytes) -> CheckpointState:
+    def load_checkpoint(
+        cls, checkpoint_uri: str | os.PathLike[str] | bytes, *, of_any_set: bool = False
+    ) -> CheckpointState:
         """Read a state from a file, or from its bytes.
+
+        Args:
+            checkpoint_uri: the file, or its bytes.
+            of_any_set: the models that it is used with may be of another call of ``generate_artifacts``; that its
+                parameters are theirs, by name, type and shape, is checked all the same.
 
         Raises:
             CheckpointError: it cannot be read, is damaged, or is no checkpoint of onnxtrain.
         """
-        source = checkpoint_uri if isinstance(checkpoint_uri, bytes) else os.fspath(checkpoint_uri)
-        return cls(files.read(source))
+        content = files.read(checkpoint_uri)
+        if of_any_set:
+            content.set_id = ""
+        return cls(content, "the checkpoint" if isinstance(checkpoint_uri, bytes) else str(checkpoint_uri))
 
     @classmethod
     def save_checkpoint(
@@ -212,7 +230,8 @@ class CheckpointState:
             {p.name: p.form for p in self.parameters.values() if p.requires_grad == kind} for kind in (True, False)
         )
         tensors = {p.name: p.tensor.view() for p in self.parameters.values() if p.tensor is not None}
-        made = Checkpoint(trained, frozen, tensors, random=dict(self.random), properties=self.properties.as_dict())
+        made = Checkpoint(trained, frozen, tensors, set_id=self.set_id)
+        made.random, made.properties = dict(self.random), self.properties.as_dict()
         if include_optimizer_state:
             made.optimizer = {name: tensor.view() for name, tensor in self.optimizer.items()}
             made.settings = dict(self.settings)
