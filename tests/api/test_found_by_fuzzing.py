@@ -140,3 +140,34 @@ def test_an_axis_of_unknown_size_may_be_squeezed_away(tmp_path: Path) -> None:
     module, (_, y) = trained(tmp_path, text, np.ones((1, 3), np.float32), np.zeros((2, 3), np.float32))
     np.testing.assert_array_equal(y, [[1, 2, 3]] * 2)
     np.testing.assert_allclose(module.state.parameters["w"].grad, np.array([[1, 2, 3]]) * 2 / 3, rtol=1e-6)
+
+
+def test_a_batch_of_one_keeps_its_axis(tmp_path: Path) -> None:
+    """A Squeeze without axes drops those that are known to have size 1."""
+    text = """main (float[N,1,2] x) => (float[N,2] y) <float[2] w = {1, 2}, float[2,2] k = {1, 0, 0, 1}>
+        { s = Squeeze(x) z = Mul(s, w) y = MatMul(z, k) }"""
+    for size in (1, 3):
+        x = np.ones((size, 1, 2), np.float32)
+        module, (_, y) = trained(tmp_path, text, x, np.zeros((size, 2), np.float32), requires_grad=["w"])
+        np.testing.assert_array_equal(y, [[1, 2]] * size)
+        np.testing.assert_allclose(module.state.parameters["w"].grad, [1, 2], rtol=1e-6)
+
+
+def test_nothing_is_squeezed_where_no_axis_is_known_to_have_size_1(tmp_path: Path) -> None:
+    text = "main (float[N,M] x) => (float[N,M] y) <float[2] w = {1, 2}> { s = Squeeze(x) y = Mul(s, w) }"
+    for size in (1, 3):
+        x = np.ones((size, 2), np.float32)
+        _, (_, y) = trained(tmp_path, text, x, x, requires_grad=["w"])
+        np.testing.assert_array_equal(y, [[1, 2]] * size)
+
+
+def test_the_gradient_of_running_statistics(tmp_path: Path) -> None:
+    """Those of a batch reach what they are computed of, with and without that of the first output."""
+    text = """main (float[2] s) => (float[2] y) <float[3,2] x = {1, 2, 3, 4, 6, 6}, float[2] w = {1, 2},
+        float[2] b = {0, 0}, float[2] m = {5, 7}, float[2] v = {1, 1}>
+        { z, mean, var = BatchNormalization<training_mode=1>(x, w, b, m, v) p = Add(mean, var) y = Mul(p, s) }"""
+    s, x = np.array([1, 3], np.float32), np.array([[1, 2], [3, 4], [6, 6]], np.float32)
+    module, (_, y) = trained(tmp_path, text, s, np.zeros(2, np.float32), requires_grad=["x"])
+    centred = x - x.mean(0)
+    np.testing.assert_allclose(y, s * (0.9 * np.array([6, 8]) + 0.1 * (x.mean(0) + x.var(0))), rtol=1e-5)
+    np.testing.assert_allclose(module.state.parameters["x"].grad, y * s * 0.1 / 3 * (1 + 2 * centred), rtol=1e-4)

@@ -55,7 +55,7 @@ def binary(p: Program) -> None:
         operands.reverse()
     op = p.choose(["Add", "Sub", "Mul", "Max", "Min", "Mean", "Sum", "Div", "Pow", "PRelu", "Mod"])
     if op == "PRelu" and np.broadcast_shapes(*map(p.shape, operands)) != p.shape(operands[0]):
-        operands[1] = p.weight(p.random(1))
+        operands[1] = p.weight(p.random(*[1] * (len(p.shape(operands[0])) > 0)))
     if op in ("Div", "Pow", "Mod"):
         place = 0 if op == "Pow" else 1
         away = p.emit("Softplus", [operands[place]])[0]

@@ -254,9 +254,11 @@ class _Walk:
         if have == want:
             return dx
         lead = len(have) - len(want)
-        pairs = list(zip(have[lead:], want, strict=True)) if lead >= 0 else [(None, None)]
+        if lead < 0:  # an operand of more axes than the result, all of size 1: the slopes of a PRelu
+            return self.undo_broadcast(self.op.Unsqueeze(dx, self.op.ints(*range(-lead))), x)
+        pairs = list(zip(have[lead:], want, strict=True))
         ones = [lead + i for i, (h, w) in enumerate(pairs) if h != w and w == 1]
-        if lead < 0 or any(h != w and w != 1 for h, w in pairs):
+        if any(h != w and w != 1 for h, w in pairs):
             return self.op.SumToShape(dx, self.op.shape(x))
         if ones:
             dx = self.op.ReduceSum(dx, self.op.ints(*range(lead), *ones), keepdims=1)

@@ -24,9 +24,11 @@ from onnxtrain.ir import functions, linear_models
 from onnxtrain.ir.bodies import bodies_of, close_bodies, is_closed
 from onnxtrain.ir.bounds import check_data, check_places, check_size, tensors_of
 from onnxtrain.ir.expansions import can_expand, is_fused, write_out
-from onnxtrain.ir.graphs import DOMAIN, ForwardGraph, Signature, describe, free_name
+from onnxtrain.ir.graphs import DOMAIN, ForwardGraph, Signature, describe, free_name, values
 from onnxtrain.ir.merged import split_merged
 from onnxtrain.ir.opsets import LOWEST, convert, raise_opset, version_of
+from onnxtrain.ir.shape_rules.sizes import squeezed_axes
+from onnxtrain.ir.shapes import operand
 from onnxtrain.ir.stated_shapes import infer, name_dimensions
 from onnxtrain.ir.verify import operator_problems, verify
 from onnxtrain.ir.weights import FLOATING, Decision, Kind, decide, is_meant
@@ -122,6 +124,7 @@ def _forward(model: ir.Model, chosen: tuple[str, ...]) -> ForwardGraph:
     close_bodies(graph)
     verify(model, operators=False)
     _write_out(graph)
+    _state_axes(graph)
     kept = {*graph.initializers, *chosen}
     inputs = tuple(str(v.name) for v in graph.inputs if v.name not in kept)
     ordered = {str(v.name): v for v in graph.inputs}
@@ -280,6 +283,29 @@ def _write_out(graph: ir.Graph) -> None:
             for body in bodies_of(node):
                 _write_out(body)
             _infer(node)
+
+
+def _state_axes(graph: ir.Graph) -> None:
+    """Give each Squeeze the axes that it is taken to drop: its result has one rank, whatever the sizes of a batch are.
+
+    One that drops nothing is no Squeeze any more: for onnxruntime no axes are all axes of size 1.
+    """
+    taken: set[str] = set()
+    for inner in list(_graphs(graph)):
+        for node in [n for n in inner if n.op_type == "Squeeze" and n.domain == "" and operand(n, 1) is None]:
+            if (axes := squeezed_axes(node)) is None:
+                continue
+            node.resize_inputs(2 if axes else 1)
+            if not axes:
+                node.op_type = "Identity"
+                continue
+            taken = taken or {str(v.name) for g in _graphs(graph) for v in values(g)}
+            stated = ir.Node("", "Constant", [], [ir.AttrInt64s("value_ints", axes)])
+            stated.outputs[0].name = free_name(f"{node.outputs[0].name}_axes", taken)
+            taken.add(str(stated.outputs[0].name))
+            inner.insert_before(node, stated)
+            infer(stated)
+            node.replace_input_with(1, stated.outputs[0])
 
 
 def _infer(node: ir.Node) -> None:

@@ -167,22 +167,31 @@ def expand(node: ir.Node) -> Sequence[Facts]:
 
 @shape_rule("Squeeze")
 def squeeze(node: ir.Node) -> Sequence[Facts]:
-    """Drop the axes, or all of size 1: those without a known size are taken for longer, unless the rank says else."""
+    """Drop the axes, or those that ``squeezed_axes`` tells."""
     x = node.inputs[0]
     assert x is not None
-    dims, axes, stated = known_dims(x), _axes(node, 1), dims_of(node.outputs[0])
+    dims, axes = known_dims(x), squeezed_axes(node)
     if axes is None:
-        ones, unknown = ([i for i, d in enumerate(dims) if f(d)] for f in (_is_one, _is_symbol))
-        if stated is not None and len(stated) == len(dims) - len(ones) - len(unknown):
-            ones += unknown
-        elif stated is not None and len(stated) != len(dims) - len(ones):
-            return [Facts(dtype_of(x), fresh_dims(node.outputs[0], len(stated)))]
-        axes = tuple(ones)
+        return [Facts(dtype_of(x), fresh_dims(node.outputs[0], len(dims_of(node.outputs[0]) or ())))]
     dropped = {a % max(len(dims), 1) for a in axes}
     data = data_of(x)
     if isinstance(data, tuple) and dropped:
         data = data[0]
     return [Facts(dtype_of(x), tuple(d for i, d in enumerate(dims) if i not in dropped), data)]
+
+
+def squeezed_axes(node: ir.Node) -> tuple[int, ...] | None:
+    """The axes that a Squeeze drops; None where the rank that its result states fits none.
+
+    Without axes it drops all of size 1: those without a known size are taken for longer, unless the rank says else.
+    """
+    dims, axes, stated = known_dims(node.inputs[0]), _axes(node, 1), dims_of(node.outputs[0])
+    if axes is not None:
+        return axes
+    ones, unknown = ([i for i, d in enumerate(dims) if f(d)] for f in (_is_one, _is_symbol))
+    if stated is not None and len(stated) == len(dims) - len(ones) - len(unknown):
+        return (*ones, *unknown)
+    return tuple(ones) if stated is None or len(stated) == len(dims) - len(ones) else None
 
 
 def _is_one(dim: Dim) -> bool:
