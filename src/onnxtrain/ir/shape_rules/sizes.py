@@ -185,7 +185,9 @@ def squeezed_axes(node: ir.Node) -> tuple[int, ...] | None:
 
     Without axes it drops all of size 1: those without a known size are taken for longer, unless the rank says else.
     """
-    dims, axes, stated = known_dims(node.inputs[0]), _axes(node, 1), dims_of(node.outputs[0])
+    x = node.inputs[0]
+    assert x is not None
+    dims, axes, stated = known_dims(x), _axes(node, 1), dims_of(node.outputs[0])
     if axes is not None:
         return axes
     ones, unknown = ([i for i, d in enumerate(dims) if f(d)] for f in (_is_one, _is_symbol))
