@@ -123,7 +123,7 @@ def axes_moved(p: Program) -> None:
     ones = [i for i, d in enumerate(p.shape(v)) if d == 1]
     kind = p.number(0, 2)
     if kind == 0:
-        given = {"perm": [int(i) for i in p.rng.permutation(rank)]} if p.chance(0.7) else {}
+        given = {"perm": [int(i) for i in p.rng.permutation(rank)]} if p.chance(0.7) and rank else {}
         p.emit("Transpose", [v], **given)
     elif kind == 1 and ones:
         p.emit("Squeeze", [v, p.constant(np.array([p.choose(ones)], np.int64))] if p.chance(0.7) else [v])
