@@ -104,7 +104,7 @@ def tracked_outputs(graph: ForwardGraph) -> tuple[str, ...]:
     return tuple(str(v.name) for v in graph.model.graph.outputs if v in active and v.name in visible)
 
 
-def differentiate_body(body: ir.Graph, wanted: Sequence[bool], seeded: Sequence[bool]) -> ir.Graph:
+def differentiate_body(body: ir.Graph, wanted: Sequence[bool], seeded: Sequence[bool]) -> tuple[ir.Graph, list[bool]]:
     """The gradients of a closed body, as a closed body: the iteration or branch is run again and walked backwards.
 
     Args:
@@ -114,7 +114,7 @@ def differentiate_body(body: ir.Graph, wanted: Sequence[bool], seeded: Sequence[
 
     Returns:
         A graph whose inputs are the body's and then one gradient for each seeded output, and whose outputs are the
-        gradients asked for, zeros where nothing flows.
+        gradients asked for, zeros where nothing flows; and for each of the body's inputs whether one flows there.
     """
     graph = body.clone()
     targets = [v for v, asked in zip(graph.inputs, wanted, strict=True) if asked]
@@ -133,7 +133,7 @@ def differentiate_body(body: ir.Graph, wanted: Sequence[bool], seeded: Sequence[
     graph.outputs.clear()
     graph.outputs.extend(zero if dx is None else dx for dx, zero in zip(gradients, zeros, strict=True))
     remove_unread(graph)
-    return graph
+    return graph, [v in targets and v in walk.contributions for v in graph.inputs[: len(wanted)]]
 
 
 def undifferentiable(graph: ForwardGraph) -> list[ir.Node]:

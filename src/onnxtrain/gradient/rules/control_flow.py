@@ -1,7 +1,8 @@
 """Gradients of control flow: the body is run again, then walked backwards, in one body.
 
 Of a branch only its operands are saved, of a loop also the states with which each iteration began. A value that the
-body reads anew in every iteration receives the sum over all iterations; what a branch does not read gets zeros.
+body reads anew in every iteration receives the sum over all iterations; what one branch does not read gets zeros
+there, and what no gradient reaches in any gets none.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import onnx_ir as ir
 from onnxtrain.gradient.build import FLOATING, differentiate_body
 from onnxtrain.gradient.registry import DOMAIN, Context, gradient
 from onnxtrain.ir import shapes
+from onnxtrain.ir.bodies import remove_unread
 from onnxtrain.ir.builder import Builder
 from onnxtrain.ir.graphs import is_backward
 from onnxtrain.ir.traits import Trait, traits_of
@@ -29,9 +31,14 @@ def if_(
     """The same branch walked backwards; zeros for what it does not read."""
     wanted = ctx.wanted[1:]
     seeded = [g is not None for g in ctx.dys]
-    bodies = [differentiate_body(b, wanted, seeded) for b in (then_branch, else_branch)]
+    (one, flows), (other, also) = (differentiate_body(b, wanted, seeded) for b in (then_branch, else_branch))
+    bodies, reached = [one, other], [a or b for a, b in zip(flows, also, strict=True)]
     given = [*operands, *(g for g in ctx.dys if g is not None)]
     _refuse_random(ctx, bodies)
+    for body in bodies:
+        _keep_outputs(body, [r for r, asked in zip(reached, wanted, strict=True) if asked])
+    if not any(reached):
+        return (None,) * len(ctx.node.inputs)
     read = [any(_is_read(b, b.inputs[i]) for b in bodies) for i in range(len(given))]
     for body in bodies:
         _keep_inputs(body, read)
@@ -40,11 +47,11 @@ def if_(
         [condition, *(v for v, used in zip(given, read, strict=True) if used)],
         {"then_branch": bodies[0], "else_branch": bodies[1]},
         domain=DOMAIN,
-        outputs=sum(wanted),
-        like=[x for x, asked in zip(operands, wanted, strict=True) if asked],
+        outputs=sum(reached),
+        like=[x for x, flows in zip(operands, reached, strict=True) if flows],
     )
     found = iter(made.outputs)
-    return (None, *(next(found) if asked else None for asked in wanted))
+    return (None, *(next(found) if flows else None for flows in reached))
 
 
 @gradient("Scan", domain=DOMAIN)
@@ -116,7 +123,7 @@ class _Backward:
         alone: one iteration, a copy: states, slices and constants in, states and slices out.
         carried: the states' inputs of the forward node's own body, which is made to give back those that are saved.
         operands: values of the initial states, of what is sliced, and of the constants.
-        asked: for each operand, whether its gradient is wanted.
+        asked: for each operand, whether its gradient is wanted; it is given where one flows there.
         slices: how the backward iterations read what is sliced.
         stacked: gradients of the stacked outputs, and how they are read.
     """
@@ -135,12 +142,17 @@ class _Backward:
         self.stacked = [s for s in stacked if s.value is not None]
         self.states, self.last = len(carried), len(carried) + len(slices)
         self.floating = [v.dtype in FLOATING for v in alone.inputs[: self.states]]
-        self.wanted = [*self.floating, *asked[self.states :]]
-        self.body = differentiate_body(alone, self.wanted, [*self.floating, *(s.value is not None for s in stacked)])
+        wanted = [*self.floating, *asked[self.states :]]
+        seeded = [*self.floating, *(s.value is not None for s in stacked)]
+        self.body, reached = differentiate_body(alone, wanted, seeded)
+        self.wanted = [*self.floating, *reached[self.states :]]
         _refuse_random(ctx, [self.body])
+        _keep_outputs(self.body, [kept for kept, asked in zip(self.wanted, wanted, strict=True) if asked])
 
     def gradients(self) -> list[Value | None]:
         """A gradient for each operand."""
+        if not any(self.wanted):
+            return [None] * len(self.operands)
         body, last, flows = self.body, self.last, sum(self.floating)
         inputs, results = list(body.inputs), list(body.outputs)
         seeds, seen = inputs[len(self.operands) :][:flows], inputs[len(self.operands) + flows :]
@@ -219,6 +231,14 @@ def _zeros(op: Builder, like: Value) -> Value:
 
 def _is_read(graph: ir.Graph, value: Value) -> bool:
     return bool(value.uses()) or value in set(graph.outputs)
+
+
+def _keep_outputs(graph: ir.Graph, kept: Sequence[bool]) -> None:
+    """Leave the others out, with what is computed for them alone."""
+    outputs = [v for v, keep in zip(graph.outputs, kept, strict=True) if keep]
+    graph.outputs.clear()
+    graph.outputs.extend(outputs)
+    remove_unread(graph)
 
 
 def _keep_inputs(graph: ir.Graph, kept: Sequence[bool]) -> None:

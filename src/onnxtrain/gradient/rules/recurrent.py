@@ -29,7 +29,7 @@ def recurrent(ctx: Context, dy: Value | None, *inputs: Value | None, **attribute
     made = expand(op, chosen, [None if v is None else next(present) for v in inputs], hidden)
     graph.outputs.extend(made[: len(node.outputs)])
     wanted = [asked for v, asked in zip(inputs, ctx.wanted, strict=True) if v is not None]
-    body = differentiate_body(graph, wanted, [g is not None for g in ctx.dys])
+    body, _ = differentiate_body(graph, wanted, [g is not None for g in ctx.dys])
     result = ctx.op.node(
         f"{node.op_type}Grad",
         [*inputs, *[None] * (8 - len(inputs)), *ctx.dys],
