@@ -12,6 +12,7 @@ from onnx import parser
 
 from onnxtrain.api import CheckpointState, Module
 from onnxtrain.artifacts import LossType, generate_artifacts
+from onnxtrain.errors import OnnxTrainError
 
 
 def trained(folder: Path, text: str, *batch: np.ndarray, opset: int = 20, **options: Any) -> tuple[Module, Any]:
@@ -171,3 +172,32 @@ def test_the_gradient_of_running_statistics(tmp_path: Path) -> None:
     centred = x - x.mean(0)
     np.testing.assert_allclose(y, s * (0.9 * np.array([6, 8]) + 0.1 * (x.mean(0) + x.var(0))), rtol=1e-5)
     np.testing.assert_allclose(module.state.parameters["x"].grad, y * s * 0.1 / 3 * (1 + 2 * centred), rtol=1e-4)
+
+
+def test_inputs_whose_names_are_alike_have_sizes_of_their_own(tmp_path: Path) -> None:
+    text = """main (float[?] "x.1", float[?] "x:1", float[?,?] x_1) => (float y) <float w = {2}>
+        { a = ReduceSum<keepdims=0>("x.1") b = ReduceSum<keepdims=0>("x:1") c = ReduceSum<keepdims=0>(x_1)
+        d = Sum(a, b, c) y = Mul(d, w) }"""
+    given = [np.ones(shape, np.float32) for shape in ((2,), (3,), (4, 5))]
+    _, (_, y) = trained(tmp_path, text, *given, np.array(0, np.float32), requires_grad=["w"])
+    assert y == 50
+
+
+def test_the_different_elements_have_a_gradient(tmp_path: Path) -> None:
+    """Also inside of a body, and beside another way to the loss."""
+    text = """main (bool b) => (float[2] y) <float[3] w = {2, 1, 2}> { y = If(b) <
+        then_branch = one () => (float[2] p) { u = Unique(w) s = ReduceSum<keepdims=0>(w) p = Mul(u, s) },
+        else_branch = two () => (float[2] q) { q = Unique(w) }> }"""
+    for branch in (True, False):
+        module, (_, y) = trained(tmp_path, text, np.array(branch), np.array([0, 0], np.float32), requires_grad=["w"])
+        assert y.tolist() == ([5, 10] if branch else [1, 2])  # and, as the loss is a mean of two squares, its gradient
+        expected = np.array([10, 5, 0]) * 5 + 25 if branch else [2, 1, 0]
+        np.testing.assert_allclose(module.state.parameters["w"].grad, expected, rtol=1e-6)
+
+
+def test_where_no_gradient_reaches_a_body_there_is_none(tmp_path: Path) -> None:
+    text = """main (bool b, float[3] x) => (float[3] y) <float[3] w = {2, 1, 2}, float[3] v = {2, 1, 2}> { z = If(b) <
+        then_branch = one () => (float[3] p) { p = Floor(w) }, else_branch = two () => (float[3] q) { q = Ceil(w) }>
+        y = Mul(z, v) }"""
+    with pytest.raises(OnnxTrainError, match="does not depend on w"):
+        trained(tmp_path, text, np.array(True), np.ones(3, np.float32), requires_grad=["w", "v"])

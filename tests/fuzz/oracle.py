@@ -124,7 +124,8 @@ def _check(file: File, folder: Path) -> Outcome:
     try:
         return _trained(file, made, folder, moved, slopes, rng, truth)
     except Fault as fault:
-        if "BackendError" in fault.reason and any(_squeezes_by_size(n) for n in _nodes(file.model)):
+        by_rank = "BackendError" in fault.reason or fault.reason == "an output is another"
+        if by_rank and any(_squeezes_by_size(n) for n in _nodes(file.model)):
             return Outcome(THROWN, "the rank of a Squeeze depends on sizes")
         raise
 
@@ -217,6 +218,12 @@ class _Differences:
         steady = abs(means[0] - means[1]) <= (2e-2 if self.truth.coarse else 1e-3) * scale
         kinked = not self.truth.coarse and abs(nearer_up - nearer_down) > 1e-2 * scale
         return Slope(v, means[1], bool(np.isfinite(means).all() and steady and not bends and not kinked))
+
+    def agrees_near(self, name: str, slope: Slope, found: float, allowed: float) -> bool:
+        """Whether the loss has a kink nearby that larger steps go over: it bends there, or has this slope up to it."""
+        at = np.asarray(self.truth.exact[name], np.float64)
+        up, down = self._sides(name, at, slope.direction, self.steps[-1] / 10)
+        return abs(up - down) > 2 * allowed or abs(found - (up + down) / 2) <= allowed
 
     def _sides(self, name: str, at: np.ndarray, v: np.ndarray, step: float) -> tuple[float, float]:
         above, below = self._loss({name: at + step * v}), self._loss({name: at - step * v})
@@ -320,7 +327,7 @@ def _same_gradients(gradients: dict[str, Any], slopes: dict[str, Slope], truth: 
         ours = float((np.asarray(gradient, np.float64) * slope.direction).sum())
         length = float(np.linalg.norm(gradient) * np.linalg.norm(slope.direction))
         allowed = (1e-2 if truth.coarse else 2e-3) * (length + abs(slope.value) + 0.02 * max(1.0, abs(moved.base)))
-        if not abs(ours - slope.value) <= allowed:
+        if not abs(ours - slope.value) <= allowed and not moved.agrees_near(name, slope, ours, allowed):
             raise Fault("a gradient is wrong", f"{name}: along {slope.direction.tolist()} {ours}, not {slope.value}")
     return compared
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -199,8 +200,10 @@ def as_expression(dim: Dim) -> sympy.Expr:
 
 
 def fresh_dim(value: ir.Value, axis: int) -> ir.SymbolicDim:
-    """A new symbol for a dimension that cannot be expressed in known ones."""
-    return ir.SymbolicDim(as_identifier(f"{value.name}_dim{axis}"))
+    """A new symbol for a dimension that cannot be expressed in known ones; no other value's has its name."""
+    plain = as_identifier(name := str(value.name))
+    mark = "" if plain == name else f"_{zlib.crc32(name.encode(errors='surrogatepass')):08x}"
+    return ir.SymbolicDim(f"{plain}{mark}_dim{axis}")
 
 
 def as_identifier(name: str) -> str:

@@ -7,6 +7,7 @@ the inputs alone: they count where inference does not know better.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterable
 
 import onnx_ir as ir
@@ -17,15 +18,24 @@ from onnxtrain.ir.graphs import free_name
 
 def name_dimensions(graph: ir.Graph, bodies: Iterable[ir.Graph]) -> None:
     """Make symbols of all names of dimensions, in place; dimensions of the graph's inputs that have no name get one."""
-    found = [(v, v.shape) for g in (graph, *bodies) for v in _values(g) if v.shape is not None]
-    taken = {shapes.fresh_dim(v, axis).value for v, shape in found for axis in range(len(shape))}
+    every = [v for g in (graph, *bodies) for v in _values(g)]
+    found, plain = [(v, v.shape) for v in every if v.shape is not None], {v: _plain(v) for v in every}
+    names = collections.Counter(v.name for v in plain.values())
+    own = [(n, axis) for v, shape in found for n in (v, plain[v]) for axis in range(len(shape))]
+    taken = {shapes.fresh_dim(*place).value for place in own}
     symbols: dict[str, str] = {}
     for value, shape in found:
         value.shape = ir.Shape([_symbol(d, shapes.fresh_dim(value, i), symbols, taken) for i, d in enumerate(shape)])
     for value in (v for v in graph.inputs if not v.is_initializer()):
         dims = shapes.dims_of(value)
         if dims is not None:
-            value.shape = ir.Shape([d if _is_known(d) else shapes.fresh_dim(value, i) for i, d in enumerate(dims)])
+            named = plain[value] if names[plain[value].name] == 1 else value
+            value.shape = ir.Shape([d if _is_known(d) else shapes.fresh_dim(named, i) for i, d in enumerate(dims)])
+
+
+def _plain(value: ir.Value) -> ir.Value:
+    """One with an identifier as its name, which is nicer to read where no other has it."""
+    return ir.Value(name=shapes.as_identifier(str(value.name)))
 
 
 def _values(graph: ir.Graph) -> Iterable[ir.Value]:

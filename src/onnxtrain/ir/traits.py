@@ -61,7 +61,7 @@ _STOPS = """
     ArgMax ArgMin And Or Not Xor BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Equal Greater GreaterOrEqual
     Less LessOrEqual IsInf IsNaN NonZero Shape Size Range Constant ConstantOfShape EyeLike Floor Ceil Round Sign
     Hardmax Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike
-    QuantizeLinear DynamicQuantizeLinear StringNormalizer TfIdfVectorizer Unique onnxtrain::Detach
+    QuantizeLinear DynamicQuantizeLinear StringNormalizer TfIdfVectorizer onnxtrain::Detach
     HannWindow HammingWindow BlackmanWindow MelWeightMatrix BitCast NonMaxSuppression ConvInteger MatMulInteger
     QLinearConv QLinearMatMul RegexFullMatch StringConcat StringSplit ImageDecoder onnxtrain::ReachableRows"""
 TRAITS: dict[str, Trait] = {name: traits for traits, names in _GROUPS.items() for name in names.split()}

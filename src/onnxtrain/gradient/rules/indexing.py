@@ -89,6 +89,16 @@ def scatter_elements(
     return op.ScatterElements(dy, indices, _zeros(ctx, updates), axis=axis), None, taken
 
 
+@gradient("Unique")
+def unique(ctx: Context, dy: Value, x: Value, *, axis: Any = None, **_: Any) -> Any:
+    """dy where each element or slice is met first; 0 at its repetitions."""
+    op, first = ctx.op, ctx.output(1)
+    if axis is not None:
+        return op.GatherGrad(dy, first, op.shape(x), axis=axis)
+    flat = op.GatherGrad(dy, first, op.Reshape(op.Size(x), op.ints(1)), axis=0)
+    return op.Reshape(flat, op.shape(x), allowzero=1)
+
+
 @gradient("ScatterND")
 def scatter_nd(ctx: Context, dy: Value, x: Value, indices: Value, updates: Value, *, reduction: str = "none") -> Any:
     """As ScatterElements on rows: runtimes add and multiply duplicates rightly there."""
