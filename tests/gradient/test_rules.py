@@ -13,11 +13,13 @@ from op_cases.case import index, x
 from op_runs import Row, prepare, reference, run, seeds
 
 from onnxtrain.errors import GradientError
+from onnxtrain.execute import backend
 from onnxtrain.gradient import build_gradient, gradient
 from onnxtrain.gradient.registry import RULES
 from onnxtrain.ir import functions
 from onnxtrain.ir.builder import Builder
 from onnxtrain.ir.graphs import DOMAIN, SOURCE, ForwardGraph, Signature
+from onnxtrain.plan import make_plan
 
 DIFFERENTIABLE = [c for c in CASES if c.differentiable]
 ELSEWHERE = {
@@ -127,6 +129,26 @@ def test_gradient_of_an_output_that_the_rule_does_not_know_is_an_error() -> None
     case = next(c for c in CASES if c.op == "ScaledDotProductAttention")
     with pytest.raises(GradientError, match="output 1 of ScaledDotProductAttention"):
         prepare(dataclasses.replace(case, outputs=2), np.float64, gradients=True)
+
+
+def test_weights_of_a_query_that_sees_nothing_have_gradient_zero() -> None:
+    """As exporters write it: zeros are put where the softmax is no number."""
+    x = ir.val("x", dtype=ir.DataType.DOUBLE, shape=(2, 3))
+    graph = ir.Graph([x], [], nodes=[], opset_imports={"": 20, "onnxtrain": 1})
+    op = Builder(graph)
+    weights = op.Softmax(op.Add(x, op.constant(np.array([[0.0, -np.inf, 0.0], [-np.inf] * 3]))), axis=-1)
+    y = op.Where(op.IsNaN(weights), op.like(0.0, x), weights)
+    y.name = "y"
+    graph.outputs.append(y)
+    forward = ForwardGraph(ir.Model(graph, ir_version=10), Signature(("x",), (), (), ("y",), {}, ("x",)))
+    executable = backend("torch").compile(make_plan(build_gradient(forward)))
+    given, dy = torch.tensor([[1.0, 2.0, 4.0], [1.0, 2.0, 3.0]], dtype=torch.float64), torch.rand(2, 3).double()
+    _, saved = executable.forward([given])
+    (dx,) = executable.backward(saved, [dy])
+    likely = given[0, ::2].softmax(0)
+    expected = torch.zeros(2, 3, dtype=torch.float64)
+    expected[0, ::2] = likely * (dy[0, ::2] - (likely * dy[0, ::2]).sum())
+    torch.testing.assert_close(dx, expected)
 
 
 def test_mean_over_no_label_has_gradient_zero() -> None:

@@ -21,6 +21,8 @@ TABLES = {
     "cosines": (np.cos(POSITIONS), Form.REGULAR),
     "both of a rotary embedding": (np.concatenate([np.sin(POSITIONS)] * 2, 1)[None, None], Form.REGULAR),
     "frequencies": (1 / 10000 ** (np.arange(8) / 8), Form.REGULAR),
+    "two frequencies": (1 / 10000 ** (np.arange(2) / 2), Form.REGULAR),
+    "short steps": (np.array([1.0, 2.0]), Form.IRREGULAR),
     "slopes": ((2.0 ** -np.arange(1, 9))[:, None, None], Form.REGULAR),
     "distances": (-np.abs(STEPS[:, None] - STEPS)[None] * 0.5, Form.REGULAR),
     "identity": (np.eye(6), Form.MASK),

@@ -147,7 +147,16 @@ def silu(ctx: Context, dy: Value, x: Value) -> Any:
 @gradient("Softmax")
 def softmax(ctx: Context, dy: Value, x: Value, *, axis: int = -1) -> Any:
     """(dy - Σ dy·y) · y: needs the output, not the input."""
-    return ctx.op.SoftmaxGrad(dy, ctx.y, axis=axis)
+    return ctx.op.SoftmaxGrad(dy, _numbers_of(ctx.y), axis=axis)
+
+
+def _numbers_of(y: Value) -> Value:
+    """What exporters put in the place of weights that are no numbers, as those of a query that sees no key."""
+    for test in (node for node, _ in y.uses() if node.op_type == "IsNaN"):
+        for chosen, index in test.outputs[0].uses():
+            if chosen.op_type == "Where" and index == 0 and chosen.inputs[2] is y:
+                return chosen.outputs[0]
+    return y
 
 
 @gradient("LogSoftmax")
