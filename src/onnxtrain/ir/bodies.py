@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import onnx_ir as ir
 
-from onnxtrain.ir.graphs import DOMAIN
+from onnxtrain.ir.graphs import DOMAIN, free_name, values
 from onnxtrain.ir.traits import Trait, traits_of
 
 CLOSED = frozenset(("If", "Loop", "Scan"))
@@ -128,16 +128,17 @@ def open_bodies(graph: ir.Graph) -> None:
 
     Values inside of bodies get names of their own: ONNX lets no name be used twice, and knows a value by its name.
     """
-    _open(graph, _fresh_names())
+    _open(graph, _fresh_names(graph))
 
 
-def _fresh_names(prefix: str = "") -> Callable[[ir.Value], None]:
-    count = 0
+def _fresh_names(graph: ir.Graph, prefix: str = "") -> Callable[[ir.Value], None]:
+    taken, count = {str(v.name) for v in values(graph)}, 0
 
     def rename(value: ir.Value) -> None:
         nonlocal count
         if value.name:
-            value.name, count = f"{prefix}{value.name}__{count}", count + 1
+            value.name, count = free_name(f"{prefix}{value.name}__{count}", taken), count + 1
+            taken.add(value.name)
 
     return rename
 
@@ -198,7 +199,7 @@ def _rename_all(body: ir.Graph, rename: Callable[[ir.Value], None]) -> None:
 
 def inline(graph: ir.Graph, node: ir.Node, rename: Callable[[ir.Value], None] | None = None) -> None:
     """Put the nodes of the body that a node carries in its place; the body takes the inputs that are not missing."""
-    rename = rename or _fresh_names(f"{node.outputs[0].name}_")
+    rename = rename or _fresh_names(graph, f"{node.outputs[0].name}_")
     body = node.attributes[BODY].as_graph()
     _rename_all(body, rename)
     known = dict(zip(body.inputs, (v for v in node.inputs if v is not None), strict=True))
