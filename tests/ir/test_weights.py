@@ -74,6 +74,7 @@ def test_use_decides_before_form() -> None:
     ones, zeros, matrix = np.ones(4), np.zeros(4), RNG.normal(size=(4, 4))
     product = node("MatMul", "x", "w", out="p")
     assert decided(product, node("Add", "p", "b"), w=matrix, b=zeros) == {"w": Kind.WEIGHT, "b": Kind.WEIGHT}
+    assert decided(product, node("Add", "p", "b"), w=matrix, b=zeros[None]) == {"w": Kind.WEIGHT, "b": Kind.DOUBTFUL}
     assert decided(node("LayerNormalization", "x", "s", "b"), s=ones, b=zeros) == dict.fromkeys("sb", Kind.WEIGHT)
     found = decided(node("InstanceNormalization", "x", "val_1", "n.bias"), val_1=ones, n__bias=zeros)
     assert found == {"val_1": Kind.DOUBTFUL, "n.bias": Kind.WEIGHT}

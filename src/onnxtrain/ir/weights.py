@@ -174,7 +174,10 @@ def _same(value: ir.Value, node: ir.Node) -> tuple[Kind, str]:
     assert tensor is not None
     if node.op_type in _PRODUCTS or node.op_type in _TABLES:
         return (_CONSTANT if is_generated(str(value.name)) else _WEIGHT), "one number everywhere"
-    channels = sum(size != 1 for size in tensor.shape.numpy()) <= 1
+    shape = tensor.shape.numpy()
+    if len(shape) == 2 and shape[0] == 1 < shape[1] and node.op_type == "Add":
+        return _DOUBTFUL, "one number everywhere, in a row: biases of layers are vectors"
+    channels = sum(size != 1 for size in shape) <= 1
     if channels and (not is_generated(str(value.name)) or _follows(node, ("InstanceNormalization",))):
         return _WEIGHT, "a number for each channel"
     return _DOUBTFUL if channels else _CONSTANT, "one number everywhere"
