@@ -300,12 +300,12 @@ def _state_axes(graph: ir.Graph) -> None:
                 node.op_type = "Identity"
                 continue
             taken = taken or {str(v.name) for g in _graphs(graph) for v in values(g)}
-            stated = ir.Node("", "Constant", [], [ir.AttrInt64s("value_ints", axes)])
-            stated.outputs[0].name = free_name(f"{node.outputs[0].name}_axes", taken)
-            taken.add(str(stated.outputs[0].name))
-            inner.insert_before(node, stated)
-            infer(stated)
-            node.replace_input_with(1, stated.outputs[0])
+            stated = ir.val(
+                free_name(f"{node.outputs[0].name}_axes", taken), const_value=ir.tensor(axes, ir.DataType.INT64)
+            )
+            taken.add(str(stated.name))
+            inner.register_initializer(stated)
+            node.replace_input_with(1, stated)
 
 
 def _infer(node: ir.Node) -> None:
