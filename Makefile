@@ -15,11 +15,11 @@ OFFLINE = HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST  = $(OFFLINE) $(BIN)/python -m pytest
 
-.PHONY: help demo test check bench golden operators coverage exported fuzz versions javascript docs clean
+.PHONY: help demo test lint check bench golden operators coverage exported fuzz versions javascript docs clean
 
 help:
 	@echo "make demo    fine-tune a real transformer, eager and ORTModule side by side"
-	@echo "make test    everything: make check, then all tests"
+	@echo "make test    everything: lint, types, floors, all tests"
 	@echo "make check   lint, types, floors and the fast tests, under a minute"
 	@echo "make bench   benchmarks; ARGS=\"gpt2_lm --layers 2\" chooses them"
 	@echo "make golden  write the golden graphs again"
@@ -55,14 +55,16 @@ javascript: $(NODE)/.installed
 demo: $(READY)
 	$(OFFLINE) $(BIN)/python examples/finetune_minilm.py $(ARGS)
 
-check: $(READY)
+lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+check: lint
 	$(PYTEST) -n $(JOBS) $(FAST_TESTS)
 
-test: check javascript
+test: lint javascript
 	$(PYTEST) -n $(JOBS)
 
 bench: $(READY)
