@@ -10,7 +10,7 @@ from onnxtrain.errors import GraphError
 from onnxtrain.ir import shapes
 from onnxtrain.ir.attention import turned
 from onnxtrain.ir.builder import Builder
-from onnxtrain.ir.graphs import describe, source_of
+from onnxtrain.ir.graphs import describe, source_of, unavailable
 from onnxtrain.ir.shapes import attribute, operand
 
 Value = ir.Value
@@ -279,12 +279,7 @@ def _sum(op: Builder, *terms: Value | None) -> Value:
 
 
 def _unavailable(node: ir.Node, what: str) -> GraphError:
-    return GraphError(
-        f"{node.op_type} with {what} is not available",
-        node=describe(node),
-        source=source_of(node),
-        cure="give the model as it was before onnxruntime optimized it",
-    )
+    return unavailable(node, f"{node.op_type} with {what}", "give the model as it was before onnxruntime optimized it")
 
 
 CONTRIB: dict[str, Callable[[Builder, ir.Node], list[Value]]] = {

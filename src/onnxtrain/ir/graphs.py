@@ -7,6 +7,8 @@ from collections.abc import Container, Iterator
 
 import onnx_ir as ir
 
+from onnxtrain.errors import GraphError
+
 BACKWARD = "onnxtrain.backward"  # key in Node.meta: the node was emitted by the gradient builder
 SOURCE = "onnxtrain.source"  # key in Node.metadata_props: "file.py:12" of the user's line
 DOMAIN = "onnxtrain"  # domain of our own operators
@@ -131,3 +133,8 @@ def describe(node: ir.Node) -> str:
 def source_of(node: ir.Node) -> str:
     """The user's source line of a node, ``file:line``; empty where it is not known."""
     return node.metadata_props.get(SOURCE, "")
+
+
+def unavailable(node: ir.Node, what: str, cure: str) -> GraphError:
+    """The error for a case of an operator that is not covered: ``what`` it is with."""
+    return GraphError(f"{what} is not available", node=describe(node), source=source_of(node), cure=cure)

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnxtrain.errors import GraphError
 from onnxtrain.ir import shapes
 from onnxtrain.ir.builder import Builder
-from onnxtrain.ir.graphs import describe, free_name, source_of
+from onnxtrain.ir.graphs import free_name, unavailable
 from onnxtrain.ir.shapes import attribute
 
 Value = ir.Value
@@ -160,12 +160,7 @@ def _x(op: Builder, node: ir.Node) -> Value:
 
 
 def _unavailable(node: ir.Node, what: str) -> GraphError:
-    return GraphError(
-        f"{node.op_type} with {what} is not available",
-        node=describe(node),
-        source=source_of(node),
-        cure="export it with the operators of ONNX",
-    )
+    return unavailable(node, f"{node.op_type} with {what}", "export it with the operators of ONNX")
 
 
 LINEAR_MODELS: dict[str, Callable[[Builder, ir.Node], list[Value]]] = {

@@ -14,7 +14,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import GraphError, first_line
-from onnxtrain.ir.graphs import describe, free_name, source_of
+from onnxtrain.ir.graphs import free_name, unavailable
 
 LOWEST, SPOKEN, NEWEST = 13, 20, 26
 _KINDS = ("Mean", "Max", "Min", "Prod", "L1", "L2", "LogSum", "LogSumExp", "SumSquare")
@@ -77,12 +77,8 @@ def _refuse_later(node: ir.Node, version: int) -> None:
 
 
 def _learned(node: ir.Node, version: int, what: str) -> GraphError:
-    return GraphError(
-        f"{node.op_type} of opset {version} with {what} is not available",
-        node=describe(node),
-        source=source_of(node),
-        cure=f"export it with opset {SPOKEN}, or write that line with other operators",
-    )
+    cure = f"export it with opset {SPOKEN}, or write that line with other operators"
+    return unavailable(node, f"{node.op_type} of opset {version} with {what}", cure)
 
 
 @functools.cache

@@ -57,7 +57,7 @@ def compile_plan(plan: Plan, device: str) -> tuple[Program, Program | None]:
         return _Writer(plan.forward.graph, device).forward(plan, [], []), None
     backward = expand_nodes(plan.backward, is_fused).graph
     bindable = _bindable(plan.forward.graph)
-    reader = _Writer(backward, device, given=bindable)
+    reader = _Writer(backward, device, known=bindable)
     saved = [v for v in backward.inputs[: len(plan.saved)] if v in reader.live]
     visible = [*plan.signature.outputs, *plan.signature.buffer_updates.values()]
     sizes = sorted(reader.symbols & bindable)
@@ -92,7 +92,7 @@ class _Writer:
         device: where it runs.
         needed: names of its outputs that must exist as tensors; all where it is None.
         sizes: those that the function returns.
-        given: those that are known without a value of the graph.
+        known: those that are given without a value of the graph.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class _Writer:
         device: str,
         needed: Sequence[str] | None = None,
         sizes: Sequence[str] = (),
-        given: Collection[str] = (),
+        known: Collection[str] = (),
     ) -> None:
         self.graph, self.device = graph, device
         self.lines: list[str] = []
@@ -112,7 +112,7 @@ class _Writer:
         self.scope["calls"] = self.calls
         self.results = self._results(needed)
         self.lowerings = {n: _lowering_of(n) for n in graph if n.op_type != "Constant"}
-        self._choose(set(sizes), given)
+        self._choose(set(sizes), known)
         self.bound: set[str] = set()
         self.given: set[ir.Value] = set()  # inputs whose memory may be overwritten
         self.names = Names({"ops", "calls", "host", "saved", "sizes", "inputs", "gradients", *self.symbols})
@@ -165,7 +165,7 @@ class _Writer:
         wanted = set(needed)
         return [v for v in self.graph.outputs if v.name in wanted or not is_known(shapes.data_of(v))]
 
-    def _choose(self, sizes: set[str], given: Collection[str]) -> None:
+    def _choose(self, sizes: set[str], known: Collection[str]) -> None:
         """The nodes that run, the values that they compute, and the sizes that they or others read.
 
         A value counts also where nothing but its size is read, before another value shows it.
@@ -176,20 +176,24 @@ class _Writer:
             self.nodes = [n for n in self.graph if n in self.lowerings and self._runs(n, self.live)]
             read = {n: self._sizes_read(n) for n in self.nodes}
             self.symbols = sizes.union(*read.values())
-            if (more := self._shows(read, sizes, given)) is None:
+            if (more := self._shows(read, sizes, known)) is None:
                 return
             roots.add(more)
 
-    def _shows(self, read: dict[ir.Node, set[str]], sizes: set[str], given: Collection[str]) -> ir.Value | None:
+    def _shows(self, read: dict[ir.Node, set[str]], sizes: set[str], known: Collection[str]) -> ir.Value | None:
         """A value that is not computed, but the first to show a size that is read."""
-        bound = set(given).union(*map(_sizes_of, self.graph.inputs))
+        bound = set(known).union(*map(_sizes_of, self.graph.inputs))
+        if self.symbols <= bound:
+            return None
         first: dict[str, ir.Value] = {}
         for node in self.lowerings:
             if missing := first.keys() & (read.get(node, set()) - bound):
                 return first[min(missing)]
             for value in node.outputs:
-                bound |= _sizes_of(value) if node in read and value in self.live else set()
-                first = dict.fromkeys(_sizes_of(value), value) | first
+                shown = _sizes_of(value)
+                bound |= shown if node in read and value in self.live else set()
+                for size in shown:
+                    first.setdefault(size, value)
         missing = first.keys() & (sizes - bound)
         return first[min(missing)] if missing else None
 
