@@ -106,6 +106,38 @@ def _sentences(random: np.random.Generator) -> dict[str, np.ndarray]:
     return {"ids": ids, "mask": mask}
 
 
+class Scores(nn.Module):
+    """A Transformers classifier of images that returns its logits."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        return self.model(pixels).logits
+
+
+def _convnext() -> nn.Module:
+    config = transformers.ConvNextConfig(hidden_sizes=[40, 80, 160, 320], depths=[2, 2, 6, 2], num_labels=10)
+    return Scores(transformers.ConvNextForImageClassification(config))
+
+
+def _mobilenet() -> nn.Module:
+    config = transformers.MobileNetV2Config(classifier_dropout_prob=0.0, num_labels=10)
+    return Scores(transformers.MobileNetV2ForImageClassification(config))
+
+
+def _resnet() -> nn.Module:
+    config = transformers.ResNetConfig(
+        hidden_sizes=[64, 128, 256, 512], depths=[2, 2, 2, 2], layer_type="basic", num_labels=10
+    )
+    return Scores(transformers.ResNetForImageClassification(config))
+
+
+def _images(random: np.random.Generator) -> dict[str, np.ndarray]:
+    return {"pixels": random.standard_normal((8, 3, 112, 112), np.float32)}
+
+
 _TEXT = {0: "batch", 1: "length"}
 WORKLOADS = {
     "mlp": Workload(_mlp, lambda r: {"input": r.standard_normal((64, 784), np.float32)}, 10, {"input": {0: "batch"}}),
@@ -113,6 +145,10 @@ WORKLOADS = {
         _cnn, lambda r: {"input": r.standard_normal((32, 1, 28, 28), np.float32)}, 10, {"input": {0: "batch"}}
     ),
     "bert_mini": Workload(_bert, _sentences, 10, {"ids": _TEXT, "mask": _TEXT}),
+    **{
+        build.__name__[1:]: Workload(build, _images, 10, {"pixels": {0: "batch"}})
+        for build in (_convnext, _mobilenet, _resnet)
+    },
 }
 
 

@@ -216,10 +216,11 @@ def inline(graph: ir.Graph, node: ir.Node, rename: Callable[[ir.Value], None] | 
     replace(graph, node, results)
 
 
-def replace(graph: ir.Graph, node: ir.Node, results: Sequence[ir.Value]) -> None:
-    """Take a node away and let all that read its outputs read other values."""
+def replace(graph: ir.Graph, node: ir.Node, results: Sequence[ir.Value | None]) -> None:
+    """Take a node away and let all that read its outputs read other values; None stands for one that nothing reads."""
     for old, new in zip(node.outputs, results, strict=False):
-        _become(graph, node, old, new)
+        if new is not None:
+            _become(graph, node, old, new)
     graph.remove(node, safe=True)
 
 

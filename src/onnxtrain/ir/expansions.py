@@ -30,10 +30,10 @@ def expand_nodes(model: ir.Model, kept: Callable[[ir.Node], bool]) -> ir.Model:
 
     The model itself comes back where there is nothing to do.
     """
-    if not any(can_expand(n) and not kept(n) for g in _graphs(model.graph) for n in g):
+    if not any(can_expand(n) and not kept(n) for g in graphs_of(model.graph) for n in g):
         return model
     model = model.clone()
-    for graph in list(_graphs(model.graph)):
+    for graph in list(graphs_of(model.graph)):
         for node in [n for n in graph if can_expand(n) and not kept(n)]:
             write_out(graph, node)
     return model
@@ -64,9 +64,9 @@ def is_fused(node: ir.Node) -> bool:
     )
 
 
-def _graphs(graph: ir.Graph) -> Iterator[ir.Graph]:
+def graphs_of(graph: ir.Graph) -> Iterator[ir.Graph]:
     """The graph and all closed bodies in it."""
     yield graph
     for node in graph:
         for body in bodies_of(node) if is_closed(node) else ():
-            yield from _graphs(body)
+            yield from graphs_of(body)

@@ -74,13 +74,21 @@ def slice_(
 
 
 def _pad_back(ctx: Context, dy: Value, x: Value, starts: list[int], places: list[int]) -> Value:
-    op = ctx.op
-    before = op.ints(*starts)
-    axes = op.ints(*places)
+    op, dims = ctx.op, list(zip(shapes.known_dims(x), shapes.known_dims(dy), strict=True))
+    before, axes = op.ints(*starts), op.ints(*places)
     sizes = [op.Gather(op.shape(v), axes) for v in (x, dy)]
-    after = op.Max(op.Sub(op.Sub(sizes[0], sizes[1]), before), op.ints(*[0] * len(places)))
+    missing = op.Sub(*sizes)
+    if not all(_lies_inside(start, *dims[axis]) for start, axis in zip(starts, places, strict=True)):
+        before = op.Min(before, missing)  # what starts beyond the end is empty, and all of x is missing
+    after = op.Max(op.Sub(missing, before), op.ints(*[0] * len(places)))
     pads = op.Concat(before, after, axis=0)
     return op.Pad(dy, pads, op.like(0.0, dy), axes)
+
+
+def _lies_inside(start: int, whole: shapes.Dim, part: shapes.Dim) -> bool:
+    """Whether a part is known to begin within the whole."""
+    missing = shapes.simplify(whole - part) if shapes.are_known((whole, part)) else None
+    return start == 0 or (isinstance(missing, int) and missing >= start)
 
 
 @gradient("Pad")

@@ -19,7 +19,7 @@ import onnx_ir as ir
 from onnxtrain.ir import shapes
 from onnxtrain.ir.bodies import CLOSED, open_bodies, replace
 from onnxtrain.ir.builder import Builder
-from onnxtrain.ir.expansions import expand_nodes
+from onnxtrain.ir.expansions import expand_nodes, graphs_of
 from onnxtrain.ir.graphs import DOMAIN
 from onnxtrain.ir.opsets import version_of
 from onnxtrain.ir.recurrent import RECURRENT
@@ -45,6 +45,8 @@ class Definition:
 
 _GRADIENTS = {f"{op_type}Grad" for op_type in RECURRENT}  # they carry their bodies
 DEFINITIONS: dict[str, Definition] = {}
+Form = Callable[[Builder, ir.Node], list[ir.Value | None]]
+FORMS: dict[str, Form] = {}
 
 
 def function(
@@ -57,6 +59,19 @@ def function(
             raise ValueError(f"the operator {body.__name__} is defined twice")
         DEFINITIONS[body.__name__] = Definition(body, None if like is None else tuple(like), frozenset(optional))
         return body
+
+    return register
+
+
+def known_form(op_type: str) -> Callable[[Form], Form]:
+    """Register what an operator of ours is written as for other runtimes, by what is known of the node.
+
+    It gives a value for each output, None for one that nothing reads.
+    """
+
+    def register(form: Form) -> Form:
+        FORMS[op_type] = form
+        return form
 
     return register
 
@@ -96,6 +111,9 @@ def attach(model: ir.Model) -> ir.Model:
     Nodes of ours get all the inputs, outputs and attributes that their body has: runtimes do not accept fewer.
     """
     model = expand_nodes(model.clone(), _has_kernel)
+    for graph in list(graphs_of(model.graph)):
+        for node in [n for n in graph if n.domain == DOMAIN and n.op_type in FORMS]:
+            _write_form(graph, node)
     open_bodies(model.graph)
     for node in model.graph.all_nodes():
         if node.domain == DOMAIN and node.op_type not in OPAQUE:
@@ -108,6 +126,12 @@ def attach(model: ir.Model) -> ir.Model:
     if wanted:
         model.graph.opset_imports[DOMAIN] = VERSION
     return model
+
+
+def _write_form(graph: ir.Graph, node: ir.Node) -> None:
+    op = Builder(graph, before=node)
+    op.metadata = dict(node.metadata_props)
+    replace(graph, node, FORMS[node.op_type](op, node))
 
 
 def _of_opset(body: ir.Function, version: int) -> ir.Function:

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
+from typing import Any
 
+import onnx_ir as ir
 from onnxscript import opset20 as op
 from onnxscript import values
 
-from onnxtrain.ir.functions import DOMAIN, VERSION, function
+from onnxtrain.ir import shapes
+from onnxtrain.ir.builder import Builder
+from onnxtrain.ir.functions import DOMAIN, VERSION, function, known_form
 
 own = values.Opset(DOMAIN, VERSION)
+
+# Where kernels of a convolution are slower than products: measured on onnxruntime's CPU kernels, float32
+_LEAST_CHANNELS = 8  # of a group, in a gradient of a weight made of matrix products
+_LEAST_GROUPS = 8  # in a gradient of x made of a convolution: ConvTranspose takes one group after the other
+_MOST_PLACES = 64  # of a kernel: that many products
 
 
 @function()
@@ -55,3 +66,79 @@ def ConvGrad(dy, x, w, strides: Sequence[int], pads: Sequence[int], dilations: S
     dw = own.ConvWeightGrad(dy, x, w, strides=strides, pads=pads, dilations=dilations, group=group)
     db = op.ReduceSum(op.Reshape(dy, op.Constant(value_ints=[0, 0, -1])), op.Constant(value_ints=[0, 2]), keepdims=0)
     return dx, dw, db
+
+
+@known_form("ConvGrad")
+def conv_grad(build: Builder, node: ir.Node) -> list[ir.Value | None]:
+    """Only what is read; matrix products and plain convolutions in the place of slower kernels."""
+    operands: tuple[Any, ...] = tuple(node.inputs)
+    places: dict[str, Any] = {name: shapes.attribute(node, name) for name in ("strides", "pads", "dilations")}
+    places["group"] = shapes.attribute(node, "group", 1)
+    made: list[ir.Value | None] = [None] * len(node.outputs)
+    read = [bool(v.uses()) or v.is_graph_output() for v in node.outputs]
+    if read[0]:
+        made[0] = _data_gradient(build, *operands, **places)
+    if len(read) > 1 and read[1]:
+        made[1] = _weight_gradient(build, *operands, **places)
+    if len(read) > 2 and read[2]:
+        dy = operands[0]
+        made[2] = build.ReduceSum(dy, build.ints(0, *range(2, shapes.rank(dy))), keepdims=0)
+    return made
+
+
+def _data_gradient(
+    build: Builder, dy: ir.Value, x: ir.Value, w: ir.Value, *, strides: Any, pads: Any, dilations: Any, group: int
+) -> ir.Value:
+    """dx: a convolution of dy with the weight's kernels turned around, or a transposed one."""
+    out, inner, *kernel = shapes.known_dims(w)
+    count = len(kernel)
+    point = all(k == 1 for k in kernel)
+    if isinstance(out, int) and all(isinstance(k, int) for k in kernel) and set(strides) == {1}:
+        reach = [d * (k - 1) for d, k in zip(dilations, kernel, strict=True)]
+        around = [r - p for r, p in zip(reach * 2, pads, strict=True)]
+        if (point or group >= _LEAST_GROUPS) and min(around) >= 0:
+            turned = w if point else _turned(build, w, count)
+            apart = build.Reshape(turned, build.ints(group, out // group, inner, -1))
+            channels = build.Transpose(apart, perm=[0, 2, 1, 3])
+            kernels = build.Reshape(channels, build.ints(group * inner, out // group, *kernel))
+            return build.Conv(dy, kernels, pads=around, dilations=dilations, group=group)
+    full = build.ConvTranspose(dy, w, strides=strides, dilations=dilations, group=group)
+    return build.PlaceAt(full, build.ints(*(-p for p in pads[:count])), build.Shape(x, start=2))
+
+
+def _turned(build: Builder, w: ir.Value, count: int) -> ir.Value:
+    """A weight whose kernels are read from their ends."""
+    ends, starts = [-1] * count, [-(2**31)] * count
+    axes = build.ints(*range(2, 2 + count))
+    return build.Slice(w, build.ints(*ends), build.ints(*starts), axes, build.ints(*ends))
+
+
+def _weight_gradient(
+    build: Builder, dy: ir.Value, x: ir.Value, w: ir.Value, *, strides: Any, pads: Any, dilations: Any, group: int
+) -> ir.Value:
+    """dw: for each place of the kernel, the product of dy and the elements of x that it met; or a convolution."""
+    out, inner, *kernel = shapes.known_dims(w)
+    known = isinstance(out, int) and isinstance(inner, int) and all(isinstance(k, int) for k in kernel)
+    if not known or inner < _LEAST_CHANNELS or math.prod(kernel) > _MOST_PLACES:  # type: ignore[operator]
+        return build.ConvWeightGrad(dy, x, w, strides=strides, pads=pads, dilations=dilations, group=group)
+    count = len(kernel)
+    if any(pads):
+        around = build.ints(0, 0, *pads[:count], 0, 0, *pads[count:])
+        x = build.Pad(x, around, build.like(0.0, x))
+    exchanged = [1, 0, *range(2, 2 + count)]
+    rows = build.Reshape(build.Transpose(dy, perm=exchanged), build.ints(group, out // group, -1))  # type: ignore[operator]
+    data, parts = build.Transpose(x, perm=exchanged), build.ints(group, inner, -1)
+    steps, axes = build.ints(*strides), build.ints(*range(2, 2 + count))
+    one = build.ints(1)
+    span = build.Add(build.Mul(build.Sub(build.Shape(dy, start=2), one), steps), one)
+    products = []
+    for place in itertools.product(*map(range, kernel)):  # type: ignore[arg-type]
+        first = build.ints(*(i * d for i, d in zip(place, dilations, strict=True)))
+        met = data
+        if any(p != 1 for p in (*strides, *kernel)):
+            met = build.Slice(data, first, build.Add(first, span), axes, steps)
+        columns = build.Transpose(build.Reshape(met, parts), perm=[0, 2, 1])
+        products.append(build.MatMul(rows, columns))
+    apart = [build.Unsqueeze(p, build.ints(-1)) for p in products]
+    whole = apart[0] if len(apart) == 1 else build.Concat(*apart, axis=-1)
+    return build.Reshape(whole, build.ints(out, inner, *kernel))
