@@ -16,6 +16,12 @@ from onnxtrain.ir import shapes
 class _Printer(StrPrinter):
     """Integer expressions as Python: exact division and floor become ``//``."""
 
+    def exact(self, expr: Any) -> str:
+        """A size: where it is a quotient, that is a whole number."""
+        numerator, denominator = sympy.fraction(sympy.together(expr))
+        top = self.doprint(numerator)
+        return top if denominator == 1 else f"({top}) // ({self.doprint(denominator)})"
+
     def _print_floor(self, expr: Any) -> str:
         numerator, denominator = sympy.fraction(sympy.together(expr.args[0]))
         return f"(({self._print(numerator)}) // ({self._print(denominator)}))"
@@ -25,10 +31,10 @@ class _Printer(StrPrinter):
         return f"(-((-({self._print(numerator)})) // ({self._print(denominator)})))"
 
     def _print_Max(self, expr: Any) -> str:
-        return f"max({', '.join(self._print(a) for a in expr.args)})"
+        return f"max({', '.join(self.exact(a) for a in expr.args)})"
 
     def _print_Min(self, expr: Any) -> str:
-        return f"min({', '.join(self._print(a) for a in expr.args)})"
+        return f"min({', '.join(self.exact(a) for a in expr.args)})"
 
     def _print_Mod(self, expr: Any) -> str:
         return f"(({self._print(expr.args[0])}) % ({self._print(expr.args[1])}))"
@@ -41,9 +47,7 @@ def dim_text(dim: shapes.Dim) -> str:
     text = str(dim.value)
     if text.isidentifier():
         return text
-    numerator, denominator = sympy.fraction(sympy.together(shapes.as_expression(dim)))
-    top = _Printer().doprint(numerator)
-    return top if denominator == 1 else f"({top}) // ({_Printer().doprint(denominator)})"
+    return _Printer().exact(shapes.as_expression(dim))
 
 
 def data_text(data: shapes.Data) -> str:
