@@ -9,6 +9,7 @@ import pytest
 import torch
 from op_cases import CASES, Case
 from op_runs import Row, prepare, reference, run
+from releases import needs_opset
 
 from onnxtrain.errors import BackendError
 from onnxtrain.execute import backend
@@ -33,7 +34,8 @@ NO_REFERENCE = {
     "LRN": "sums as many channels as the batch has rows",
     "LpNormalization": "p = 1 without absolute values",
     "Scan": "no directions but forwards",
-    **dict.fromkeys(("Loop", "RNN", "GRU", "LSTM"), "no Scan backwards, which the gradient is"),
+    **dict.fromkeys(("Loop", "RNN", "GRU", "LSTM", "LinearAttention"), "no Scan backwards, which the gradient is"),
+    **{f"CausalConvWithState{row}": "no negative pads, which the gradient has" for row in ("", "-silu", "-short")},
     "GridSample-cubic-border-0": "cuts the coordinate, not the elements",
     "GridSample-cubic-border-1": "cuts the coordinate, not the elements",
 }
@@ -68,7 +70,17 @@ def test_backend(case: Case, name: str) -> None:
         pytest.skip(reason)
     if name == "onnxruntime" and case.id in NO_ONNXRUNTIME:
         pytest.skip(NO_ONNXRUNTIME[case.id])
+    if name != "torch" and case.opset > 25:
+        needs_opset(case.opset)
     _check(case, name)
+
+
+@pytest.mark.parametrize("op", ["LinearAttention", "CausalConvWithState"])
+def test_reference_without_gradients(op: str) -> None:
+    """What its gradient keeps from it."""
+    for case in CASES:
+        if case.op == op:
+            _check(dataclasses.replace(case, differentiable=False), "reference")
 
 
 def _check(case: Case, name: str) -> None:

@@ -15,8 +15,9 @@ from fuzz.phrases import fit, write
 from fuzz.program import Program
 from fuzz.units import Rejected, tensor, type_of
 from fuzz.wraps import Wrapper
+from onnxtrain.ir.opsets import NEWEST
 
-OPSETS = range(13, 27)
+OPSETS = range(13, min(NEWEST, onnx.defs.onnx_opset_version()) + 1)
 FEATURES = ("wraps", "names", "dimensions", "forms", "external", "dead", "large", "loss", "extras")
 LOSSES = ("mse", "cross_entropy", "bce", "smooth", "own")
 

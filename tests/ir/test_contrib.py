@@ -35,6 +35,7 @@ class Fused:
     outputs: tuple[str, ...] = ("y",)
     domain: str = "com.microsoft"
     kernel: bool = True
+    since: str = ""  # the release whose kernel takes it
 
 
 def r(*shape: int) -> np.ndarray:
@@ -105,6 +106,27 @@ ROWS = {
     "RotaryEmbedding": Fused("RotaryEmbedding", (X, PLACES, r(9, 2), r(9, 2))),
     "RotaryEmbedding-offset": Fused("RotaryEmbedding", (X, np.array([3]), r(9, 2), r(9, 2)), {"interleaved": 1}),
     "RotaryEmbedding-heads": Fused("RotaryEmbedding", (r(2, 3, 5, 4), PLACES, r(9, 2), r(9, 2))),
+    "SwiGLU": Fused("SwiGLU", (X, r(2, 5, 8)), {"activation_alpha": 0.7}, kernel=False),
+    "SwiGLU-bounded": Fused(
+        "SwiGLU", (r(2, 5, 16),),
+        {"activation_alpha": 1.702, "activation_beta": 1.0, "limit": 0.5}, kernel=False,
+    ),
+    "LinearAttention": Fused(
+        "LinearAttention", (r(2, 5, 16), X, r(2, 5, 6), r(2, 2, 4, 3), -abs(r(2, 5, 8)), r(2, 5, 2)),
+        {"q_num_heads": 4, "kv_num_heads": 2}, ("y", "s"), since="1.32",
+    ),
+    "LinearAttention-linear": Fused(
+        "LinearAttention", (X, X, X),
+        {"q_num_heads": 2, "kv_num_heads": 2, "update_rule": "linear", "scale": 0.3}, ("y", "s"), since="1.32",
+    ),
+    "CausalConvWithState": Fused(
+        "CausalConvWithState", (X, r(5, 1, 3), r(5), r(2, 5, 2)),
+        {"activation": "silu"}, ("y", "s"), since="1.32",
+    ),
+    "CausalConvWithState-dilated": Fused(
+        "CausalConvWithState", (X, r(5, 1, 3)),
+        {"dilation": 2}, ("y", "s"), since="1.32",
+    ),
     "Trilu": Fused("Trilu", (r(4, 4),), {"upper": 0}),
     "BiasDropout": Fused("BiasDropout", (X, r(8), X), kernel=False),
     "BiasSoftmax": Fused("BiasSoftmax", (X, r(5, 8)), {"axis": -1, "is_inner_broadcast": 1}, kernel=False),
@@ -117,6 +139,13 @@ def _gelu(x: np.ndarray) -> np.ndarray:
     return (x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))).astype(np.float32)
 
 
+def _swiglu(gate: np.ndarray, up: np.ndarray | None = None, /, **given: Any) -> np.ndarray:
+    gate, up = np.split(gate, 2, -1) if up is None else (gate, up)
+    limit = given.get("limit", np.inf)
+    gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
+    return gate / (1 + np.exp(-given["activation_alpha"] * gate)) * (up + given.get("activation_beta", 0.0))
+
+
 def _softmax(x: np.ndarray) -> np.ndarray:
     e = np.exp(x - x.max(-1, keepdims=True))
     return e / e.sum(-1, keepdims=True)
@@ -126,6 +155,7 @@ EXPECTED = {  # of those for which onnxruntime has no CPU kernel
     "BiasDropout": lambda x, b, s: x + b + s,
     "BiasSoftmax": lambda x, b: _softmax(x + b),
     "BiasAdd": lambda x, b, s: x + b + s,
+    "SwiGLU": _swiglu,
     "BiasSplitGelu": lambda x, b: (x + b)[..., :4] * _gelu((x + b)[..., 4:]),
 }
 
@@ -159,7 +189,10 @@ def test_same_numbers(row: Fused) -> None:
     feeds = {"i0": row.inputs[0]}
     if row.op == "FusedConv" and len(row.inputs) > 3:
         needs_release("1.24", "its Conv of blocked layout refuses a sum")
-    expected = _run(proto, feeds) if row.kernel else [EXPECTED[row.op](*row.inputs)]
+    if row.since:
+        needs_release(row.since, f"it has no {row.op} of that form")
+    settings = row.attributes if row.op == "SwiGLU" else {}
+    expected = _run(proto, feeds) if row.kernel else [EXPECTED[row.op](*row.inputs, **settings)]
     made = _run(ir.to_proto(attach(graph.model)), feeds | {n: weights[n] for n in graph.signature.parameters})
     for a, b in zip(made, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
@@ -173,6 +206,15 @@ def test_trains(row: Fused) -> None:
     differentiable = graph.signature.parameters
     compiled = compile_graph(graph, differentiable, graph.signature.outputs, Options(), Report())
     assert compiled.training is not None and set(compiled.training.gradients) == set(differentiable)
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"), [("CausalConvWithState", "channels_last"), ("LinearAttention", "state_window")]
+)
+def test_what_is_not_there_is_refused(name: str, setting: str) -> None:
+    row = dataclasses.replace(ROWS[name], attributes=ROWS[name].attributes | {setting: 1})
+    with pytest.raises(GraphError, match=f"{name} with {setting}=1 is not available"):
+        read_forward(_model(row))
 
 
 def test_in_a_body() -> None:

@@ -22,6 +22,7 @@ from onnxtrain.errors import GraphError
 from onnxtrain.ir import shapes
 from onnxtrain.ir.functions import attach
 from onnxtrain.ir.graphs import DOMAIN, ForwardGraph
+from onnxtrain.ir.opsets import NEWEST
 from onnxtrain.ir.reading import read_forward
 from onnxtrain.ir.verify import verify
 
@@ -59,6 +60,7 @@ FORMS = {
     "opset 23": model("a = MatMul(x, w) y = RMSNormalization(a, v)", 23, 11),
     "opset 24": model("a = MatMul(x, w) b = Swish(a) y = Mul(b, v)", 24, 12),
     "opset 25": model("a = MatMul(x, w) b = Reshape(a, s) y = Mul(b, v)", 25, 13),
+    "opset 28": model("a = MatMul(x, w) b = SwiGLU(a, x) y = Mul(b, v)", 28, 13),
     "opset 13": model("a = MatMul(x, w) b = ReduceMax<axes = [1]>(a) c = Sub(a, b) y = Mul(c, v)", 13, 8),
     "opset 9": model("a = MatMul(x, w) b = Softmax<axis = 1>(a) c = Unsqueeze<axes = [0]>(v) y = Mul(b, c)", 9, 4),
     "weights that are inputs": model(
@@ -246,7 +248,7 @@ def test_pixels_of_old_resizing_stay_in_their_place() -> None:
 
 LATER = {
     "a later attribute": ("y = Cast<to = 1, round_mode = 'down'>(x)", 24, "Cast of opset 24 with round_mode=down"),
-    "a later opset": ("y = Relu(x)", 27, "opset 27"),
+    "a later opset": ("y = Relu(x)", NEWEST + 1, f"opset {NEWEST + 1}"),
     "an attribute that is not": ("y = Relu<axis = 1>(x)", 20, "no attribute axis"),
     "an attribute that is missing": ("y = Concat(x, x)", 20, "axis is missing"),
     "an attribute of another type": ("y = Concat<axis = 1.0>(x, x)", 20, "axis is no INT"),

@@ -151,4 +151,48 @@ def _cache() -> list[Case]:
     ]  # fmt: skip
 
 
-CASES = [*_attention(), *_onnx_attention(), *_rotary(), *_cache()]
+def _linear() -> list[Case]:
+    def recur(
+        q: Tensor, k: Tensor, v: Tensor, state: Any = None, decay: Any = None, beta: Any = None, scale: float = 3**-0.5
+    ) -> tuple[Tensor, Tensor]:
+        """Step by step, with two heads of keys of width 3 and values of width 5."""
+        q, k, v = (t.unflatten(-1, (-1, w)) for t, w in ((q, 3), (k, 3), (v, 5)))
+        state = q.new_zeros(2, 2, 3, 5) if state is None else state
+        made = []
+        for t in range(q.shape[1]):
+            if decay is not None:
+                state = state * decay[:, t].unflatten(-1, (2, -1)).exp()[..., None]
+            new = v[:, t]
+            if beta is not None:
+                new = beta[:, t, :, None] * (new - torch.einsum("bhij,bhi->bhj", state, k[:, t]))
+            state = state + k[:, t, :, :, None] * new[:, :, None]
+            read = state.repeat_interleave(q.shape[2] // 2, 1)
+            made.append(scale * torch.einsum("bhi,bhij->bhj", q[:, t], read).flatten(1))
+        return torch.stack(made, 1), state
+
+    def named(*names: str, **settings: Any) -> Callable[..., tuple[Tensor, Tensor]]:
+        return lambda q, k, v, *more: recur(q, k, v, **dict(zip(names, more, strict=True)), **settings)
+
+    q, k, v, state = x(2, 4, 6), x(2, 4, 6), x(2, 4, 10), x(2, 2, 3, 5)
+    decay, each, beta, shared = x(2, 4, 2, high=0.0), x(2, 4, 6, high=0.0), x(2, 4, 2), x(2, 4, 1)
+    rows = [
+        ("linear", "linear", (q, k, v), recur, {}),
+        ("linear", "past", (q, k, v, state), recur, {}),
+        ("linear", "groups", (x(2, 4, 12), k, v), recur, {"q_num_heads": 4}),
+        ("gated", "gated", (q, k, v, None, decay), named("decay"), {}),
+        ("gated", "gated-keys", (q, k, v, None, each), named("decay"), {}),
+        ("delta", "delta", (q, k, v, None, None, beta), named("beta"), {}),
+        ("delta", "delta-shared", (q, k, v, None, None, shared), named("beta"), {}),
+        ("gated_delta", "gated-delta", (x(2, 4, 12), k, v, state, each, beta), recur, {"q_num_heads": 4}),
+        ("gated_delta", "scale", (q, k, v, None, decay, shared), named("decay", "beta", scale=0.3), {"scale": 0.3}),
+    ]
+    heads = {"q_num_heads": 2, "kv_num_heads": 2}
+    return [
+        Case(
+            "LinearAttention", given, reference, heads | {"update_rule": rule} | more, opset=27, label=label, outputs=2,
+        )
+        for rule, label, given, reference, more in rows
+    ]  # fmt: skip
+
+
+CASES = [*_attention(), *_onnx_attention(), *_rotary(), *_cache(), *_linear()]

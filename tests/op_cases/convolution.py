@@ -268,4 +268,24 @@ def _deformable() -> list[Case]:
     ]  # fmt: skip
 
 
-CASES = [*_convolution(), *_padded(), *_pooling(), *_deformable()]
+def _causal() -> list[Case]:
+    def moved(a: Tensor, w: Tensor, b: Tensor | None = None, past: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        seen = F.pad(a, (w.shape[2] - 1, 0)) if past is None else torch.cat((past, a), 2)
+        return F.conv1d(seen, w, b, groups=w.shape[0]), seen[:, :, a.shape[2] :]
+
+    def active(a: Tensor, w: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
+        y, state = moved(a, w, None, past)
+        return F.silu(y), state
+
+    a, w, b, past = x(2, 4, 6), x(4, 1, 3), x(4), x(2, 4, 2)
+    silu, op = {"activation": "silu"}, "CausalConvWithState"
+    return [
+        Case(op, (a, w), moved, opset=27, static=(1,), outputs=2),
+        Case(op, (a, w, b), lambda a, w, b: F.silu(moved(a, w, b)[0]), silu, opset=27, static=(1,), label="silu"),
+        Case(op, (a, w, b, past), moved, opset=27, static=(1,), label="past", outputs=2),
+        Case(op, (a, w, None, past), active, {"activation": "swish"}, opset=27, static=(1,), label="swish", outputs=2),
+        Case(op, (x(2, 4, 2), x(4, 1, 5)), moved, opset=27, static=(1,), label="short", outputs=2),
+    ]  # fmt: skip
+
+
+CASES = [*_convolution(), *_padded(), *_pooling(), *_deformable(), *_causal()]

@@ -79,6 +79,8 @@ def _activations() -> list[Case]:
              {"lambd": 0.75, "bias": 0.75}, label="soft"),
         Case("Swish", (x(3, 4),), F.silu, opset=24),
         Case("Swish", (x(3, 4),), lambda a: a * (1.75 * a).sigmoid(), {"alpha": 1.75}, label="alpha", opset=24),
+        Case("SwiGLU", (x(3, 4), x(3, 4)), lambda a, b: F.silu(a) * b, opset=28),
+        Case("SwiGLU", (x(3, 4), x(3, 4)), lambda a, b: a * (0.5 * a).sigmoid() * b, {"alpha": 0.5}, label="alpha", opset=28),
         Case("Softplus", (at(-40.0, -1.0, 0.0, 19.0, 21.0, 60.0),), F.softplus, label="large"),
         Case("Mish", (at(-40.0, -1.0, 0.0, 19.0, 21.0, 60.0),), F.mish, label="large"),
         Case("Gelu", (at(-9.0, -1.0, 0.0, 1.0, 9.0),), F.gelu, label="large"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -33,6 +34,30 @@ def _degenerate() -> list[Case]:
             "ReduceLogSumExp", (at([0.0, -math.inf], [90.0, 95.0]), ints(1)), lambda a: a.logsumexp(1, True),
             label="infinite",
         ),
+    ]  # fmt: skip
+
+
+def _products() -> list[Case]:
+    """Running ones; several zeros in a row, the first and the last included."""
+
+    def product(axis: int, exclusive: bool = False, reverse: bool = False) -> Callable[[Tensor], Tensor]:
+        def run(a: Tensor) -> Tensor:
+            a = a.flip(axis) if reverse else a
+            if exclusive:
+                a = torch.cat((torch.ones_like(a.narrow(axis, 0, 1)), a), axis).narrow(axis, 0, a.shape[axis])
+            y = a.cumprod(axis)
+            return y.flip(axis) if reverse else y
+
+        return run
+
+    zeros, both = at([2.0, 0.0, -1.5, 0.5, 0.0], [0.0, 3.0, 2.0, 1.0, 4.0]), {"exclusive": 1, "reverse": 1}
+    return [
+        Case("CumProd", (x(3, 4), np.array(1)), product(1), opset=26),
+        Case("CumProd", (x(3, 4), np.array(0)), product(0, reverse=True), {"reverse": 1}, label="reverse", opset=26),
+        Case("CumProd", (x(3, 4), np.array(-1)), product(1, True), {"exclusive": 1}, label="exclusive", opset=26),
+        Case("CumProd", (x(2, 3, 4), np.array(-2)), product(1, True, True), both, label="both", opset=26),
+        Case("CumProd", (zeros, np.array(1)), product(1), label="zeros", opset=26),
+        Case("CumProd", (zeros, np.array(1)), product(1, True, True), both, label="zeros-both", opset=26),
     ]  # fmt: skip
 
 
@@ -81,6 +106,7 @@ def _reductions() -> list[Case]:
         Case("CumSum", (x(3, 4), np.array(0)), lambda a: a.flip(0).cumsum(0).flip(0), {"reverse": 1}, label="reverse"),
         Case("CumSum", (x(3, 4), np.array(-1)), lambda a: a.cumsum(1) - a, {"exclusive": 1}, label="exclusive"),
         Case("CumSum", (x(2, 3, 4), np.array(-2)), lambda a: a.flip(1).cumsum(1).flip(1) - a, {"exclusive": 1, "reverse": 1}, label="both"),
+        *_products(),
         Case("ReduceSum", (x(), ints()), lambda a: a * 1.0, label="scalar"),
         Case("ReduceMean", (x(),), lambda a: a * 1.0, label="scalar"),
         Case("ArgMax", (at([1.0, 3.0, 3.0], [2.0, 2.0, 0.0]),), lambda a: torch.tensor([[2], [1]]),

@@ -137,6 +137,10 @@ def _images() -> list[Case]:
         Case("DepthToSpace", (x(2, 8, 3, 4),), lambda a: crd(a, 2), {"blocksize": 2}),
         Case("DepthToSpace", (x(2, 18, 2, 4),), lambda a: F.pixel_shuffle(a, 3), {"blocksize": 3, "mode": "CRD"}, label="CRD"),
         Case("SpaceToDepth", (x(2, 3, 4, 6),), lambda a: unshuffle(a, 2), {"blocksize": 2}),
+        Case(
+            "SpaceToDepth", (x(2, 3, 4, 6),), lambda a: F.pixel_unshuffle(a, 2), {"blocksize": 2, "mode": "CRD"},
+            label="CRD", opset=28,
+        ),
         Case("ReverseSequence", (x(4, 3, 2), ints(4, 1, 3)), lambda a: reversed_steps(a, (4, 1, 3))),
         Case("ReverseSequence", (x(3, 4, 2), ints(2, 4, 3)), lambda a: reversed_steps(a.transpose(0, 1), (2, 4, 3)).transpose(0, 1),
              {"batch_axis": 0, "time_axis": 1}, label="batch-first"),

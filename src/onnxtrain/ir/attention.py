@@ -42,12 +42,16 @@ def _heads(op: Builder, node: ir.Node, x: Value | None, kind: str) -> Value:
 
 
 def _scaled(op: Builder, node: ir.Node, q: Value) -> Value:
-    scale, width = shapes.attribute(node, "scale"), shapes.known_dims(q)[-1]
-    if scale is not None:
-        return q * scale
+    scale = shapes.attribute(node, "scale")
+    return over_root_of_width(op, q) if scale is None else q * scale
+
+
+def over_root_of_width(op: Builder, q: Value) -> Value:
+    """Queries over the root of the size of their last axis."""
+    width = shapes.known_dims(q)[-1]
     if isinstance(width, int):
         return q * width**-0.5
-    return q / op.Sqrt(op.CastLike(op.Squeeze(op.size(q, 3), op.ints(0)), q))
+    return q / op.Sqrt(op.CastLike(op.Squeeze(op.size(q, -1), op.ints(0)), q))
 
 
 def _shared(op: Builder, x: Value, q: Value) -> Value:

@@ -7,9 +7,11 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from onnxtrain.errors import GraphError
+from onnxtrain.ir import linear_attention as standard
 from onnxtrain.ir import shapes
 from onnxtrain.ir.attention import turned
 from onnxtrain.ir.builder import Builder
+from onnxtrain.ir.gates import swish
 from onnxtrain.ir.graphs import describe, source_of, unavailable
 from onnxtrain.ir.shapes import attribute, operand
 
@@ -27,6 +29,19 @@ def quick_gelu(op: Builder, node: ir.Node) -> list[Value]:
     """``x * sigmoid(alpha * x)``."""
     x = _given(node, 0)
     return [x * op.Sigmoid(x * attribute(node, "alpha", 1.702))]
+
+
+def swiglu(op: Builder, node: ir.Node) -> list[Value]:
+    """Swish of the gate times the other operand, both bounded before; one input holds both, the gate first."""
+    gate, value = _given(node, 0), operand(node, 1)
+    if value is None:
+        gate, value = op.Split(gate, axis=-1, num_outputs=2, outputs=2)
+    dtype, limit = shapes.dtype_of(gate), attribute(node, "limit", 0.0)
+    gate, value = op.cast(gate, ir.DataType.FLOAT), op.cast(value, ir.DataType.FLOAT)
+    if limit > 0:
+        gate, value = op.Clip(gate, None, limit), op.Clip(value, -limit, limit)
+    value = value + attribute(node, "activation_beta", 0.0)
+    return [op.cast(swish(op, gate, attribute(node, "activation_alpha", 1.0)) * value, dtype)]
 
 
 def bias_split_gelu(op: Builder, node: ir.Node) -> list[Value]:
@@ -211,6 +226,26 @@ def rotary_embedding(op: Builder, node: ir.Node) -> list[Value]:
     return [turned(op, node, x, cos, sin, positions)]
 
 
+def linear_attention(op: Builder, node: ir.Node) -> list[Value]:
+    """As ONNX's, without a window of states."""
+    _refuse(node, state_window=0)
+    return standard.linear_attention(op, node)
+
+
+def causal_convolution(op: Builder, node: ir.Node) -> list[Value]:
+    """As ONNX's, with dilation too; along one axis, channels first, states of the usual length."""
+    _refuse(node, ndim=1, channels_last=0, state_channels_last=-1, state_window=0, state_length=0)
+    _refuse(node, state_update_capacity=0, input_channels=0, input_channel_offset=0)
+    return standard.causal_convolution(op, node)
+
+
+def _refuse(node: ir.Node, **defaults: int) -> None:
+    """An error where an attribute is not what it is by default."""
+    for name, default in defaults.items():
+        if (found := attribute(node, name, default)) != default:
+            raise _unavailable(node, f"{name}={found}")
+
+
 def _heads(op: Builder, x: Value, count: int) -> Value:
     """(batch, heads, length, width) of (batch, length, heads * width)."""
     return op.Transpose(op.Reshape(x, op.ints(0, 0, count, -1)), perm=[0, 2, 1, 3])
@@ -285,6 +320,7 @@ def _unavailable(node: ir.Node, what: str) -> GraphError:
 CONTRIB: dict[str, Callable[[Builder, ir.Node], list[Value]]] = {
     **dict.fromkeys(("Gelu", "BiasGelu", "FastGelu"), gelu),
     "QuickGelu": quick_gelu,
+    "SwiGLU": swiglu,
     "BiasSplitGelu": bias_split_gelu,
     "BiasAdd": bias_add,
     "BiasDropout": bias_dropout,
@@ -300,4 +336,6 @@ CONTRIB: dict[str, Callable[[Builder, ir.Node], list[Value]]] = {
     "Attention": attention,
     "MultiHeadAttention": multi_head_attention,
     "RotaryEmbedding": rotary_embedding,
+    "LinearAttention": linear_attention,
+    "CausalConvWithState": causal_convolution,
 }

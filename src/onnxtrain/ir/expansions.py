@@ -10,7 +10,9 @@ from onnxtrain.ir import contrib, linear_models
 from onnxtrain.ir.attention import attention, rotary_embedding, tensor_scatter
 from onnxtrain.ir.bodies import BODY, bodies_of, inline, is_closed, replace
 from onnxtrain.ir.builder import Builder
+from onnxtrain.ir.gates import swiglu
 from onnxtrain.ir.graphs import DOMAIN, is_backward
+from onnxtrain.ir.linear_attention import causal_convolution, linear_attention
 from onnxtrain.ir.recurrent import RECURRENT, expand_node
 from onnxtrain.ir.signals import short_time_fourier_transform
 
@@ -19,6 +21,9 @@ EXPANSIONS: dict[str, Callable[[Builder, ir.Node], list[ir.Value]]] = {
     "Attention": attention,
     "RotaryEmbedding": rotary_embedding,
     "TensorScatter": tensor_scatter,
+    "LinearAttention": linear_attention,
+    "CausalConvWithState": causal_convolution,
+    "SwiGLU": swiglu,
     "STFT": short_time_fourier_transform,
     "SimplifiedLayerNormalization": contrib.simplified_layer_normalization,  # onnxruntime's, in the domain of ONNX
 }

@@ -16,11 +16,12 @@ import onnx_ir as ir
 from onnxtrain.errors import GraphError, first_line
 from onnxtrain.ir.graphs import free_name, unavailable
 
-LOWEST, SPOKEN, NEWEST = 13, 20, 26
+LOWEST, SPOKEN, NEWEST = 13, 20, 28
 _KINDS = ("Mean", "Max", "Min", "Prod", "L1", "L2", "LogSum", "LogSumExp", "SumSquare")
 _REDUCTIONS = frozenset(f"Reduce{kind}" for kind in _KINDS)
 _NEWER_FORMS = {"Attention": 25}  # what these learned since opset 20 is known here
-_KNOWN = {("QuantizeLinear", "output_dtype")}
+_KNOWN = {("QuantizeLinear", "output_dtype"), ("SpaceToDepth", "mode")}
+_ANY_NUMBER = 2**31 - 1  # of inputs, as ONNX says it
 _LARGEST_CONSTANT = 64  # elements: the content of axes and sizes decides how a node is converted
 _GRID_SAMPLE_MODES = {"bilinear": "linear", "bicubic": "cubic"}
 
@@ -36,7 +37,7 @@ def raise_opset(graph: ir.Graph) -> None:
     Nodes may have versions of their own: those that come from functions do.
 
     Raises:
-        GraphError: the graph is older than opset 13 or newer than 26, or a node uses what its operator learned later.
+        GraphError: the graph is older than opset 13 or newer than 28, or a node uses what its operator learned later.
     """
     version = version_of(graph)
     for node in list(graph.all_nodes()):
@@ -88,8 +89,8 @@ def _later(op_type: str, version: int) -> tuple[dict[str, object], int]:
     Our form is that of opset 20, or the first of a newer operator, but for what the tables above say.
     """
     schemas = [s for s in _history().get(op_type, ()) if s.since_version <= version]
-    if not schemas:
-        return {}, 0
+    if not schemas:  # onnxruntime's alone, or newer than this onnx
+        return {}, _ANY_NUMBER
     spoken = _NEWER_FORMS.get(op_type, SPOKEN)
     ours = next((s for s in reversed(schemas) if s.since_version <= spoken), schemas[0])
     added = {n: a for n, a in schemas[-1].attributes.items() if n not in ours.attributes and (op_type, n) not in _KNOWN}

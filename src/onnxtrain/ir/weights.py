@@ -58,6 +58,8 @@ _COMPARED = (_CONSTANT, "compared with")
 # What an input of an operator is whatever its content: (operator, index) -> decision. The rest is decided by form.
 _BY_USE: dict[tuple[str, int], tuple[Kind, str]] = {
     **{(op, i): (_WEIGHT, "kernel or bias of a convolution") for op in ("ConvTranspose", "FusedConv") for i in (1, 2)},
+    **{("CausalConvWithState", i): (_WEIGHT, "kernel or bias of a convolution") for i in (1, 2)},
+    **{(op, 3): _STATE for op in ("CausalConvWithState", "LinearAttention")},
     ("Conv", 2): (_WEIGHT, "kernel or bias of a convolution"),
     ("DeformConv", 1): (_WEIGHT, "kernel or bias of a convolution"),
     ("DeformConv", 3): (_WEIGHT, "kernel or bias of a convolution"),

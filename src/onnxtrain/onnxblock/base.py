@@ -17,6 +17,7 @@ from onnxtrain.files import check_file
 from onnxtrain.ir.bodies import read_outside
 from onnxtrain.ir.builder import Builder
 from onnxtrain.ir.graphs import free_name, values
+from onnxtrain.ir.opsets import LOWEST, NEWEST
 from onnxtrain.ir.reading import Source, read_weights
 from onnxtrain.number_ranges import check_whole
 from onnxtrain.onnxblock.protos import LentProto
@@ -252,7 +253,9 @@ def base(model: Source, model_path: Path | str | None = None, *, untie: Sequence
 @contextlib.contextmanager
 def empty_base(opset_version: int | None = None) -> Iterator[Base]:
     """Blocks called within build a model from nothing, of this opset (20 where none is given)."""
-    version = OPSETS[0] if opset_version is None else check_whole("opset_version", opset_version, least=13, most=26)
+    version = OPSETS[0]
+    if opset_version is not None:
+        version = check_whole("opset_version", opset_version, least=LOWEST, most=NEWEST)
     graph = ir.Graph([], [], nodes=[], opset_imports={"": version}, name="main")
     with _opened(Base(ir.Model(graph, ir_version=10))) as made:
         yield made

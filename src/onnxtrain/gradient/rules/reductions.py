@@ -129,3 +129,15 @@ def reduce_log_sum_exp(ctx: Context, dy: Value, x: Value, axes: Value | None = N
 def cum_sum(ctx: Context, dy: Value, x: Value, axis: Value, *, exclusive: int = 0, reverse: int = 0) -> Any:
     """The cumulative sum of dy from the other end."""
     return ctx.op.CumSum(dy, axis, exclusive=exclusive, reverse=1 - reverse)
+
+
+@gradient("CumProd")
+def cum_prod(ctx: Context, dy: Value, x: Value, axis: Value, *, exclusive: int = 0, reverse: int = 0) -> Any:
+    """The cumulative sum of dy · y from the other end, over x; for the first 0 of a row with y as if that were 1."""
+    op, one = ctx.op, ctx.op.like(1.0, x)
+    is_zero = op.Equal(x, op.like(0.0, x))
+    before = op.CumSum(op.cast(is_zero, ir.DataType.INT64), axis, exclusive=1, reverse=reverse)
+    first = op.And(is_zero, op.Equal(before, op.constant(0)))
+    rest = op.CumProd(op.Where(first, one, x), axis, exclusive=exclusive, reverse=reverse)
+    over, of_zero = (op.CumSum(dy * y, axis, exclusive=exclusive, reverse=1 - reverse) for y in (ctx.y, rest))
+    return op.Where(first, of_zero, over / op.Where(is_zero, one, x))

@@ -159,9 +159,9 @@ def depth_to_space(ctx: Context, dy: Value, x: Value, *, blocksize: int, mode: s
 
 
 @gradient("SpaceToDepth")
-def space_to_depth(ctx: Context, dy: Value, x: Value, *, blocksize: int) -> Any:
+def space_to_depth(ctx: Context, dy: Value, x: Value, *, blocksize: int, mode: str = "DCR") -> Any:
     """The blocks put together again."""
-    return ctx.op.DepthToSpace(dy, blocksize=blocksize)
+    return ctx.op.DepthToSpace(dy, blocksize=blocksize, mode=mode)
 
 
 @gradient("ReverseSequence")

@@ -74,6 +74,7 @@ def where(node: ir.Node) -> Sequence[Facts]:
         "LogSoftmax",
         "Hardmax",
         "CumSum",
+        "CumProd",
         "Trilu",
         "LpNormalization",
         "InstanceNormalization",
@@ -87,6 +88,7 @@ def where(node: ir.Node) -> Sequence[Facts]:
         "BitwiseNot",
         "Shrink",
         "Swish",
+        "SwiGLU",
         "ReverseSequence",
     ]
 )

@@ -174,12 +174,22 @@ def trilu(x: Tensor, k: Any = 0, *, upper: int = 1) -> Tensor:
 @lowering("CumSum", host=(1,), view=True)
 def cum_sum(x: Tensor, axis: Any, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
     """Running sums, from either end, with or without the element itself."""
+    return _running(torch.cumsum, 0, x, axis, exclusive, reverse)
+
+
+@lowering("CumProd", host=(1,), view=True)
+def cum_prod(x: Tensor, axis: Any, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
+    """Running products, as CumSum's sums."""
+    return _running(torch.cumprod, 1, x, axis, exclusive, reverse)
+
+
+def _running(function: Any, start: int, x: Tensor, axis: Any, exclusive: int, reverse: int) -> Tensor:
     axis = axis[0] if isinstance(axis, tuple) else axis
     source = torch.flip(x, (axis,)) if reverse else x
-    total = torch.cumsum(source, axis, dtype=x.dtype)
+    total = function(source, axis, dtype=x.dtype)
     if exclusive and x.shape[axis]:
         before = total.narrow(axis, 0, x.shape[axis] - 1)
-        total = torch.cat((torch.zeros_like(source.narrow(axis, 0, 1)), before), axis)
+        total = torch.cat((torch.full_like(source.narrow(axis, 0, 1), start), before), axis)
     return torch.flip(total, (axis,)) if reverse else total
 
 
@@ -214,11 +224,12 @@ def depth_to_space(x: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
 
 
 @lowering("SpaceToDepth", view=True)
-def space_to_depth(x: Tensor, *, blocksize: int) -> Tensor:
-    """Blocks laid out as channels, the block's place varying slowest."""
+def space_to_depth(x: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
+    """Blocks laid out as channels, the block's place varying slowest (DCR) or fastest (CRD)."""
     n, c, h, w = x.shape
     b = blocksize
-    parts = x.reshape(n, c, h // b, b, w // b, b).permute(0, 3, 5, 1, 2, 4)
+    order = (0, 1, 3, 5, 2, 4) if mode == "CRD" else (0, 3, 5, 1, 2, 4)
+    parts = x.reshape(n, c, h // b, b, w // b, b).permute(order)
     return parts.reshape(n, c * b * b, h // b, w // b)
 
 
