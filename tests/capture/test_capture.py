@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import operator
+import threading
 
 import pytest
 import torch
@@ -226,6 +228,67 @@ def test_a_change_in_place_that_autograd_does_not_see_is_refused(is_parameter: b
                 y.clamp_(-0.1, 0.1)  # the line
             return super().forward(x) if is_parameter else y
 
-    with pytest.raises(CaptureError, match="clamp_ changes a tensor under") as caught:
+    with pytest.raises(CaptureError, match="clamp_ changes a tensor, under") as caught:
         capture(Clamped(4, 4).train(), [torch.randn(3, 4)], {})
     assert caught.value.source.startswith(__file__)
+
+
+def _set_without_gradient(h: torch.Tensor) -> None:
+    with torch.no_grad():
+        h[h > 0] = 0
+
+
+HIDDEN = {
+    "__setitem__": _set_without_gradient,
+    "mul_": lambda h: h.detach().mul_(2),
+    "add_": lambda h: h.data.add_(1),
+    "sub_": lambda h: operator.isub(h.detach()[0], 1),
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_changes_beside_autograd_are_refused(name: str) -> None:
+    """Of items, and of what is detached, in whose memory the tensor is that goes on."""
+
+    class Changed(torch.nn.Linear):
+        def forward(self, x):
+            h = super().forward(x)
+            HIDDEN[name](h)
+            return h.square().sum()
+
+    with pytest.raises(CaptureError, match=f"{name} changes a tensor, under") as caught:
+        capture(Changed(4, 4).train(), [torch.randn(3, 4)], {})
+    assert caught.value.cure
+
+
+def test_a_detached_tensor_that_nobody_else_reads_may_be_changed() -> None:
+    class Changed(torch.nn.Linear):
+        def forward(self, x):
+            weights = super().forward(x).detach()
+            weights.mul_(2)
+            weights[0] = 3
+            return (super().forward(x) * weights).sum()
+
+    capture(Changed(4, 4).train(), [torch.randn(3, 4)], {})
+
+
+def test_embeddings_that_shorten_their_weight_are_refused() -> None:
+    with pytest.raises(CaptureError, match="max_norm changes its weight"):
+        capture(torch.nn.Embedding(5, 4, max_norm=1.0), [torch.arange(3)], {})
+
+
+def test_two_threads_capture_one_after_the_other() -> None:
+    found: list[object] = []
+
+    def work() -> None:
+        try:
+            found.append(capture(torch.nn.Linear(4, 4), [torch.randn(3, 4)], {}))
+        except Exception as error:
+            found.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [type(f).__name__ for f in found] == ["Captured"] * 4

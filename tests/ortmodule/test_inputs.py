@@ -263,3 +263,55 @@ def test_constants_as_tensors() -> None:
     assert (again["a"].item(), again["b"].item(), again["c"], again["d"]) == (2, 3.5, "text", None)
     with pytest.raises(UnsupportedDataError):
         extract_data_and_schema([object()])
+
+
+class Embedded(torch.nn.Module):
+    """Tokens as vectors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.linear = torch.nn.Embedding(9, 4), torch.nn.Linear(4, 4)
+
+    def forward(self, ids: torch.Tensor) -> Any:
+        return self.linear(self.embedding(ids)).square().mean()
+
+
+_IDS = torch.arange(18).reshape(3, 6) % 9
+VIEWS = {
+    "without the last": _IDS[:, :-1],
+    "transposed": _IDS.T,
+    "expanded": _IDS[:1].expand(3, 6),
+    "from the second": _IDS[1:, 1:],
+    "every second": _IDS[:, ::2],
+    "flat": _IDS.view(-1)[3:],
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_view_as_the_first_input(name: str) -> None:
+    """Teacher forcing: ``ids[:, :-1]``."""
+    wrapped, eager = pair(Embedded())
+    same_step(wrapped, eager, VIEWS[name])
+    same_step(wrapped, eager, VIEWS[name].clone())
+    assert captures(wrapped) == 1
+
+
+def test_the_first_call_in_inference_mode() -> None:
+    """SentenceTransformer's ``encode``; training goes on after it."""
+    wrapped, eager = pair(Embedded())
+    with torch.inference_mode():
+        torch.testing.assert_close(wrapped(_IDS + 0), eager(_IDS + 0))
+    same_step(wrapped, eager, _IDS)
+
+
+def test_inputs_whose_names_are_those_of_weights() -> None:
+    class Named(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.x, self.mul = torch.nn.Parameter(torch.randn(4, 4)), torch.nn.Parameter(torch.randn(4))
+            self.register_buffer("sum_1", torch.ones(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return ((x @ self.x) * self.mul * self.sum_1).sum()
+
+    same_step(*pair(Named()), torch.randn(3, 4))

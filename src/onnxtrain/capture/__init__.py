@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,10 +13,13 @@ from onnxtrain.capture.autograd_functions import Functions
 from onnxtrain.capture.cache import GraphCache
 from onnxtrain.capture.convert import Refusals, to_graph
 from onnxtrain.capture.export import Autocast, FlatModule, export
+from onnxtrain.capture.left_behind import Kind, Place, Watch, leave, refuse_read
 from onnxtrain.capture.schema import Numbers, Schema, arguments_of, flatten, input_names
 from onnxtrain.capture.size_guards import SizeGuards, size_guards
 from onnxtrain.capture.supplementary import register_custom_function_schema_supplementary
 from onnxtrain.ir.graphs import ForwardGraph
+
+_ONE_AT_A_TIME = threading.RLock()  # torch.export keeps what it records in globals
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +32,7 @@ class Captured:
         outputs: schema of the module's output.
         sources: for each tensor of the output, the position among the graph's outputs.
         guards: the branches on input sizes that the module's own code took.
+        left: what a call leaves on the module; the output's schema then is that of the output and of these values.
     """
 
     graph: ForwardGraph
@@ -35,6 +40,7 @@ class Captured:
     outputs: Schema
     sources: tuple[int, ...]
     guards: SizeGuards
+    left: tuple[Place, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,8 +88,10 @@ def trace(
     tensors, inputs = flatten((tuple(args), dict(kwargs)), numbers=numbers)
     device = next((t.device.type for t in [*tensors, *module.parameters(), *module.buffers()]), "cpu")
     flat = FlatModule(module, inputs, Autocast.current(device), functions)
-    names = input_names(module.forward, args, kwargs, inputs.numbers)
-    program = export(flat, tensors, names, static_shapes)
+    owned = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
+    names = input_names(module.forward, args, kwargs, inputs.numbers, owned)
+    with _ONE_AT_A_TIME:
+        program = export(flat, tensors, names, static_shapes)
     return Traced(program, flat, inputs, tuple(names), tuple(name for name, _ in module.named_buffers()))
 
 
@@ -107,16 +115,19 @@ def translate(
     Raises:
         CaptureError: an operator cannot be translated.
     """
+    result = traced.flat.result
+    assigned = tuple(sorted(result.assigned))
 
     def made() -> ForwardGraph:
-        return to_graph(traced.program, traced.input_names, traced.buffers, opset, refusals)
+        with _ONE_AT_A_TIME:
+            return to_graph(traced.program, traced.input_names, traced.buffers, opset, refusals, assigned)
 
-    settings = (traced.input_names, traced.buffers, opset, refusals is None, *decisive)
+    settings = (traced.input_names, traced.buffers, opset, refusals is None, assigned, *decisive)
     graph = made() if cache is None else cache.graph(traced.program, settings, made)
-    result = traced.flat.result
     assert result.schema is not None, "the forward ran, or export raised"
     guards = size_guards(traced.program, result.not_one)
-    return Captured(graph, traced.inputs, result.schema, result.sources, guards)
+    refuse_read(traced.flat.module, result.left, (t for t in traced.program.constants.values() if torch.is_tensor(t)))
+    return Captured(graph, traced.inputs, result.schema, result.sources, guards, result.left)
 
 
 def capture(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, opset: int = 20) -> Captured:
@@ -129,12 +140,16 @@ __all__ = [
     "Captured",
     "Functions",
     "GraphCache",
+    "Kind",
     "Numbers",
+    "Place",
     "Schema",
     "Traced",
+    "Watch",
     "capture",
     "arguments_of",
     "flatten",
+    "leave",
     "register_custom_function_schema_supplementary",
     "trace",
     "translate",

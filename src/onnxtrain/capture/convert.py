@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import onnx_ir as ir
 import sympy
 import torch
 
-from onnxtrain.capture import aten
+from onnxtrain.capture import aten, exact_constants
 from onnxtrain.capture.export import PREFIX
 from onnxtrain.capture.python_op import recorded
 from onnxtrain.capture.source_lines import user_place
@@ -31,6 +31,7 @@ def to_graph(
     buffers: Sequence[str],
     opset: int,
     refusals: Refusals | None = None,
+    assigned: Collection[str] = (),
 ) -> ForwardGraph:
     """Translate a captured program.
 
@@ -40,32 +41,36 @@ def to_graph(
         buffers: names of the module's buffers, whose content the program returns after the user's outputs.
         opset: ONNX opset of the result.
         refusals: the nodes of a graph that a later stage cannot take; the operators they come from stay whole.
+        assigned: the buffers whose content the program replaces rather than changes in place.
 
     Raises:
         CaptureError: torch.onnx cannot translate the program.
     """
     translator = Translator(program, opset)
     while True:
-        graph = _graph(translator.translate(), input_names, buffers)
+        graph = _graph(translator.translate(), input_names, buffers, assigned)
         contradictions = _infer(graph.model.graph)
         refused = list(contradictions) or (list(refusals(graph)) if refusals is not None else [])
         if not sum(translator.keep(node) for node in refused):
             break
     if contradictions:
         raise next(iter(contradictions.values()))
+    exact_constants.restore(graph.model.graph)
     for node in graph.model.graph:
         node.meta.pop("node", None)  # the traced node, which the translator needs
     return graph
 
 
-def _graph(onnx_program: Any, input_names: Sequence[str], buffers: Sequence[str]) -> ForwardGraph:
+def _graph(
+    onnx_program: Any, input_names: Sequence[str], buffers: Sequence[str], assigned: Collection[str]
+) -> ForwardGraph:
     """What torch.onnx made of a program in our form."""
     model, ep = onnx_program.model, onnx_program.exported_program
     aten.release(model.graph)
     calls = {node: recorded(node.attributes.pop(HANDLE).as_string()).call for node in model.graph if is_call(node)}
     _name_inputs(model.graph, input_names)
     _weights_to_inputs(model.graph, ep)
-    updated = _buffer_outputs(model.graph, ep, buffers)
+    updated = _buffer_outputs(model.graph, ep, buffers, assigned)
     _distinct_outputs(model.graph)
     _rename_symbols(model.graph, ep)
     for node in model.graph.all_nodes():
@@ -95,30 +100,41 @@ def _infer(graph: ir.Graph) -> dict[ir.Node, ShapeError]:
 
 
 def _name_inputs(graph: ir.Graph, names: Sequence[str]) -> None:
-    taken = {str(n.name): n for n in graph.initializers.values()}
-    for node in graph:
-        taken.update({str(v.name): v for v in node.outputs})
+    taken = _named(graph)
     for value, name in zip(graph.inputs, names, strict=True):
-        clash = taken.get(name)
-        if clash is not None:
-            clash.name = f"{name}_value"
-        value.name = name
+        _give(value, name, taken)
+
+
+def _named(graph: ir.Graph) -> dict[str, ir.Value]:
+    """The values of a graph but for its inputs, by name."""
+    made = {str(v.name): v for node in graph for v in node.outputs}
+    return {str(v.name): v for v in graph.initializers.values()} | made
+
+
+def _give(value: ir.Value, name: str, taken: Mapping[str, ir.Value]) -> None:
+    """Let an input have its name; a value within the graph that has it gives way."""
+    clash = taken.get(name)
+    if clash is not None and clash is not value:
+        clash.name = f"{name}_value"
+    value.name = name
 
 
 def _weights_to_inputs(graph: ir.Graph, program: torch.export.ExportedProgram) -> None:
     """Parameters, then buffers, become graph inputs under the user's names."""
-    made = program.graph_signature
+    made, taken = program.graph_signature, _named(graph)
     for name in (*made.inputs_to_parameters.values(), *made.inputs_to_buffers.values()):
         if name in graph.initializers:
             value = graph.initializers.pop(name)
             value.const_value = None
-            value.name = name.removeprefix(PREFIX)
+            _give(value, name.removeprefix(PREFIX), taken)
             graph.inputs.append(value)
 
 
-def _buffer_outputs(graph: ir.Graph, program: torch.export.ExportedProgram, buffers: Sequence[str]) -> list[str]:
+def _buffer_outputs(
+    graph: ir.Graph, program: torch.export.ExportedProgram, buffers: Sequence[str], assigned: Collection[str]
+) -> list[str]:
     """Keep, of the buffers' contents among the outputs, those that the call changed; says which."""
-    changed = {n.removeprefix(PREFIX) for n in program.graph_signature.buffers_to_mutate.values()}
+    changed = {n.removeprefix(PREFIX) for n in program.graph_signature.buffers_to_mutate.values()}.union(assigned)
     first = len(graph.outputs) - len(buffers)
     for index in reversed(range(len(buffers))):
         if buffers[index] not in changed:

@@ -17,8 +17,10 @@ import torch
 
 from onnxtrain.capture import autograd_functions
 from onnxtrain.capture.autograd_functions import Functions
+from onnxtrain.capture.left_behind import Place, Watch
 from onnxtrain.capture.quiet import loggers_at
 from onnxtrain.capture.schema import Schema, flatten
+from onnxtrain.capture.size_guards import size_guards
 from onnxtrain.capture.source_lines import is_users, places_in
 from onnxtrain.capture.substitutes import Substitutes
 from onnxtrain.capture.symbolic_sizes import Axis, OvergrownSizesError, expression_of, symbolic_sizes
@@ -56,6 +58,8 @@ class Result:
         not_one: sizes taken to be other than 1 (``symbolic_sizes``).
         changed: for each tensor of the input, whether the forward pass changed it in place.
         calls: the calls of ``torch.autograd.Function`` that were recorded; operators of the program name them.
+        assigned: names of the buffers that got another tensor.
+        left: where the call left something on the module.
     """
 
     def __init__(self) -> None:
@@ -64,6 +68,8 @@ class Result:
         self.calls: list[Any] = []
         self.schema: Schema | None = None
         self.sources: tuple[int, ...] = ()
+        self.assigned: frozenset[str] = frozenset()
+        self.left: tuple[Place, ...] = ()
 
 
 class FlatModule(torch.nn.Module):
@@ -88,20 +94,27 @@ class FlatModule(torch.nn.Module):
         return self
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The module's distinct output tensors, then the content of all its buffers after the call."""
+        """The module's distinct output tensors, what it left on itself too, then the content of all its buffers."""
         args, kwargs = self._inputs.restore(tensors)
         self.result.not_one.clear()
         versions = [t._version for t in tensors]
         functions = autograd_functions.recording(self.module, self.result.calls, self._functions)
         sizes = symbolic_sizes(tensors, self.result.not_one)
-        with self._autocast.enter(), functions, sizes, Substitutes():
-            result = self.module.forward(*args, **kwargs)  # the module's own hooks run at every call, outside
+        buffers, watch = dict(self.module.named_buffers()), Watch(self.module)
+        try:
+            with self._autocast.enter(), functions, sizes, Substitutes():
+                result = self.module.forward(*args, **kwargs)  # the module's own hooks run at every call, outside
+            changes = watch.changes()
+        finally:
+            watch.take_back()
         self.result.changed = tuple(t._version != v for t, v in zip(tensors, versions, strict=True))
-        found, self.result.schema = flatten(result, "output")
+        self.result.assigned, self.result.left = frozenset(changes.buffers), tuple(changes.left)
+        whole = (result, tuple(changes.left.values())) if changes.left else result
+        found, self.result.schema = flatten(whole, "output")
         distinct = list({id(t): t for t in found}.values())
         place = {id(t): i for i, t in enumerate(distinct)}
         self.result.sources = tuple(place[id(t)] for t in found)
-        return (*distinct, *(buffer.clone() for buffer in self.module.buffers()))
+        return (*distinct, *(changes.buffers.get(name, buffer).clone() for name, buffer in buffers.items()))
 
 
 def export(
@@ -196,14 +209,16 @@ def _mistaken(
 ) -> frozenset[Axis]:
     """The axes of size 1 that must stay 1.
 
-    Enlarged they became a constant, the same symbol as another size, or were kept where 1 would have been squeezed.
+    Enlarged they became a constant, the same symbol as another size, were kept where 1 would have been squeezed, or
+    gave another answer to a question than 1 would have given.
     """
     users = set(program.graph_signature.user_inputs)
     traced = [n.meta["val"] for n in program.graph.nodes if n.op == "placeholder" and n.name in users]
     sizes = [(i, a, expression_of(d)) for i, x in enumerate(traced) for a, d in enumerate(x.shape)]
     larger = {d for i, a, d in sizes if tensors[i].shape[a] != 1 and not d.is_number} | not_one
     ones = [(i, a, d) for i, a, d in sizes if tensors[i].shape[a] == 1 and example[i].shape[a] != 1]
-    return frozenset((i, a) for i, a, d in ones if d.is_number or d in larger)
+    broken = size_guards(program).broken_by([t.shape for t in tensors]) if ones else frozenset()
+    return frozenset((i, a) for i, a, d in ones if d.is_number or d in larger or (i, a) in broken)
 
 
 def _enlarge(tensor: torch.Tensor, axes: set[int]) -> torch.Tensor:
@@ -219,6 +234,7 @@ def _export(
     kinds = (torch.export.Dim.AUTO, torch.export.Dim.STATIC)
     dynamic = tuple({a: kinds[(i, a) in constant] for a in range(t.dim())} for i, t in enumerate(example))
     with recording():
+        example = [_ordinary(t) for t in example]
         program = torch.export.export(module, tuple(example), dynamic_shapes=(dynamic,), strict=False)
     _stop_gradients(program.graph_module)
     _settle_layouts(program.graph_module)
@@ -226,6 +242,13 @@ def _export(
     _settle_differences(program.graph_module)
     program.graph_module.recompile()
     return program
+
+
+def _ordinary(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor; a copy where it is of ``torch.inference_mode``, or a view, whose base torch.export would look for."""
+    if not tensor.is_inference() and not tensor._is_view():
+        return tensor
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
 def _stop_gradients(graph_module: torch.fx.GraphModule) -> None:
@@ -293,7 +316,7 @@ def _take_place(node: torch.fx.Node, substitute: torch.fx.Node) -> None:
 @contextlib.contextmanager
 def recording() -> Iterator[None]:
     """What torch.export runs the user's module in."""
-    with _quiet(), torch.enable_grad():
+    with _quiet(), torch.inference_mode(False), torch.enable_grad():
         yield
 
 

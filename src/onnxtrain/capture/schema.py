@@ -152,9 +152,21 @@ def arguments_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def input_names(
-    forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], numbers: Collection[int] = ()
+    forward: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    numbers: Collection[int] = (),
+    taken: Collection[str] = (),
 ) -> list[str]:
-    """A name for every tensor of a call, after the parameter it is bound to: ``input_ids``, ``batch_mask``."""
+    """A name for every tensor of a call, after the parameter it is bound to: ``input_ids``, ``batch_mask``.
+
+    Args:
+        forward: the function that is called.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        numbers: positions of numbers that are tensors.
+        taken: names that weights have.
+    """
     named = list(_positional(forward, len(args)))
     names: list[str] = []
     for index, (path, leaf) in enumerate(pytree.tree_flatten_with_path((tuple(args), dict(kwargs)))[0]):
@@ -162,7 +174,7 @@ def input_names(
         rest = "".join(re.sub(r"\W+", "_", f"_{pytree.keystr((p,))}") for p in path[2:])
         name = re.sub(r"_+", "_", first + rest).strip("_")
         for _ in (leaf,) if index in numbers else flatten(leaf)[0]:
-            names.append(_unique(name, names))
+            names.append(_unique(name, {*names, *taken}))
     return names
 
 
@@ -176,7 +188,7 @@ def _positional(forward: Callable[..., Any], count: int) -> Sequence[str]:
     return names + [f"input_{i}" for i in range(len(names), count)]
 
 
-def _unique(name: str, taken: Sequence[str]) -> str:
+def _unique(name: str, taken: Collection[str]) -> str:
     if name not in taken:
         return name
     count = 1

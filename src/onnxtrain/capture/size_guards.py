@@ -1,9 +1,10 @@
-"""Conditions on input sizes under which a captured graph is what the module computes: the branches its code took."""
+"""Conditions on input sizes under which a captured graph is what the module computes: what its code asked of sizes."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence, Set
+from typing import Any
 
 import sympy
 import torch
@@ -12,10 +13,22 @@ from onnxtrain.capture import substitutes
 from onnxtrain.capture.source_lines import is_users
 from onnxtrain.capture.symbolic_sizes import Axis
 
+# Functions of torch that ask about sizes only to choose between equal results: how a tensor lies in memory
+_ABOUT_MEMORY = frozenset(
+    (
+        *("check_contiguous_sizes_strides", "is_contiguous", "is_contiguous_or_false", "suggest_memory_format"),
+        *("are_strides_like_channels_last", "are_strides_like_channels_last_or_false"),
+        *("is_channels_last_contiguous_2d", "is_channels_last_contiguous_3d", "compute_elementwise_output_strides"),
+        *("is_non_overlapping_and_dense", "is_non_overlapping_and_dense_or_false"),
+    )
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class SizeGuards:
-    """What the module's Python code asked of its input sizes, with the answers it got while it was traced.
+    """What the module and torch asked of the input sizes, with the answers they got while the module was traced.
+
+    A size that became a number (in a tensor, as a number of steps or parts) is a condition that it has this value.
 
     Args:
         conditions: relations between symbols, all true for the sizes of the capture.
@@ -30,9 +43,15 @@ class SizeGuards:
         values = {symbol: sympy.Integer(sizes[position][axis]) for symbol, (position, axis) in self.symbols}
         return all(condition.xreplace(values) != sympy.false for condition in self.conditions)
 
+    def broken_by(self, sizes: Sequence[Sequence[int]]) -> frozenset[Axis]:
+        """The input axes of which a condition is made that does not hold for inputs of these sizes."""
+        axes = dict(self.symbols)
+        broken = [c for c in self.conditions if not SizeGuards((c,), self.symbols).hold(sizes)]
+        return frozenset(axes[s] for condition in broken for s in condition.free_symbols)  # type: ignore[index]
+
 
 def size_guards(program: torch.export.ExportedProgram, not_one: Set[sympy.Expr] = frozenset()) -> SizeGuards:
-    """The branches on sizes that the module's own code took while it was captured.
+    """What was asked of sizes while a module was captured.
 
     Args:
         program: the captured program.
@@ -49,14 +68,20 @@ def size_guards(program: torch.export.ExportedProgram, not_one: Set[sympy.Expr] 
                 environment = size.node.shape_env
     if environment is None:
         return SizeGuards((), ())
-    asked = [environment.simplify(g.expr) for g in environment.guards if _is_users(g.sloc.framework_loc)]
+    asked = [environment.simplify(g.expr) for g in environment.guards if _decides(g)]
     asked += [sympy.Ne(environment.simplify(size), 1) for size in sorted(not_one, key=str)]
     conditions = dict.fromkeys(c for c in asked if c.free_symbols and c.free_symbols <= set(symbols))
     needed = {s for condition in conditions for s in condition.free_symbols}
     return SizeGuards(tuple(conditions), tuple((s, axis) for s, axis in symbols.items() if s in needed))
 
 
-def _is_users(location: object) -> bool:
-    """Branches of torch's own (strides, broadcasting) choose between equal results; a substitute's are the user's."""
-    filename = getattr(location, "filename", None)
-    return filename is not None and (is_users(filename) or filename == substitutes.__file__)
+def _decides(guard: Any) -> bool:
+    """Whether the answer to a question about sizes decides on the result.
+
+    Where torch itself finds that two sizes differ, it is for broadcasting, which a graph does again, or about memory.
+    """
+    place = guard.sloc.framework_loc
+    filename = getattr(place, "filename", None) or ""
+    if is_users(filename) or filename == substitutes.__file__:
+        return True
+    return not isinstance(guard.expr, sympy.Ne) and getattr(place, "name", "") not in _ABOUT_MEMORY

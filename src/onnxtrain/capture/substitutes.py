@@ -9,12 +9,14 @@ from __future__ import annotations
 import inspect
 import math
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from onnxtrain.capture.assertions import expected
 from onnxtrain.capture.source_lines import is_users
@@ -23,6 +25,8 @@ from onnxtrain.errors import CaptureError
 Tensor = torch.Tensor
 _REDUCTIONS = ("none", "mean", "sum")
 _HARMLESS = frozenset(("requires_grad_", "detach_", "retain_grad_"))
+_CAST = (torch.float32, torch.float16, torch.bfloat16)  # not float64, as in torch
+_DETACH = frozenset((torch.detach, Tensor.detach, Tensor.data.__get__))  # type: ignore[attr-defined]
 SUBSTITUTES: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
@@ -42,6 +46,7 @@ class Substitutes(TorchFunctionMode):
     """Within it the functions of the table are replaced, and changes that autograd does not see are refused."""
 
     def __enter__(self) -> Substitutes:
+        self._detached: list[tuple[weakref.ref[Tensor], Tensor]] = []
         self._before = [getattr(owner, name) for owner, name, _ in UNSEEN]
         for owner, name, content in UNSEEN:
             setattr(owner, name, content)
@@ -55,24 +60,37 @@ class Substitutes(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        _refuse_hidden_change(func, args)
+        if args and isinstance(args[0], Tensor) and _is_in_place(func):
+            self._refuse_hidden_change(args[0], func.__name__)
         substitute = SUBSTITUTES.get(func)
         made = NotImplemented if substitute is None else substitute(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {})) if made is NotImplemented else made
+        if made is NotImplemented:
+            made = func(*args, **(kwargs or {}))
+        if func in _DETACH and args[0].requires_grad:
+            self._detached.append((weakref.ref(args[0]), made))
+        return made
+
+    def _refuse_hidden_change(self, changed: Tensor, name: str) -> None:
+        """What autograd does not see of a tensor, under ``no_grad`` or detached, a traced graph would lose it for."""
+        seen = torch.is_grad_enabled() if changed.requires_grad else True
+        if seen and not changed.requires_grad:
+            memory = changed.untyped_storage()._cdata
+            others = [made for source, made in self._detached if source() is not None]  # which somebody may still read
+            seen = all(t.untyped_storage()._cdata != memory for t in others)
+        if not seen:
+            raise CaptureError(
+                f"{name} changes a tensor, under torch.no_grad() or detached, whose gradient eager PyTorch passes on "
+                "as if nothing had happened",
+                cure="write y = x + (changed - x).detach() with a changed copy of x, or change parameters outside of "
+                "forward",
+            )
 
 
-def _refuse_hidden_change(func: Callable[..., Any], args: Sequence[Any]) -> None:
-    """A tensor changed in place under ``no_grad`` keeps its gradient in eager PyTorch; a traced graph would lose it."""
+def _is_in_place(func: Callable[..., Any]) -> bool:
     name = getattr(func, "__name__", "")
-    if torch.is_grad_enabled() or not args or not name.endswith("_") or name.endswith("__") or name in _HARMLESS:
-        return
-    changed = args[0]
-    if isinstance(changed, Tensor) and changed.requires_grad:
-        raise CaptureError(
-            f"{name} changes a tensor under torch.no_grad() whose gradient eager PyTorch passes on as if nothing had "
-            "happened",
-            cure=f"write y = x + (x.{name.rstrip('_')}(...) - x).detach(), or change parameters outside of forward",
-        )
+    if name.endswith("__"):  # augmented assignments of floats are methods such as add_
+        return func is Tensor.__setitem__
+    return name.endswith("_") and name not in _HARMLESS
 
 
 def substitute(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -133,6 +151,97 @@ def instance_norm(
         for running, now in ((running_mean, mean), (running_var, variance)):
             running.copy_((1.0 - momentum) * running + momentum * now.mean(0))
     return F.instance_norm(input, None, None, weight, bias, True, momentum, eps)
+
+
+@substitute(F.batch_norm)
+def batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Any:
+    """Running statistics of a layer that is called a second time: they carry the first call's gradient, in a trace."""
+    if not training or running_mean is None or running_var is None:
+        return NotImplemented
+    if not getattr(running_mean, "_was_updated", False):
+        running_mean._was_updated = True  # type: ignore[attr-defined]  # of the tensor that stands for it in this trace
+        return NotImplemented
+    return _batch_norm_in_sight(input, running_mean, running_var, weight, bias, momentum, eps)
+
+
+def _batch_norm_in_sight(
+    input: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    momentum: Tensor | float,
+    eps: float,
+) -> Tensor:
+    """Batch normalization in training mode whose running statistics are updated beside it."""
+    with torch.no_grad():
+        variance, mean = torch.var_mean(input, dim=(0, *range(2, input.dim())), correction=1)
+        for running, now in ((running_mean, mean), (running_var, variance)):
+            running.copy_((1.0 - momentum) * running.detach() + momentum * now)
+    return F.batch_norm(input, None, None, weight, bias, True, 0.0, eps)
+
+
+def _forward_of_batch_norm(self: Any, input: Tensor) -> Tensor:
+    """With ``momentum=None`` the mean over all batches: torch reads how many there were."""
+    if not (self.training and self.track_running_stats and self.momentum is None and self.running_mean is not None):
+        return _FORWARD_OF_BATCH_NORM(self, input)
+    self._check_input_dim(input)
+    self.num_batches_tracked.add_(1)
+    momentum = 1.0 / self.num_batches_tracked.to(self.running_mean.dtype)
+    return _batch_norm_in_sight(input, self.running_mean, self.running_var, self.weight, self.bias, momentum, self.eps)
+
+
+_FORWARD_OF_BATCH_NORM = torch.nn.modules.batchnorm._BatchNorm.forward
+UNSEEN += ((torch.nn.modules.batchnorm._BatchNorm, "forward", _forward_of_batch_norm),)
+
+
+def _under_autocast(name: str, of_wider: Callable[..., Tensor] | None = None) -> None:
+    """Do here what autocast does inside of a function that is taken apart later, out of its sight.
+
+    Args:
+        name: of a function of torch, and of a method of tensors.
+        of_wider: the function written in others, for one that computes in the types it is given; else it is cast.
+    """
+    owners = (torch, F, torch.linalg, Tensor)
+    for function in {getattr(owner, name): None for owner in owners if hasattr(owner, name)}:
+        _cast_here(function, of_wider)
+
+
+def _cast_here(function: Callable[..., Any], of_wider: Callable[..., Tensor] | None) -> None:
+    @substitute(function)
+    def casting(*args: Any, **kwargs: Any) -> Any:
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        device = next((x.device.type for x in leaves if isinstance(x, Tensor)), "cpu")
+        if not torch.is_autocast_enabled(device):
+            return NotImplemented
+        if of_wider is not None:
+            return of_wider(*args, **kwargs) if device == "cpu" or function.__name__ != "mv" else NotImplemented
+        wanted = torch.get_autocast_dtype(device)
+        cast = [x.to(wanted) if isinstance(x, Tensor) and x.dtype in _CAST else x for x in leaves]
+        given, named = pytree.tree_unflatten(cast, spec)
+        return function(*given, **named)
+
+
+def _bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    made = (input1[..., None, :, None] * weight * input2[..., None, None, :]).sum((-2, -1))
+    return made if bias is None else made + bias
+
+
+for _name in ("einsum", "tensordot", "inner", "multi_dot", "chain_matmul"):
+    _under_autocast(_name)
+_under_autocast("dot", lambda input, tensor: (input * tensor).sum())
+_under_autocast("vdot", lambda input, other: (input.conj() * other).sum())
+_under_autocast("mv", lambda input, vec: (input * vec).sum(-1))
+_under_autocast("bilinear", _bilinear)
 
 
 @substitute(torch.cov, Tensor.cov)
@@ -204,7 +313,15 @@ def nll_loss(
     reduce: bool | None = None,
     reduction: str = "mean",
 ) -> Any:
-    """Of one example, whose label torch would read: its share of a mean is 1, or there is none and the mean is NaN."""
+    """Of one example, whose label torch would read: its share of a mean is 1, or there is none and the mean is NaN.
+
+    Under autocast in float32, as there.
+    """
+    device = input.device.type
+    if torch.is_autocast_enabled(device):
+        with torch.autocast(device, enabled=False):
+            wide = None if weight is None else weight.float()
+            return F.nll_loss(input.float(), target, wide, size_average, ignore_index, reduce, reduction)
     if input.dim() != 1 or size_average is not None or reduce is not None or reduction not in _REDUCTIONS:
         return NotImplemented
     kept = target != ignore_index
@@ -246,6 +363,63 @@ def split(tensor: Tensor, split_size: Any, dim: int = 0) -> Any:
 def _parts(x: Tensor, size: Any, dim: int, count: int) -> Sequence[Tensor]:
     """Parts of a size, and what is left as the last."""
     return torch.split_with_sizes(x, [*[size] * (count - 1), x.shape[dim] - size * (count - 1)], dim)
+
+
+@substitute(torch.repeat_interleave, Tensor.repeat_interleave)
+def repeat_interleave(
+    input: Tensor, repeats: Any = None, dim: int | None = None, *, output_size: int | None = None
+) -> Any:
+    """The same number of times for all, as a new axis: torch.onnx repeats along another one where it varies."""
+    if isinstance(repeats, Tensor) or repeats is None or input.dim() == 0:
+        return NotImplemented
+    if dim is None:
+        input, dim = input.flatten(), 0
+    axis = dim % input.dim() + 1
+    sizes = input.shape
+    return input.unsqueeze(axis).expand(*sizes[:axis], repeats, *sizes[axis:]).flatten(axis - 1, axis)
+
+
+@substitute(torch.as_tensor)
+def as_tensor(data: Any, dtype: torch.dtype | None = None, device: Any = None) -> Any:
+    """Of sizes, which it would read."""
+    return torch.tensor(data, dtype=dtype, device=device) if _holds_sizes(data) else NotImplemented
+
+
+@substitute(Tensor.new_tensor)
+def new_tensor(
+    self: Tensor,
+    data: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    requires_grad: bool = False,
+) -> Any:
+    """Of sizes, which it would read."""
+    if not _holds_sizes(data) or requires_grad:
+        return NotImplemented
+    return torch.tensor(data, dtype=dtype or self.dtype, device=device or self.device)
+
+
+def _holds_sizes(data: Any) -> bool:
+    if isinstance(data, list | tuple):
+        return any(map(_holds_sizes, data))
+    return isinstance(data, torch.SymInt | torch.SymFloat)
+
+
+@substitute(F.embedding, F.embedding_bag)
+def embedding(*args: Any, max_norm: float | None = None, **kwargs: Any) -> Any:
+    """Where rows are shortened the weight itself is, which torch does out of sight.
+
+    Raises:
+        CaptureError: the call gives a ``max_norm``.
+    """
+    if max_norm is None and not any(isinstance(a, float) for a in args[3:4]):
+        return NotImplemented
+    raise CaptureError(
+        "an embedding with max_norm changes its weight in the forward pass, which a graph does not",
+        cure="shorten the weight after each optimizer step: with torch.no_grad(): "
+        "weight.copy_(torch.renorm(weight, 2, 0, max_norm))",
+    )
 
 
 @substitute(torch.ctc_loss)

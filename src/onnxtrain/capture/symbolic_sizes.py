@@ -80,9 +80,12 @@ class _Watch(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if getattr(func, "__name__", "") in _SQUEEZES:
+        name, result = getattr(func, "__name__", ""), NotImplemented
+        if name in _SQUEEZES:
             self._not_one |= _kept_by_squeeze(*args, **(kwargs or {}))
-        result = func(*args, **(kwargs or {}))
+            result = _squeezed(func, *args, **(kwargs or {}))
+        if result is NotImplemented:
+            result = func(*args, **(kwargs or {}))
         if isinstance(result, torch.Tensor):
             for size in result.shape:
                 self._check(size)
@@ -107,6 +110,17 @@ def _kept_by_squeeze(input: torch.Tensor, dim: int | Sequence[int] | None = None
     axes = range(input.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
     sizes = [expression_of(input.shape[axis]) for axis in axes if input.dim()]
     return {size for size in sizes if not size.is_number}
+
+
+def _squeezed(func: Callable[..., Any], input: torch.Tensor, dim: int | Sequence[int] | None = None) -> Any:
+    """A squeeze of those axes alone that are of size 1: the others stay, and a graph would take them to be 1."""
+    axes = () if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
+    ones = tuple(a for a in axes if input.dim() and isinstance(input.shape[a], int) and input.shape[a] == 1)
+    if not input.dim() or len(ones) == len(axes):
+        return NotImplemented
+    if ones:
+        return func(input, ones)
+    return input if func.__name__.endswith("_") else torch.ops.aten.alias(input)
 
 
 def expression_of(size: int | torch.SymInt) -> sympy.Expr:

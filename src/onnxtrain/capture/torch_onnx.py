@@ -18,8 +18,9 @@ from typing import Any, TypeAlias
 
 import onnx_ir as ir
 import torch
+from torch.export.graph_signature import TensorArgument
 
-from onnxtrain.capture import aten
+from onnxtrain.capture import aten, exact_constants
 from onnxtrain.capture.quiet import loggers_at
 from onnxtrain.capture.translations import TRANSLATIONS, WHOLE, stays_whole
 from onnxtrain.errors import CaptureError
@@ -58,10 +59,11 @@ class Translator:
                 registry = _registry(self.opset, frozenset(self.whole))
                 decomposed = _core._prepare_exported_program_for_export(self.program, registry=registry)
                 _identify_sizes(decomposed)
+                _name_outputs(decomposed)
             if self._keep_unknown(decomposed, registry):
                 continue
             try:
-                with _silence():
+                with _silence(), exact_constants.remembered():
                     made = _core._exported_program_to_onnx_program(decomposed, registry=registry)
             except Exception as error:
                 self._keep_failed(error, decomposed)
@@ -166,6 +168,14 @@ def _calls(program: torch.export.ExportedProgram) -> Iterator[torch.fx.Node]:
     for module in program.graph_module.modules():
         if isinstance(module, torch.fx.GraphModule):
             yield from (n for n in module.graph.nodes if n.op == "call_function" and isinstance(n.target, Overload))
+
+
+def _name_outputs(program: torch.export.ExportedProgram) -> None:
+    """Let the signature name what the graph returns: torch.onnx casts sums of halves back, and returns the others."""
+    (returned,) = (n.args[0] for n in program.graph.nodes if n.op == "output")
+    for spec, node in zip(program.graph_signature.output_specs, returned, strict=True):  # type: ignore[arg-type]
+        if isinstance(node, torch.fx.Node) and isinstance(spec.arg, TensorArgument):
+            spec.arg = TensorArgument(name=node.name)
 
 
 def _identify_sizes(program: torch.export.ExportedProgram) -> None:

@@ -345,7 +345,7 @@ def ask_onnx(node: ir.Node) -> Sequence[Facts]:
     opsets = [onnx.helper.make_opsetid(node.domain, version)]
     try:
         found = onnx.shape_inference.infer_node_outputs(schema, proto, types, data, opset_imports=opsets, ir_version=10)
-    except onnx.shape_inference.InferenceError as error:
+    except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError) as error:  # sizes, or element types
         raise ShapeError(str(error).strip(), node=describe(node), source=source_of(node)) from error
     return [_from_proto(v, found.get(v.name or "")) for v in node.outputs]
 

@@ -9,13 +9,13 @@ import dataclasses
 import enum
 import functools
 import operator
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from onnxtrain.capture import Autocast, Captured, Numbers, Schema, flatten
+from onnxtrain.capture import Autocast, Captured, Kind, Numbers, Place, Schema, flatten
 from onnxtrain.ir import shapes
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -75,6 +75,7 @@ class Inspector:
         self._last: list[Any] = []
         self._state = -1
         self._generation = 0
+        self._left: set[tuple[int, str]] = set()
         self._flat: dict[tuple[str, ...], tuple[Schema, list[str]]] = {}
         self._device_type = next((p.device.type for p in module.parameters()), "cpu")
         self._may_move = torch.accelerator.is_available()
@@ -161,20 +162,25 @@ class Inspector:
         self._sized = [*self._attributes, *(h for h in hooks if h)]
         self._sizes = list(map(len, self._sized))
         self._hook_count = RemovableHandle.next_id  # torch counts every hook that is registered anywhere
-        self._constants = [
-            (t, name) for t in tables for name, v in t.items() if isinstance(v, torch.Tensor) and name not in _OWN
-        ]
+        held = [(t, n) for t in tables for n, v in t.items() if isinstance(v, torch.Tensor) and n not in _OWN]
+        self._constants = [(t, n) for t, n in held if (id(t), n) not in self._left]
         watched = [(t, frozenset()) for t in self._attributes]
         watched += [(vars(c), _stamps(c)) for c in _configurations(tables)]
         labels = [tuple(n for n, v in t.items() if n not in out and self._is_watched(n, v)) for t, out in watched]
         self._reads = [(operator.itemgetter(*n), t) for n, (t, _) in zip(labels, watched, strict=True) if n]
         self._labels = [n for n in labels if n]
         kinds = tuple((type(m), tuple(m._parameters), tuple(m._buffers)) for m in modules)
+        kinds += tuple(n for t in tables for n in t if (id(t), n) in self._left and t[n] is not None)
         live = tuple(tuple(n for n, hook in h.items() if not getattr(hook, "is_over", False)) for h in hooks if h)
         shapes, classes = tuple(p.shape for p in self._owned), tuple(map(type, self._owned))
         self._structure = _Structure(
             kinds, tuple(map(id, modules)), live, shapes, classes, tuple(self._labels), self._generation
         )
+
+    def leaves(self, places: Iterable[Place]) -> None:
+        """A graph sets these attributes at every call: which tensors they are is no longer watched, only whether."""
+        self._left |= {(id(self.module.get_submodule(p.path).__dict__), p.name) for p in places if p.kind is Kind.SET}
+        self._watch()
 
     def touch(self, name: str, value: Any) -> None:
         """An attribute was set whose value cannot be compared: graphs captured before do not serve any longer.

@@ -11,7 +11,7 @@ import onnx_ir as ir
 import torch
 from torch.utils import _pytree as pytree
 
-from onnxtrain.capture import Captured, Numbers
+from onnxtrain.capture import Captured, Numbers, leave
 from onnxtrain.compiler import Compiled, Report, capture_module, compile_graph
 from onnxtrain.errors import BackendError, UnsupportedDataError
 from onnxtrain.ir.traits import Trait, traits_of
@@ -306,12 +306,20 @@ class Session:
         positions = schema.restore(list(range(schema.tensors)))
         for path, position in pytree.tree_flatten_with_path(positions)[0]:
             if type(position) is int and self.captured.sources[position] == index:
+                if self.captured.left and path[0].idx == 1:
+                    return self.captured.left[path[1].idx].label
+                path = path[1:] if self.captured.left else path
                 return pytree.keystr(path).replace("['", "", 1).replace("']", "", 1).lstrip(".") or output
         return output
 
     def restore(self, outputs: Sequence[torch.Tensor]) -> Any:
-        """The user's output structure with these tensors in it."""
-        return self.captured.outputs.restore([outputs[i] for i in self.captured.sources])
+        """The user's output structure with these tensors in it; what the call leaves on the module is put there."""
+        made = self.captured.outputs.restore([outputs[i] for i in self.captured.sources])
+        if not self.captured.left:
+            return made
+        result, values = made
+        leave(self.module, self.captured.left, values)
+        return result
 
 
 def _is_scalar(value: ir.Value) -> bool:

@@ -104,6 +104,8 @@ class Sessions:
         reasons = self._reasons(call)
         _LOG.info("captures %s: %s", type(self.module).__name__, "; ".join(reasons))
         session = Session(self.module, args, dict(sorted(kwargs.items())), self.options, self._numbers)
+        if session.captured.left:
+            self.inspector.leaves(session.captured.left)
         # what the forward pass sets on its own (a configuration's problem_type) is no reason to capture it again
         after = dataclasses.replace(call, state=self.inspector.state())
         entry = Entry(after, session, self.calls, reasons)

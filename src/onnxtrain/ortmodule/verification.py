@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
-from onnxtrain.capture import Captured, arguments_of, flatten
+from onnxtrain.capture import Captured, Watch, arguments_of, flatten
 from onnxtrain.errors import ModuleError, VerificationError
 from onnxtrain.execute.torch.effects import silenced
 from onnxtrain.ortmodule import randomness
@@ -149,7 +150,10 @@ class Verification:
         """
         args, kwargs = self.captured.inputs.restore(self.inputs)
         with randomness.replayed(self.random), torch.enable_grad(), silenced():
-            found, _ = flatten(self.eager(*args, **kwargs), "output", self.captured.outputs)
+            watch, left = Watch(self.eager), self.captured.left
+            made = self.eager(*args, **kwargs)
+            whole = (made, tuple(watch.changes().left[place] for place in left)) if left else made
+            found, _ = flatten(whole, "output", self.captured.outputs)
         names = self.captured.graph.signature.outputs
         self.outputs = {names[i]: y for i, y in zip(self.captured.sources, found, strict=True)}
         pairs = {n: (ours, _beside(self.outputs[n], zeros.get(n))) for n, ours in outputs.items()}
@@ -198,7 +202,8 @@ def _copy(module: torch.nn.Module) -> torch.nn.Module:
             "sharded cannot be copied",
             cure="before it is sharded: onnxtrain.verify(module, batch), then fully_shard(ORTModule(module))",
         )
-    return copy.deepcopy(module)
+    held = (v for inner in module.modules() for v in pytree.tree_leaves(vars(inner)) if isinstance(v, torch.Tensor))
+    return copy.deepcopy(module, {id(v): v.detach() for v in held if not v.is_leaf})  # left by the step before
 
 
 def verify(model: torch.nn.Module, batch: Any, *, backend: str = "auto") -> Report:

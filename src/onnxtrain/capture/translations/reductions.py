@@ -1,10 +1,11 @@
-"""Norms of vectors."""
+"""Norms of vectors; extremes with their places; whether any or all elements are true."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+import onnx_ir as ir
 import torch
 
 from onnxtrain.capture.translations import standard, translation, whole
@@ -19,6 +20,50 @@ def vector_norm(x, ord=2.0, dim=None, keepdim=False):
     if math.isinf(ord):
         return (op.ReduceMax if ord > 0 else op.ReduceMin)(op.Abs(x), *axes, keepdims=int(keepdim))
     return (op.ReduceL2 if ord == 2 else op.ReduceL1)(x, *axes, keepdims=int(keepdim))
+
+
+@translation(aten.max.dim)
+def max_along(x, dim, keepdim=False):
+    """The element at the first place of the largest one: it alone gets the gradient, in torch, where there are ties."""
+    return _extreme_along(standard().ArgMax, x, dim, keepdim)
+
+
+@translation(aten.min.dim)
+def min_along(x, dim, keepdim=False):
+    """The same of the smallest."""
+    return _extreme_along(standard().ArgMin, x, dim, keepdim)
+
+
+def _extreme_along(place_of, x, dim, keepdim) -> Any:
+    op, axes = standard(), standard().Constant(value_ints=[dim])
+    if len(x.shape) == 0:
+        return op.Identity(x), op.Constant(value_int=0)
+    place = place_of(x, axis=dim, keepdims=1)
+    found = op.GatherElements(x, place, axis=dim)
+    return (found, place) if keepdim else (op.Squeeze(found, axes), op.Squeeze(place, axes))
+
+
+@translation(aten.any.default, aten.any.dim, aten.any.dims)
+def any_of(x, dim=None, keepdim=False):
+    """Whether there are true ones: there are none among nothing."""
+    return _count(x, dim, keepdim, True)
+
+
+@translation(aten.all.default, aten.all.dim, aten.all.dims)
+def all_of(x, dim=None, keepdim=False):
+    """Whether there are no false ones."""
+    op = standard()
+    return op.Not(_count(x, dim, keepdim, False))
+
+
+def _count(x, dim, keepdim, wanted) -> Any:
+    """Whether there are elements that are true, or false."""
+    op, axes = standard(), () if dim is None else (standard().Constant(value_ints=[dim] if type(dim) is int else dim),)
+    true = op.Cast(x, to=int(ir.DataType.BOOL))
+    counted = op.Cast(true if wanted else op.Not(true), to=int(ir.DataType.INT64))
+    if len(x.shape):
+        counted = op.ReduceSum(counted, *axes, keepdims=int(keepdim))
+    return op.Greater(counted, op.Constant(value_int=0))
 
 
 @whole(aten.linalg_vector_norm.default)

@@ -97,10 +97,24 @@ def _prod(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
     return x
 
 
+def _extreme(function: Any, x: Tensor, axes: tuple[int, ...], keep: bool, sign: int) -> Tensor:
+    """Of nothing the least or largest number there is, which torch refuses."""
+    if not axes:
+        return x
+    if all(x.shape[axis] for axis in axes):
+        return function(x, axes, keepdim=keep)
+    if x.dtype == torch.bool or not x.dtype.is_floating_point:
+        bounds = (False, True) if x.dtype == torch.bool else (torch.iinfo(x.dtype).min, torch.iinfo(x.dtype).max)
+        nothing = bounds[sign > 0]
+    else:
+        nothing = sign * float("inf")
+    return torch.full_like(torch.sum(x, axes, keepdim=keep), nothing, dtype=x.dtype)
+
+
 _reduction("ReduceSum", lambda x, axes, keep: torch.sum(x, axes, keepdim=keep, dtype=x.dtype) if axes else x)
 _reduction("ReduceMean", lambda x, axes, keep: torch.mean(x, axes, keepdim=keep) if axes else x)
-_reduction("ReduceMax", lambda x, axes, keep: torch.amax(x, axes, keepdim=keep) if axes else x)
-_reduction("ReduceMin", lambda x, axes, keep: torch.amin(x, axes, keepdim=keep) if axes else x)
+_reduction("ReduceMax", lambda x, axes, keep: _extreme(torch.amax, x, axes, keep, -1))
+_reduction("ReduceMin", lambda x, axes, keep: _extreme(torch.amin, x, axes, keep, 1))
 _reduction("ReduceProd", _prod)
 _reduction("ReduceL1", lambda x, axes, keep: torch.sum(torch.abs(x), axes, keepdim=keep) if axes else torch.abs(x))
 _reduction("ReduceL2", lambda x, axes, keep: torch.sqrt(torch.sum(x * x, axes, keepdim=keep)) if axes else torch.abs(x))

@@ -1,0 +1,83 @@
+"""Numbers as exact as the tensors they meet: torch.onnx makes each of Python's floats a float32 before it casts it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+_ARITHMETIC = frozenset(("Add", "Sub", "Mul", "Div", "Neg", "Pow", "Sqrt", "Cast", "Range"))
+_EXACT = "exact"  # in a value's ``meta``: the number as Python had it
+
+
+@contextlib.contextmanager
+def remembered() -> Iterator[None]:
+    """Within it constants that torch.onnx makes of floats remember what they were."""
+    from torch.onnx._internal.exporter import _building
+
+    plain = _building._get_or_create_constant
+
+    def made(farm: Any, number: Any, dtype: ir.DataType, opset: Any) -> Any:
+        value = plain(farm, number, dtype, opset)
+        if dtype == ir.DataType.FLOAT and isinstance(number, float):
+            value.meta[_EXACT] = number
+        return value
+
+    _building._get_or_create_constant = made
+    try:
+        yield
+    finally:
+        _building._get_or_create_constant = plain
+
+
+def restore(graph: ir.Graph) -> None:
+    """Compute in float64 what becomes float64: Python's numbers, what is made of sizes, and ranges.
+
+    The types of the graph's values are known, and its nodes know the call that they were made for.
+    """
+    for node in list(graph.all_nodes()):
+        if node.op_type in ("Cast", "CastLike") and node.domain == "" and node.outputs[0].dtype == ir.DataType.DOUBLE:
+            source = node.inputs[0]
+            exact = None if source is None else _exact(source, node, node.meta.get("node"))
+            if exact is not None:
+                node.replace_input_with(0, exact)
+
+
+def _exact(value: ir.Value, before: ir.Node, call: Any) -> ir.Value | None:
+    """A float32 value in float64, made before a node; None where it was meant to be float32."""
+    node = value.producer()
+    if node is None or value.dtype != ir.DataType.FLOAT:
+        return None
+    number = value.meta.get(_EXACT) if "value_float" not in node.attributes else node.attributes["value_float"].value
+    if number is not None:
+        tensor = ir.tensor(np.array(number, np.float64))
+        return _made(ir.node("Constant", [], {"value": tensor}), node, before)
+    own = node.meta.get("node")
+    of_sizes = own is not None and isinstance(own.meta.get("val"), torch.SymFloat)
+    if node.op_type not in _ARITHMETIC or not (of_sizes or (own is call and call is not None)):
+        return None
+    if node.op_type == "Cast":
+        source = node.inputs[0]
+        assert source is not None
+        if source.dtype is not None and source.dtype.is_integer():
+            return _made(ir.node("Cast", [source], {"to": int(ir.DataType.DOUBLE)}), node, before)
+        return _exact(source, before, call)
+    operands = [None if v is None else _exact(v, before, call) for v in node.inputs]
+    if None in operands:
+        return None
+    return _made(ir.node(node.op_type, operands), node, before)
+
+
+def _made(node: ir.Node, like: ir.Node, before: ir.Node) -> ir.Value:
+    """The output of a new node that does in float64 what another does in float32."""
+    node.metadata_props.update(like.metadata_props)
+    node.meta.update(like.meta)
+    result, old = node.outputs[0], like.outputs[0]
+    result.type, result.shape = ir.TensorType(ir.DataType.DOUBLE), old.shape
+    assert before.graph is not None
+    before.graph.insert_before(before, node)
+    return result

@@ -1,0 +1,207 @@
+"""What a forward pass leaves on the module: buffers that it assigns, attributes that it sets, lists that it extends.
+
+A graph changes no Python object. So all that a traced call wrote is found and taken back; tensors become outputs of the
+graph, and after each call they are put where eager PyTorch leaves them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from onnxtrain.capture.schema import flatten
+from onnxtrain.errors import CaptureError, UnsupportedDataError
+
+_OWN = frozenset(torch.nn.Module().__dict__)
+_ABSENT = object()
+
+
+class Kind(enum.Enum):
+    """How something is left: an attribute or buffer is set, a list is extended, entries of a dict are set."""
+
+    SET = "set"
+    BUFFER = "buffer"
+    EXTEND = "extend"
+    UPDATE = "update"
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where something is left: the path of a submodule, the name of its attribute, and how."""
+
+    path: str
+    name: str
+    kind: Kind
+
+    @property
+    def label(self) -> str:
+        """As the user would write it: ``layers.0.loss``."""
+        return f"{self.path}.{self.name}" if self.path else self.name
+
+
+@dataclasses.dataclass(frozen=True)
+class Changes:
+    """What a call wrote.
+
+    Args:
+        buffers: new contents of buffers, by name.
+        left: what else there is now, by place.
+    """
+
+    buffers: Mapping[str, torch.Tensor]
+    left: Mapping[Place, Any]
+
+
+class Watch:
+    """Sees what is written to a module and its submodules from now on."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._modules = list(module.named_modules())
+        self._attributes = [dict(m.__dict__) for _, m in self._modules]
+        self._buffers = [dict(m._buffers) for _, m in self._modules]
+        self._content = {
+            id(v): (v, v.copy()) for table in self._attributes for n, v in table.items() if _is_collection(n, v)
+        }
+
+    def changes(self) -> Changes:
+        """What was written.
+
+        Raises:
+            CaptureError: a number was changed, which a graph would not change again, or a buffer got another form.
+        """
+        buffers: dict[str, torch.Tensor] = {}
+        left: dict[Place, Any] = {}
+        for (path, module), before, known in zip(self._modules, self._attributes, self._buffers, strict=True):
+            prefix = f"{path}." if path else ""
+            for name, new in module._buffers.items():
+                old = known.get(name, _ABSENT)
+                if isinstance(old, torch.Tensor) and new is not old:
+                    buffers[prefix + name] = _of_same_form(old, new, prefix + name, module)
+                elif new is not old:
+                    left[Place(path, name, Kind.BUFFER)] = new
+            for name, new in module.__dict__.items():
+                if name not in _OWN:
+                    left |= self._left(module, path, name, before.get(name, _ABSENT), new)
+        return Changes(buffers, {place: value for place, value in left.items() if _can_be_left(value)})
+
+    def _left(self, module: torch.nn.Module, path: str, name: str, old: Any, new: Any) -> dict[Place, Any]:
+        if new is not old:
+            if _is_number(old) and _is_number(new) and old != new:
+                raise _counts(module, Place(path, name, Kind.SET).label, name, old, new)
+            return {} if _is_number(old) and old == new else {Place(path, name, Kind.SET): new}
+        _, content = self._content.get(id(new), (new, None))
+        if isinstance(content, dict):
+            changed = {k: v for k, v in new.items() if k not in content or content[k] is not v}
+            return {Place(path, name, Kind.UPDATE): changed} if changed else {}
+        if isinstance(content, list) and len(new) > len(content):
+            return {Place(path, name, Kind.EXTEND): new[len(content) :]}
+        return {}
+
+    def take_back(self) -> None:
+        """The module as it was."""
+        for (_, module), attributes, buffers in zip(self._modules, self._attributes, self._buffers, strict=True):
+            for name in [n for n in module.__dict__ if n not in attributes]:
+                del module.__dict__[name]
+            module.__dict__.update(attributes)
+            module._buffers.clear()
+            module._buffers.update(buffers)
+        for collection, content in self._content.values():
+            if isinstance(collection, dict):
+                collection.clear()
+                collection.update(content)
+            else:
+                collection[:] = content
+
+
+def leave(module: torch.nn.Module, places: Iterable[Place], values: Iterable[Any]) -> None:
+    """Put on a module what a call of it leaves there."""
+    for place, value in zip(places, values, strict=True):
+        owner = module.get_submodule(place.path)
+        if place.kind is Kind.EXTEND:
+            getattr(owner, place.name).extend(value)
+        elif place.kind is Kind.UPDATE:
+            getattr(owner, place.name).update(value)
+        elif place.kind is Kind.BUFFER:
+            owner._buffers[place.name] = value
+        else:
+            owner.__dict__[place.name] = value
+
+
+def refuse_read(module: torch.nn.Module, places: Sequence[Place], read: Iterable[torch.Tensor]) -> None:
+    """Raise CaptureError where a call sets an attribute whose earlier tensor it read: a graph holds that as a constant.
+
+    Args:
+        module: the module, as it was before the call.
+        places: what the call leaves.
+        read: the tensors that became constants.
+    """
+    constants = {t.untyped_storage().data_ptr() for t in read if t.numel()}
+    for place in places:
+        owner = module.get_submodule(place.path)
+        value = getattr(owner, place.name, None)
+        if isinstance(value, torch.Tensor) and value.numel() and value.untyped_storage().data_ptr() in constants:
+            raise CaptureError(
+                f"the forward pass reads the tensor {place.label} and sets another: state that is no buffer",
+                source=_line(owner, place.name),
+                cure=f"make it a buffer: self.register_buffer({place.name!r}, ...) with its first content",
+            )
+
+
+def _is_collection(name: str, value: Any) -> bool:
+    return name not in _OWN and type(value) in (list, dict)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _can_be_left(value: Any) -> bool:
+    """Whether a value can be given back: tensors, numbers, text and structures of them."""
+    try:
+        flatten(value, "output")
+    except UnsupportedDataError:
+        return False
+    return True
+
+
+def _of_same_form(old: torch.Tensor, new: Any, name: str, module: torch.nn.Module) -> torch.Tensor:
+    if isinstance(new, torch.Tensor) and tuple(new.shape) == tuple(old.shape) and new.dtype == old.dtype:
+        return new
+    became = f"a {new.dtype} of {tuple(new.shape)}" if isinstance(new, torch.Tensor) else f"{type(new).__name__}"
+    raise CaptureError(
+        f"the forward pass assigns the buffer {name}, a {old.dtype} of {tuple(old.shape)}, which becomes {became}",
+        source=_line(module, name.rpartition(".")[2]),
+        cure="keep its shape and type, or keep it outside of the module and pass it as an input",
+    )
+
+
+def _counts(module: torch.nn.Module, label: str, name: str, old: Any, new: Any) -> CaptureError:
+    return CaptureError(
+        f"the forward pass changes the number {label} from {old} to {new}; a graph would not do so again",
+        source=_line(module, name),
+        cure=f"make it a buffer, self.register_buffer({name!r}, torch.tensor({old})), or count outside of forward",
+    )
+
+
+def _line(module: torch.nn.Module, name: str) -> str:
+    """Where the code of a module's class sets an attribute; empty where that is not found."""
+    pattern = re.compile(rf"\.{re.escape(name)}\s*([-+*/@|&]|//|\*\*)?=[^=]")
+    return next((f"{file}:{line}" for file, line, text in _code(type(module)) if pattern.search(text)), "")
+
+
+def _code(kind: type) -> Iterator[tuple[str, int, str]]:
+    """The lines of a class's methods but for its constructor, with their places."""
+    methods: list[Callable[..., Any]] = [f for n, f in vars(kind).items() if inspect.isfunction(f) and n != "__init__"]
+    for method in methods:
+        try:
+            lines, first = inspect.getsourcelines(method)
+        except (OSError, TypeError):
+            continue
+        for offset, text in enumerate(lines):
+            yield method.__code__.co_filename, first + offset, text

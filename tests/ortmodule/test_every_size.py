@@ -1,0 +1,117 @@
+"""Sizes that turn into numbers: each is symbolic in the graph, or the graph serves that size alone."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from onnxtrain import ORTModule
+
+Tensor = torch.Tensor
+
+
+class Written(torch.nn.Module):
+    """A product, and what a test does with it and its input."""
+
+    def __init__(self, rest: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(0.3 * torch.randn(4, 4, dtype=torch.float64))
+        self._rest = rest
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._rest(x @ self.weight, x)
+
+
+def _lengths(*sizes: tuple[int, ...]) -> list[Tensor]:
+    return [torch.randn(*size, 4, dtype=torch.float64) for size in sizes]
+
+
+def _causal(y: Tensor, x: Tensor) -> Tensor:
+    lower = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+    return (y @ x.mT).masked_fill(~lower, 0)
+
+
+SEQUENCES = ((2, 5), (2, 6), (3, 9), (2, 4))
+WRITTEN: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "as_tensor": lambda y, x: y * torch.as_tensor([x.shape[1] // 2], dtype=x.dtype),
+    "new_tensor": lambda y, x: y * x.new_tensor([x.shape[1] // 2]),
+    "tensor": lambda y, x: y / torch.tensor(x.shape[1]),
+    "index by a tensor of sizes": lambda y, x: y[:, torch.tensor([0, x.shape[1] - 1])],
+    "linspace": lambda y, x: y[:, torch.linspace(0, x.shape[1] - 1, x.shape[1] // 2).long()],
+    "scale of attention": lambda y, x: F.scaled_dot_product_attention(y, x, x, scale=1 / math.sqrt(x.shape[1])),
+    "take_along_dim": lambda y, x: torch.take_along_dim(y.flatten(0, 1), 2 * (x > 0).long().flatten(0, 1), 0),
+    "tensor_split": lambda y, x: sum((i + 1) * part.sum() for i, part in enumerate(y.tensor_split(2, 1))),
+    "chunk": lambda y, x: sum((i + 1) * part.sum() for i, part in enumerate(y.chunk(2, 1))),
+    "split in a loop": lambda y, x: sum(part.pow(i + 1).sum() for i, part in enumerate(y.split(2, 1))),
+    "repeat_interleave": lambda y, x: y.repeat_interleave(x.shape[1], 0).cumsum(0),
+    "repeat_interleave of all": lambda y, x: y.repeat_interleave(x.shape[0]).cumsum(0),
+    "slice that may begin beyond the end": lambda y, x: y[:, 5:].sum((1, 2)) + x.sum(),
+    "half": lambda y, x: y[:, : max(1, x.shape[1] // 2)],
+    "loop over a range": lambda y, x: sum(y[:, i].sum(-1) * (i + 1) for i in range(x.shape[1])),
+    "logarithm": lambda y, x: y * math.log(x.shape[1]),
+    "float": lambda y, x: y * float(x.shape[1]) ** 0.5,
+    "full": lambda y, x: y + torch.full((x.shape[1], 1), x.shape[1] / 3.0),
+    "unfold": lambda y, x: y.unfold(1, 3, 2),
+    "roll": lambda y, x: y.roll(x.shape[1] // 2, 1) * torch.arange(x.shape[1]).view(1, -1, 1),
+    "pad": lambda y, x: F.pad(y.flip(1), (0, 0, 0, 10 - x.shape[1])).cumsum(1),
+    "arange backwards": lambda y, x: y * torch.arange(x.shape[1] - 1, -1, -1).view(1, -1, 1),
+    "causal": _causal,
+    "topk": lambda y, x: y.sum(-1).topk(x.shape[1] // 2, 1).values,
+    "adaptive pooling": lambda y, x: F.adaptive_avg_pool1d(y.mT, 2),
+    "interpolate": lambda y, x: F.interpolate(y.mT, size=x.shape[1] * 2, mode="linear"),
+    "deviation": lambda y, x: y.std(1),
+}
+
+
+def compare(written: Callable[[Tensor, Tensor], Any], batches: list[Tensor]) -> ORTModule:
+    """Train on the batches with and without a graph; outputs and gradients are the same to rounding of float64."""
+    torch.manual_seed(0)
+    module = Written(written)
+    wrapped, eager = ORTModule(module), copy.deepcopy(module)
+    for batch in batches:
+        ours, theirs = (batch.clone().requires_grad_() for _ in range(2))
+        found, wanted = wrapped(ours), eager(theirs)
+        torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
+        found.sum().backward()
+        wanted.sum().backward()
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(module.weight.grad, eager.weight.grad, rtol=1e-9, atol=1e-9)
+    return wrapped
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_later_size_is_computed_as_eager_does(name: str) -> None:
+    compare(WRITTEN[name], _lengths(*SEQUENCES))
+
+
+def test_a_count_of_elements_is_not_that_of_a_larger_batch() -> None:
+    """Sizes of 1 are captured as if they were larger: where that shows in a number they are not."""
+    compare(lambda y, x: y / int(x.numel()), _lengths((1, 5), (2, 6), (1, 7)))
+
+
+def test_an_axis_is_squeezed_only_where_it_is_1() -> None:
+    for squeeze in (
+        lambda y: y.squeeze(1),
+        lambda y: y.squeeze((0, 1)),
+        lambda y: y.clone().squeeze_(1),
+        Tensor.squeeze,
+    ):
+        compare(lambda y, x, squeeze=squeeze: squeeze(y), _lengths((2, 1), (2, 3), (2, 1), (1, 1), (1, 3)))
+
+
+def test_sizes_in_tensors_need_one_graph() -> None:
+    """They are computed from the sizes: no size is a guard."""
+    for name in ("as_tensor", "new_tensor", "tensor", "repeat_interleave", "full"):
+        wrapped = compare(WRITTEN[name], _lengths(*SEQUENCES))
+        assert len(wrapped.__dict__["_sessions"].entries) == 1, name
+
+
+def test_numbers_made_of_sizes_are_float64() -> None:
+    """As Python's are: in float32 a large one would be another."""
+    compare(lambda y, x: y * (x.shape[1] * 1e9 + 1.0), _lengths(*SEQUENCES))

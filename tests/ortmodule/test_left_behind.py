@@ -1,0 +1,171 @@
+"""What a forward pass leaves on the module: as after eager's, at every step."""
+
+from __future__ import annotations
+
+import copy
+import linecache
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from parity import captures
+
+from onnxtrain import Options, ORTModule
+from onnxtrain.errors import CaptureError
+
+Tensor = torch.Tensor
+
+
+class Base(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(4, 4))
+        self.register_buffer("mean", torch.zeros(4))
+        self.aux: Any = None
+        self.seen = 0
+        self.losses: list[Tensor] = []
+        self.named: dict[str, Tensor] = {}
+
+
+class Assigned(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0).detach()
+        return (x @ self.weight - self.mean).square().mean()
+
+
+class Auxiliary(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        y = x @ self.weight
+        self.aux = y.square().mean()
+        return y.sum()
+
+
+class Expert(Auxiliary):
+    def forward(self, x: Tensor) -> Tensor:
+        y = x @ self.weight
+        self.aux = {"balance": y.softmax(-1).square().mean(), "size": x.shape[0]}
+        return y
+
+
+class Experts(torch.nn.Module):
+    """Mixture of experts: the losses of the layers are added outside of the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Expert(), Expert()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x)).sum()
+
+
+class Collecting(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        y = x @ self.weight
+        self.losses.append(y.square().mean())
+        self.named["last"] = y.mean()
+        return y.sum()
+
+
+class Started(Base):
+    """Fits itself to its first batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.aux is None:
+            self.aux = True
+            self.mean = x.mean(0).detach()
+        return ((x - self.mean) @ self.weight).square().mean()
+
+
+def _train(module: Base | Experts, loss: Callable[[Any, Tensor], Tensor], steps: int = 4, **options: Any) -> ORTModule:
+    wrapped, eager = ORTModule(module, options=Options(**options)), copy.deepcopy(module)
+    for step in range(steps):
+        x = torch.randn(3 + step, 4)
+        for model in (wrapped, eager):
+            loss(model, model(x)).backward()
+        for ours, theirs in zip(module.parameters(), eager.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-5)
+        for ours, theirs in zip(module.buffers(), eager.buffers(), strict=True):
+            torch.testing.assert_close(ours, theirs)
+    return wrapped
+
+
+def test_a_buffer_that_is_assigned_is_updated() -> None:
+    assert captures(_train(Assigned(), lambda model, y: y)) == 1
+
+
+def test_an_auxiliary_loss_is_added_outside() -> None:
+    wrapped = _train(Auxiliary(), lambda model, y: y + model.aux)
+    assert captures(wrapped) == 2, "one before there was a loss, one after"
+    assert wrapped.aux.requires_grad and type(wrapped.module.aux) is torch.Tensor
+
+
+def test_losses_of_layers_are_added_outside() -> None:
+    wrapped = _train(Experts(), lambda m, y: y + m.first.aux["balance"] + 2 * m.second.aux["balance"])
+    assert wrapped.first.aux["size"] == 6, "sizes are numbers"
+
+
+def test_collections_grow_as_in_eager() -> None:
+    wrapped = _train(Collecting(), lambda model, y: y + model.losses[-1] + model.named["last"])
+    assert len(wrapped.losses) == 4 and list(wrapped.named) == ["last"]
+
+
+def test_a_flag_that_the_first_call_sets_makes_a_graph_of_its_own() -> None:
+    assert captures(_train(Started(), lambda model, y: y)) == 2
+
+
+def test_verification_compares_what_is_left_too() -> None:
+    wrapped = _train(Auxiliary(), lambda model, y: y + model.aux, verify=True)
+    assert wrapped.verification is not None
+
+
+def test_nothing_of_the_trace_is_left() -> None:
+    class Fails(Base):
+        def forward(self, x: Tensor) -> Tensor:
+            self.aux, self.mean = x * 2, self.mean + x.mean(0)
+            self.losses.append(x)
+            return (x @ self.weight).sum() if x.sum() > 0 else x
+
+    module = Fails()
+    mean = module.mean
+    with pytest.raises(CaptureError, match="content of a tensor"):
+        ORTModule(module)(torch.randn(3, 4))
+    assert module.aux is None and module.mean is mean and module.losses == []
+
+
+class Counts(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += 1  # counted
+        return (x @ self.weight).sum() * self.seen
+
+
+class Remembers(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        y = x @ self.weight if self.aux is None else x @ self.weight + self.aux
+        self.aux = y.detach()  # remembered
+        return y.sum()
+
+
+class Grows(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = torch.cat([self.mean, self.mean])  # grown
+        return (x @ self.weight).sum() + self.mean.sum()
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "line"),
+    [
+        (Counts, "changes the number seen from 0 to 1", "counted"),
+        (Remembers, "reads the tensor aux and sets another", "remembered"),
+        (Grows, "assigns the buffer mean", "grown"),
+    ],
+)
+def test_state_that_a_graph_cannot_keep_is_refused(kind: type[Base], said: str, line: str) -> None:
+    """A counter would stand still, a tensor be a constant; the error names the line and what to write."""
+    wrapped = ORTModule(kind())
+    with pytest.raises(CaptureError, match=said) as caught:
+        for _ in range(2):
+            wrapped(torch.randn(3, 4)).backward()
+    file, _, number = caught.value.source.rpartition(":")
+    assert file == __file__ and f"# {line}" in linecache.getline(file, int(number))
+    assert caught.value.cure

@@ -1,0 +1,133 @@
+"""Element types: float64 is exact, halves stay halves, and autocast reaches what is taken apart."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from onnxtrain import ORTModule
+
+Tensor = torch.Tensor
+LABELS = torch.ones(10, dtype=torch.long)
+
+
+def _filled(x: Tensor) -> Tensor:
+    y = x.clone()
+    y[:, 0] = 0.321
+    return y
+
+
+DOUBLE: dict[str, Callable[[Tensor], Tensor]] = {
+    "sum": lambda x: x + 0.1,
+    "product": lambda x: x * (1 / 3),
+    "difference": lambda x: 0.1 - x,
+    "quotient": lambda x: 0.3 / (x + 3),
+    "full": lambda x: x + torch.full((1,), 0.3, dtype=x.dtype),
+    "new_full": lambda x: x + x.new_full((1,), 0.3),
+    "clamp": lambda x: x.clamp(-0.3, 0.7),
+    "power of a number": lambda x: 1.3**x,
+    "power": lambda x: x.abs() ** 1.3,
+    "masked_fill": lambda x: x.masked_fill(x > 0, 0.123),
+    "where": lambda x: torch.where(x > 0, x, 0.456),
+    "index_fill": lambda x: x.index_fill(1, torch.tensor([0]), 0.123),
+    "item assignment": _filled,
+    "fill_": lambda x: torch.cat([x, torch.zeros_like(x).fill_(0.3)]),
+    "leaky_relu": lambda x: F.leaky_relu(x, 0.011),
+    "elu": lambda x: F.elu(x, 1.1),
+    "softplus": lambda x: F.softplus(x, 1.3, 0.5),
+    "softshrink": lambda x: F.softshrink(x, 0.3),
+    "threshold": lambda x: F.threshold(x, 0.1, 0.2),
+    "huber": lambda x: F.huber_loss(x, x * 0, delta=0.3),
+    "smooth_l1": lambda x: F.smooth_l1_loss(x, x * 0, beta=0.3),
+    "addcmul": lambda x: torch.addcmul(x, x, x, value=0.1),
+    "lerp": lambda x: torch.lerp(x, x * x, 0.3),
+    "linspace": lambda x: x * torch.linspace(0, 0.3, 4, dtype=x.dtype),
+    "arange": lambda x: x * torch.arange(0, 0.4, 0.1, dtype=x.dtype),
+    "fmod": lambda x: x.fmod(0.3),
+    "remainder": lambda x: x.remainder(0.3),
+    "xlogy": lambda x: torch.xlogy(0.3, x.abs()),
+    "label smoothing": lambda x: F.cross_entropy(
+        x.flatten(0, 1), torch.ones(10, dtype=torch.long), label_smoothing=0.1
+    ),
+    "interpolate": lambda x: F.interpolate(x.mT, size=7, mode="linear"),
+    "attention": lambda x: F.scaled_dot_product_attention(x, x, x, scale=0.3),
+    "layer_norm": lambda x: F.layer_norm(x, (4,)),
+    "ndtr": torch.special.ndtr,
+    "deg2rad": torch.deg2rad,
+}
+AUTOCAST: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "einsum": lambda x, w: torch.einsum("blc,cd->bld", x, w),
+    "einsum of a product": lambda x, w: torch.einsum("blc,bmc->blm", x @ w, x),
+    "tensordot": lambda x, w: torch.tensordot(x, w, 1),
+    "bilinear": lambda x, w: F.bilinear(x, x, w[None]),
+    "inner": torch.inner,
+    "multi_dot": lambda x, w: torch.linalg.multi_dot([x[0], w, w]),
+    "mv": lambda x, w: torch.mv(w, x[0, 0]),
+    "dot": lambda x, w: w[0].dot(x[0, 0]),
+    "nll_loss": lambda x, w: F.nll_loss((x @ w).log_softmax(-1).flatten(0, 1), LABELS),
+}
+ANY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "sum": lambda x, w: (x @ w).sum(),
+    "sum of an axis": lambda x, w: (x @ w).sum(1),
+    "sum in float32": lambda x, w: (x @ w).sum(dtype=torch.float32),
+    "mean": lambda x, w: (x @ w).mean(),
+    "cumsum": lambda x, w: (x @ w).cumsum(1),
+    "prod": lambda x, w: (x @ w).prod(1),
+    "mse_loss": lambda x, w: F.mse_loss(x @ w, x),
+    "var": lambda x, w: (x @ w).var(1),
+    "topk": lambda x, w: (x @ w).topk(2).values,
+    "sort": lambda x, w: (x @ w).sort().values,
+    "softmax": lambda x, w: (x @ w).softmax(-1),
+    "number": lambda x, w: (x @ w) * 2.5,
+    "integers": lambda x, w: (x @ w) + torch.arange(4),
+    "float32": lambda x, w: (x @ w) * torch.ones(4),
+    "cat": lambda x, w: torch.cat([x @ w, x.float()], 1),
+}
+
+
+class Weighted(torch.nn.Module):
+    def __init__(self, function: Callable[..., Tensor], weight: Tensor) -> None:
+        super().__init__()
+        self.weight, self._function = torch.nn.Parameter(weight), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._function(x, self.weight)
+
+
+def _compare(function: Callable[..., Tensor], x: Tensor, weight: Tensor, close: dict[str, Any], autocast: bool) -> None:
+    module = Weighted(function, weight)
+    eager, found = copy.deepcopy(module), []
+    for model in (ORTModule(module), eager):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            found.append(model(x))
+        found[-1].sum().backward()
+    torch.testing.assert_close(*found, **close)
+    torch.testing.assert_close(module.weight.grad, eager.weight.grad, **close)
+
+
+@pytest.mark.parametrize("name", DOUBLE)
+def test_numbers_are_as_exact_as_the_tensors_they_meet(name: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 4, dtype=torch.float64)
+    weight = torch.rand(4, dtype=torch.float64) + 0.5
+    _compare(lambda x, w: DOUBLE[name](x * w), x, weight, {"rtol": 1e-12, "atol": 1e-13}, False)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ANY)
+def test_halves_stay_halves(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(2, 5, 4).to(dtype), torch.randn(4, 4).to(dtype)
+    _compare(ANY[name], x, weight, {"rtol": 0.03, "atol": 0.05}, False)
+
+
+@pytest.mark.parametrize("name", [*ANY, *AUTOCAST])
+def test_autocast_gives_the_types_that_it_gives_in_eager(name: str) -> None:
+    torch.manual_seed(0)
+    function = (ANY | AUTOCAST)[name]
+    _compare(function, torch.randn(2, 5, 4), torch.randn(4, 4), {"rtol": 0.05, "atol": 0.06}, True)
