@@ -90,7 +90,10 @@ def capture_module(
     functions = Functions(options.custom_autograd, options.keep_checkpoints)
     with report.stage("export"):
         shapes = options.static_shapes
-        traced = trace(module, args, kwargs, static_shapes=shapes, numbers=numbers, functions=functions)
+        unseen = options.ignored_attributes
+        traced = trace(
+            module, args, kwargs, static_shapes=shapes, numbers=numbers, functions=functions, ignored=unseen
+        )
     with report.stage("translate"):
         captured = translate(traced, opset=options.opset, cache=cache, refusals=_refusals(options), decisive=stops)
     _dump(options, "torch_exported", mode, captured.graph.model)

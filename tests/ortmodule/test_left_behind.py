@@ -169,3 +169,9 @@ def test_state_that_a_graph_cannot_keep_is_refused(kind: type[Base], said: str, 
     file, _, number = caught.value.source.rpartition(":")
     assert file == __file__ and f"# {line}" in linecache.getline(file, int(number))
     assert caught.value.cure
+
+
+def test_a_counter_that_nothing_is_computed_from_is_ignored_by_name() -> None:
+    wrapped = ORTModule(Counts(), options=Options(ignored_attributes=("seen",)))
+    wrapped(torch.randn(3, 4)).backward()
+    assert captures(wrapped) == 1

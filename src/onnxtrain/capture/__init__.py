@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -70,6 +70,7 @@ def trace(
     static_shapes: bool = False,
     numbers: Numbers | None = None,
     functions: Functions | None = None,
+    ignored: Collection[str] = (),
 ) -> Traced:
     """Record one call of a module.
 
@@ -80,6 +81,7 @@ def trace(
         static_shapes: sizes are constants; else all input dimensions are dynamic.
         numbers: for a structure of arguments, the positions of numbers that are captured as tensors.
         functions: what becomes of classes of ``torch.autograd.Function``; by default each call is a node.
+        ignored: names of attributes that do not concern the forward pass.
 
     Raises:
         UnsupportedDataError: an input or output has a type that a graph cannot take.
@@ -87,7 +89,7 @@ def trace(
     """
     tensors, inputs = flatten((tuple(args), dict(kwargs)), numbers=numbers)
     device = next((t.device.type for t in [*tensors, *module.parameters(), *module.buffers()]), "cpu")
-    flat = FlatModule(module, inputs, Autocast.current(device), functions)
+    flat = FlatModule(module, inputs, Autocast.current(device), functions, ignored)
     owned = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
     names = input_names(module.forward, args, kwargs, inputs.numbers, owned)
     with _ONE_AT_A_TIME:

@@ -9,7 +9,7 @@ import logging
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Collection, Iterator, Sequence, Set
 from typing import Any
 
 import sympy
@@ -80,10 +80,15 @@ class FlatModule(torch.nn.Module):
     """
 
     def __init__(
-        self, module: torch.nn.Module, inputs: Schema, autocast: Autocast, functions: Functions | None = None
+        self,
+        module: torch.nn.Module,
+        inputs: Schema,
+        autocast: Autocast,
+        functions: Functions | None = None,
+        ignored: Collection[str] = (),
     ) -> None:
         super().__init__()
-        self.module = module
+        self.module, self._ignored = module, ignored
         self._inputs, self._autocast, self._functions = inputs, autocast, functions or Functions()
         self.result = Result()
         self.train(module.training)
@@ -100,7 +105,7 @@ class FlatModule(torch.nn.Module):
         versions = [t._version for t in tensors]
         functions = autograd_functions.recording(self.module, self.result.calls, self._functions)
         sizes = symbolic_sizes(tensors, self.result.not_one)
-        buffers, watch = dict(self.module.named_buffers()), Watch(self.module)
+        buffers, watch = dict(self.module.named_buffers()), Watch(self.module, self._ignored)
         try:
             with self._autocast.enter(), functions, sizes, Substitutes():
                 result = self.module.forward(*args, **kwargs)  # the module's own hooks run at every call, outside

@@ -10,7 +10,7 @@ import dataclasses
 import enum
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -59,9 +59,15 @@ class Changes:
 
 
 class Watch:
-    """Sees what is written to a module and its submodules from now on."""
+    """Sees what is written to a module and its submodules from now on.
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    Args:
+        module: the module.
+        ignored: names of attributes that do not concern the forward pass; what is written to them is left out.
+    """
+
+    def __init__(self, module: torch.nn.Module, ignored: Collection[str] = ()) -> None:
+        self._ignored = _OWN.union(ignored)
         self._modules = list(module.named_modules())
         self._attributes = [dict(m.__dict__) for _, m in self._modules]
         self._buffers = [dict(m._buffers) for _, m in self._modules]
@@ -86,7 +92,7 @@ class Watch:
                 elif new is not old:
                     left[Place(path, name, Kind.BUFFER)] = new
             for name, new in module.__dict__.items():
-                if name not in _OWN:
+                if name not in self._ignored:
                     left |= self._left(module, path, name, before.get(name, _ABSENT), new)
         return Changes(buffers, {place: value for place, value in left.items() if _can_be_left(value)})
 
@@ -185,7 +191,8 @@ def _counts(module: torch.nn.Module, label: str, name: str, old: Any, new: Any) 
     return CaptureError(
         f"the forward pass changes the number {label} from {old} to {new}; a graph would not do so again",
         source=_line(module, name),
-        cure=f"make it a buffer, self.register_buffer({name!r}, torch.tensor({old})), or count outside of forward",
+        cure=f"make it a buffer, self.register_buffer({name!r}, torch.tensor({old})), or count outside of forward; where "
+        f"nothing is computed from it, Options(ignored_attributes=({name!r},))",
     )
 
 
