@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import types
 import warnings
@@ -18,8 +17,10 @@ from onnxtrain.ortmodule.checks import check_module
 from onnxtrain.ortmodule.debug import DebugOptions, start_logging
 from onnxtrain.ortmodule.describe import explain, explain_sparsity, first_step, phases, summary
 from onnxtrain.ortmodule.fallback import FallbackState
+from onnxtrain.ortmodule.forwards import GraphForward, bound_to, is_around
 from onnxtrain.ortmodule.session import Session
 from onnxtrain.ortmodule.sessions import Sessions
+from onnxtrain.ortmodule.special_methods import class_for
 from onnxtrain.ortmodule.step import run
 from onnxtrain.ortmodule.verification import Report
 from onnxtrain.ortmodule.with_loss import ModuleWithLoss
@@ -81,6 +82,8 @@ class ORTModule(torch.nn.Module):
     def _attach(self) -> None:
         """Share the wrapped module's tables of tensors, submodules and hooks; read the options; forget all graphs."""
         own = self.__dict__
+        if "_graph_forward" not in own:
+            object.__dict__["__class__"].__set__(self, class_for(type(self), type(own["_wrapped"])))
         for name in _SHARED:
             own[name] = getattr(own["_wrapped"], name)
         own.pop("_is_full_backward_hook", None)  # the wrapped module's
@@ -88,7 +91,7 @@ class ORTModule(torch.nn.Module):
         start_logging(own["_options"])
         own["_sessions"], own["_last"], own["_fallback"] = None, None, FallbackState(own["_options"])
         if "forward" not in own:  # accelerate puts autocast around it, which stays
-            own["forward"] = functools.wraps(own["_wrapped"].forward)(functools.partial(ORTModule._run, self))
+            own["forward"] = own["_graph_forward"] = GraphForward(self, ORTModule._run, own["_wrapped"])
 
     @property
     def module(self) -> torch.nn.Module:
@@ -104,11 +107,36 @@ class ORTModule(torch.nn.Module):
     @__class__.setter
     def __class__(self, derived: type) -> None:
         """Take what a framework adds by a class derived from the wrapped module's, as FSDP2's ``fully_shard`` does."""
-        bases = tuple(ORTModule if base is self.__class__ else base for base in derived.__bases__)
-        if ORTModule not in bases:
+        bases = tuple(type(self) if base is self.__class__ else base for base in derived.__bases__)
+        if type(self) not in bases:
             raise TypeError(f"an ORTModule cannot become a {derived.__name__}, which is not derived from its class")
         content = {n: v for n, v in vars(derived).items() if n not in ("__dict__", "__weakref__")}
         object.__dict__["__class__"].__set__(self, type(derived.__name__, bases, content))
+
+    def _assign_forward(self, value: Any) -> None:
+        """Take an assigned forward: around the graph, back to an earlier one, or in the wrapped module's place."""
+        own, module = self.__dict__, self.module
+        if isinstance(value, GraphForward) and value.owner is self:
+            if value is not own["_graph_forward"]:
+                self._replace_forward(value.assigned)
+                value.replaced, own["_graph_forward"] = None, value
+            own["forward"] = value
+        elif is_around(value, self, module):
+            own["forward"] = value
+        else:
+            self._replace_forward(bound_to(module, value, self))
+            own["forward"] = own["_graph_forward"] = GraphForward(self, ORTModule._run, module)
+
+    def _replace_forward(self, value: Any) -> None:
+        """Give the wrapped module another forward, None its class's; graphs of the former one do not serve it."""
+        own, module = self.__dict__, self.module
+        own["_graph_forward"].replaced = module.forward
+        if value is not None:
+            module.forward = value
+        elif "forward" in vars(module):
+            del module.forward
+        if own["_sessions"] is not None:
+            own["_sessions"].inspector.touch("forward", [value])
 
     @property
     def options(self) -> Options:
@@ -251,7 +279,9 @@ class ORTModule(torch.nn.Module):
         return types.MethodType(value.__func__, self) if _calls_back(value, wrapped) else value
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _OWN or "_wrapped" not in self.__dict__:
+        if name == "forward" and "_graph_forward" in self.__dict__:
+            self._assign_forward(value)
+        elif name in _OWN or "_wrapped" not in self.__dict__:
             super().__setattr__(name, value)
         else:
             setattr(self.module, name, value)
@@ -259,7 +289,13 @@ class ORTModule(torch.nn.Module):
                 self.__dict__["_sessions"].inspector.touch(name, value)
 
     def __delattr__(self, name: str) -> None:
-        delattr(self.module, name)
+        own = self.__dict__
+        if name == "forward" and ("forward" in vars(self.module) or own["forward"] is not own["_graph_forward"]):
+            if "forward" in vars(self.module):
+                self._replace_forward(None)
+            del own["forward"]
+        else:
+            delattr(self.module, name)
         self._attach()
 
     def __dir__(self) -> list[str]:
