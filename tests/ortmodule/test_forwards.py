@@ -179,3 +179,11 @@ def test_a_copy_has_the_assigned_forward() -> None:
     for module in (wrapped, eager):
         module.forward = types.MethodType(Net.other, module)
     same_step(copy.deepcopy(wrapped), copy.deepcopy(eager), x())
+
+
+def test_it_is_exported_as_part_of_a_larger_module() -> None:
+    wrapped = ORTModule(Net())
+    for _ in range(2):
+        program = torch.export.export(wrapped, (x(),))
+        torch.testing.assert_close(program.module()(given := x()), wrapped.module(given))
+        chunked(wrapped)

@@ -10,30 +10,40 @@ from typing import Any
 import torch
 
 
-class GraphForward:
+class GraphForward(functools.partial[Any]):
     """``forward`` of an ORTModule: runs the graph; once another forward has replaced it, the one that it stands for.
-
-    Args:
-        owner: the ORTModule.
-        run: runs a call of the ORTModule from its graph.
-        wrapped: the wrapped module.
 
     Attributes:
         assigned: the forward among the wrapped module's own attributes; None where it is its class's.
         replaced: what it stands for, once it was replaced.
     """
 
-    def __init__(self, owner: torch.nn.Module, run: Callable[..., Any], wrapped: torch.nn.Module) -> None:
-        functools.update_wrapper(self, wrapped.forward)
-        self.owner, self.run = owner, run
-        self.assigned: Callable[..., Any] | None = vars(wrapped).get("forward")
-        self.replaced: Callable[..., Any] | None = None
+    assigned: Callable[..., Any] | None = None
+    replaced: Callable[..., Any] | None = None
+
+    @classmethod
+    def of(cls, owner: torch.nn.Module, run: Callable[..., Any], wrapped: torch.nn.Module) -> GraphForward:
+        """That of an ORTModule.
+
+        Args:
+            owner: the ORTModule.
+            run: runs a call of it from its graph.
+            wrapped: the wrapped module.
+        """
+        made = functools.update_wrapper(cls(run, owner), wrapped.forward)
+        made.assigned = vars(wrapped).get("forward")
+        return made  # type: ignore[return-value]
+
+    @property
+    def owner(self) -> torch.nn.Module:
+        """The ORTModule."""
+        return self.args[0]
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """The outputs of a call."""
         if self.replaced is not None:
             return self.replaced(*args, **kwargs)
-        return self.run(self.owner, *args, **kwargs)
+        return super().__call__(*args, **kwargs)
 
 
 def is_around(value: Any, owner: torch.nn.Module, wrapped: torch.nn.Module) -> bool:

@@ -13,6 +13,7 @@ import torch
 from onnxtrain.errors import ModuleError, OnnxTrainError
 from onnxtrain.ir.printer import to_text
 from onnxtrain.options import Options, from_environment
+from onnxtrain.ortmodule.bypass import BypassWatch
 from onnxtrain.ortmodule.checks import check_module
 from onnxtrain.ortmodule.debug import DebugOptions, start_logging
 from onnxtrain.ortmodule.describe import explain, explain_sparsity, first_step, phases, summary
@@ -78,6 +79,7 @@ class ORTModule(torch.nn.Module):
         except ModuleError as error:
             if not own["_fallback"].catches(error, at_wrapping=True):
                 raise
+        own["_bypass"] = BypassWatch(self)
 
     def _attach(self) -> None:
         """Share the wrapped module's tables of tensors, submodules and hooks; read the options; forget all graphs."""
@@ -91,7 +93,7 @@ class ORTModule(torch.nn.Module):
         start_logging(own["_options"])
         own["_sessions"], own["_last"], own["_fallback"] = None, None, FallbackState(own["_options"])
         if "forward" not in own:  # accelerate puts autocast around it, which stays
-            own["forward"] = own["_graph_forward"] = GraphForward(self, ORTModule._run, own["_wrapped"])
+            own["forward"] = own["_graph_forward"] = GraphForward.of(self, ORTModule._run, own["_wrapped"])
 
     @property
     def module(self) -> torch.nn.Module:
@@ -125,7 +127,7 @@ class ORTModule(torch.nn.Module):
             own["forward"] = value
         else:
             self._replace_forward(bound_to(module, value, self))
-            own["forward"] = own["_graph_forward"] = GraphForward(self, ORTModule._run, module)
+            own["forward"] = own["_graph_forward"] = GraphForward.of(self, ORTModule._run, module)
 
     def _replace_forward(self, value: Any) -> None:
         """Give the wrapped module another forward, None its class's; graphs of the former one do not serve it."""
@@ -167,9 +169,11 @@ class ORTModule(torch.nn.Module):
         own = self.__dict__
         fallback: FallbackState = own["_fallback"]
         if fallback.is_eager or torch.compiler.is_exporting():  # part of a larger module that is being captured
+            own["_bypass"].end()
             return own["_wrapped"].forward(*args, **kwargs)
         try:
             if own["_sessions"] is None:
+                own["_bypass"].end()
                 own["_sessions"] = Sessions(own["_wrapped"], own["_options"])
             session, tensors = own["_sessions"].find(args, kwargs)
             outputs = run(session, tensors)
@@ -311,6 +315,7 @@ class ORTModule(torch.nn.Module):
         torch.nn.Module.__init__(self)
         self.__dict__.update(state)
         self._attach()
+        self.__dict__["_bypass"] = BypassWatch(self)
 
 
 def reconfigure(module: ORTModule, change: Callable[[Options], Options]) -> None:
