@@ -16,7 +16,7 @@ from onnxtrain.errors import OptionError
 BACKENDS = ("auto", "torch", "onnxruntime", "reference")
 LOG_LEVELS = ("VERBOSE", "DEVINFO", "INFO", "WARNING", "ERROR", "FATAL")
 OPSETS = (20, 21)
-HOOKS = ("error", "trace")
+HOOKS = ("auto", "error", "trace")
 CONV_SEARCHES = ("HEURISTIC", "EXHAUSTIVE")
 CAST_STRATEGIES = ("NONE", "INSERT_AND_REDUCE", "FLOOD_FILL")
 CAST_LEVELS = (-1, 0, 1, 2)
@@ -56,8 +56,8 @@ class Options:
         fallback: ``"error"`` (a failure is an error), ``"eager"`` (any failure runs in eager PyTorch, announced once
             with its reason), or names of ``Fallback`` policies joined by ``|``.
         fallback_retry: after a fallback try the graph again at the next step, rather than stay in eager PyTorch.
-        hooks: what to do about forward hooks of submodules: ``"error"``, or ``"trace"``, for hooks that only compute
-            on tensors and so can become part of the graph.
+        hooks: which forward hooks of submodules become part of the graph: ``"auto"``, those that by their code only
+            compute on tensors or set flags of them; ``"trace"``, all, because you know that they do; ``"error"``, none.
         custom_autograd: each call of a ``torch.autograd.Function`` is a node that runs the class; else an error.
         keep_checkpoints: reentrant gradient checkpoints stay as they are and run in eager PyTorch; else their content
             is part of the graph.
@@ -98,7 +98,7 @@ class Options:
     verify_passes: bool = True
     fallback: str = "error"
     fallback_retry: bool = False
-    hooks: str = "error"
+    hooks: str = "auto"
     custom_autograd: bool = True
     keep_checkpoints: bool = False
     static_shapes: bool = False

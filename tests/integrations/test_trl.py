@@ -43,7 +43,7 @@ def run(folder: Path, model: Any, **changes: Any) -> Any:
     return trainer
 
 
-@pytest.mark.parametrize("checkpointing", [False])
+@pytest.mark.parametrize("checkpointing", [False, True])
 def test_losses_are_eagers_and_come_from_the_graph(tmp_path: Path, checkpointing: bool) -> None:
     found = []
     for wrap in (lambda model: model, ORTModule):

@@ -265,7 +265,7 @@ def test_a_hook_may_change_the_output() -> None:
 def test_hooks_of_submodules_are_refused_with_the_reason(kind: str) -> None:
     wrapped = ORTModule(Net())
     wrapped(x())
-    handle = getattr(wrapped.second, f"register_{kind}")(lambda *args: None)
+    handle = getattr(wrapped.second, f"register_{kind}")(lambda *args: print())
     with pytest.raises(ModuleError, match=r"submodule second has a .*hook.*lambda"):
         wrapped(x())
     handle.remove()

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from onnxtrain.errors import DeviceError, ModuleError
+from onnxtrain.ortmodule.tensor_hooks import is_of_tensors_only
 
 TRACEABLE = "onnxtrain_traceable"  # attribute of a hook that may become part of the graph
 _FORWARD = (("_forward_hooks", "forward hook"), ("_forward_pre_hooks", "forward pre-hook"))
@@ -95,8 +96,9 @@ def hook_errors(module: torch.nn.Module, policy: str) -> Iterator[ModuleError]:
     """Hooks of submodules, one error for each: they would run once, while the module is captured, and never again.
 
     The module's own hooks run at every call, and so do hooks of parameters. Forward hooks that only compute on tensors
-    can become part of the graph: with the policy ``"trace"``, for hooks of ``torch.nn.utils`` (weight normalization),
-    and for those whose function has a true attribute ``onnxtrain_traceable``.
+    become part of the graph: with the policy ``"auto"``, where their code says so; with ``"trace"``, all; with any,
+    hooks of ``torch.nn.utils`` (weight normalization), and those whose function has a true attribute
+    ``onnxtrain_traceable``.
     """
     for path, inner in module.named_modules():
         if path:
@@ -106,7 +108,7 @@ def hook_errors(module: torch.nn.Module, policy: str) -> Iterator[ModuleError]:
                     cure="use hooks of parameters, of the wrapped module itself, or onnxtrain.utils.hooks",
                 )
             for kind, hook in _hooks(inner, _FORWARD):
-                if policy == "error" and not _is_traceable(hook):
+                if not _is_traceable(hook, inner, policy):
                     yield ModuleError(
                         f"submodule {path} has a {kind} ({_name(hook)}), which would run once, during capture, only",
                         cure="remove it; if it only computes on tensors, Options(hooks='trace') makes it part of the "
@@ -120,7 +122,10 @@ def _hooks(module: torch.nn.Module, tables: Sequence[tuple[str, str]]) -> Iterat
             yield kind, hook
 
 
-def _is_traceable(hook: Any) -> bool:
+def _is_traceable(hook: Any, module: torch.nn.Module, policy: str) -> bool:
+    """Whether a forward hook of a submodule may become part of the graph."""
+    if policy == "trace" or (policy == "auto" and is_of_tensors_only(hook, module)):
+        return True
     function = getattr(hook, "__func__", hook)
     if getattr(function, TRACEABLE, False) or getattr(hook, TRACEABLE, False):
         return True

@@ -1,0 +1,206 @@
+"""Hooks of submodules that only compute on tensors are part of the graph by themselves; others are named."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from parity import captures, pair, same_step
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from onnxtrain import Options, ORTModule, check
+from onnxtrain.errors import ModuleError
+from onnxtrain.ortmodule.tensor_hooks import is_of_tensors_only
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.tanh(self.first(x)))
+
+
+def x() -> torch.Tensor:
+    return torch.randn(5, 4)
+
+
+def each(module: Any, args: Any, output: Any) -> Any:
+    if isinstance(output, tuple):
+        return tuple(item.float() for item in output)
+    return sum([output.relu() * n for n in (1, 2)])
+
+
+def in_place(module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
+    output += args[0].mean()
+    return output.clamp_(min=-1.0)
+
+
+def times(factor: float) -> Callable[..., Any]:
+    return lambda module, args, output: output * factor
+
+
+TAKEN: dict[str, Callable[..., Any]] = {
+    "a flag": lambda module, args, output: output.requires_grad_(True),
+    "a method": lambda module, args, output: output.sigmoid(),
+    "a function": lambda module, args, output: F.gelu(output, approximate="tanh"),
+    "a longer name": lambda module, args, output: torch.nn.functional.silu(output).to(torch.float32),
+    "structures": each,
+    "in place": in_place,
+    "its own parameters": lambda module, args, output: output + module.weight.sum() * module.bias,
+    "a number that is held": times(3.0),
+    "nothing": lambda *args: None,
+}
+
+
+@pytest.mark.parametrize("hook", TAKEN.values(), ids=TAKEN)
+def test_hooks_of_tensors_are_part_of_the_graph(hook: Callable[..., Any]) -> None:
+    assert is_of_tensors_only(hook, torch.nn.Linear(4, 4))
+    wrapped, eager = pair(Net())
+    same_step(wrapped, eager, x())
+    handles = [m.second.register_forward_hook(hook) for m in (wrapped, eager)]
+    same_step(wrapped, eager, x())
+    assert captures(wrapped) == 2
+    for handle in handles:
+        handle.remove()
+    same_step(wrapped, eager, x())
+
+
+def test_so_are_pre_hooks() -> None:
+    wrapped, eager = pair(Net())
+    for module in (wrapped, eager):
+        module.second.register_forward_pre_hook(lambda module, args: (args[0].exp(),))
+        module.first.register_forward_pre_hook(lambda module, args, kwargs: (args, {**kwargs}), with_kwargs=True)
+    same_step(wrapped, eager, x())
+
+
+SEEN: list[Any] = []
+COUNTS: Counter[str] = Counter()
+SCALE = 2.0
+
+
+def counts(module: Any, args: Any, output: Any) -> None:
+    module.calls = 1
+
+
+def flag(module: Any, args: Any, output: Any) -> None:
+    output.requires_grad = True
+
+
+def stores(module: Any, args: Any, output: Any) -> None:
+    COUNTS["calls"] += 1
+
+
+def global_number(module: Any, args: Any, output: Any) -> None:
+    global SCALE
+    SCALE = 3.0
+
+
+def cuts(module: Any, args: Any, output: Any) -> None:
+    output[:, 0] = 0
+
+
+def collects(seen: list[Any] = []) -> Callable[..., Any]:  # noqa: B006
+    def hook(module: Any, args: Any, output: Any) -> None:
+        nonlocal seen
+        seen = [*seen, output]
+
+    return hook
+
+
+def default(module: Any, args: Any, output: Any, seen: list[Any] = []) -> None:  # noqa: B006
+    seen += [output]
+
+
+def weights(module: Any, args: Any, output: Any) -> None:
+    module.weight.data.mul_(0.5)
+
+
+def weights_by_name(module: Any, args: Any, output: Any) -> None:
+    weight = module.weight
+    weight += output.mean()
+
+
+def renamed(module: Any, args: Any, output: Any) -> None:
+    same = module
+    same.half()
+
+
+def held(tensor: torch.Tensor) -> Callable[..., Any]:
+    return lambda module, args, output: output + tensor
+
+
+REFUSED: dict[str, Callable[..., Any]] = {
+    "a list outside": lambda module, args, output: SEEN.append(output),
+    "a number outside": lambda module, args, output: output * SCALE,
+    "print": lambda module, args, output: print(output.shape),
+    "an attribute": counts,
+    "an item": stores,
+    "an attribute of a tensor": flag,
+    "a part of the output": cuts,
+    "a global name": global_number,
+    "a name of the function around": collects(),
+    "a default": default,
+    "a tensor that is held": held(torch.ones(4)),
+    "the module's weights": weights,
+    "the module's weights by a name": weights_by_name,
+    "the module by a name": renamed,
+    "the module's flags": lambda module, args, output: module.requires_grad_(False),
+    "other attributes": lambda module, args, output: output * module.gain,
+    "other modules": lambda module, args, output: module(output),
+    "a number of a tensor": lambda module, args, output: output * output.max().item(),
+    "a gradient hook": lambda module, args, output: output.register_hook(print),
+    "a saved gradient": lambda module, args, output: output.retain_grad(),
+    "a function with effects": lambda module, args, output: torch.manual_seed(0),
+    "an import": lambda module, args, output: __import__("os"),
+    "an object": Counter,
+    "any arguments": lambda *args: args[0].half(),
+    "a generator": lambda module, args, output: (yield output),
+}
+
+
+@pytest.mark.parametrize("hook", REFUSED.values(), ids=REFUSED)
+def test_other_hooks_are_named(hook: Callable[..., Any]) -> None:
+    assert not is_of_tensors_only(hook, torch.nn.Linear(4, 4))
+    wrapped = ORTModule(Net())
+    wrapped.second.register_forward_hook(hook)
+    with pytest.raises(ModuleError, match="submodule second has a forward hook") as raised:
+        wrapped(x())
+    assert "hooks='trace'" in raised.value.cure
+    assert not check(wrapped, x())
+
+
+def test_the_policies() -> None:
+    for policy, hook, fits in (
+        ("error", TAKEN["a method"], False),
+        ("auto", TAKEN["a method"], True),
+        ("auto", held(torch.ones(4)), False),
+        ("trace", held(torch.ones(4)), True),
+    ):
+        wrapped = ORTModule(Net(), options=Options(hooks=policy))
+        wrapped.second.register_forward_hook(hook)
+        assert bool(check(wrapped, x())) is fits, policy
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_with_input_gradients(frozen: bool, reentrant: bool) -> None:
+    """As Transformers and PEFT prepare a model for gradient checkpointing."""
+    sizes: dict[str, Any] = {"n_layer": 2, "n_embd": 16, "n_head": 2, "n_positions": 16, "vocab_size": 50}
+    model = GPT2LMHeadModel(GPT2Config(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False, **sizes))
+    wrapped, eager = pair(model.train(), lazy_outputs=False)
+    for module in (wrapped, eager):
+        module.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        module.enable_input_require_grads()
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(not frozen or "attn.c_proj" in name)
+    for _ in range(2):
+        ids = torch.randint(50, (3, 8))
+        same_step(wrapped, eager, input_ids=ids, labels=ids, loss=lambda output: output.loss)
+    assert captures(wrapped) == 1
+    wrapped.disable_input_require_grads()
