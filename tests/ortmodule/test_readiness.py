@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
+import threading
+from typing import Any
 
 import pytest
 import torch
@@ -101,3 +103,84 @@ def test_inputs_that_no_graph_takes_are_a_blocker() -> None:
 def test_a_wrapped_module_keeps_its_options() -> None:
     wrapped = ORTModule(Clean(), options=Options(backend="onnxruntime"))
     assert onnxtrain.check(wrapped, X).backend == "onnxruntime"
+
+
+class Layer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+        self.lock = threading.Lock()  # which cannot be copied
+
+    def forward(self, *args: torch.Tensor) -> Any:
+        return self.linear(args[0])
+
+
+class Raises(Layer):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise ValueError("of my own")
+
+
+class Generates(Layer):
+    def forward(self, x: torch.Tensor) -> Any:
+        yield self.linear(x)
+
+
+class Hooked(Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear.register_full_backward_hook(lambda *_: None)
+
+
+class Unnamed(Layer):
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("no names")
+
+
+class NoForward(Layer):
+    @property
+    def forward(self) -> Any:
+        raise RuntimeError("no forward")
+
+
+class NoInit(torch.nn.Module):
+    def __init__(self) -> None:
+        pass
+
+
+def inside_itself() -> dict[str, Any]:
+    batch: dict[str, Any] = {}
+    batch["x"] = batch
+    return batch
+
+
+ODD: dict[str, tuple[Any, Any, str]] = {
+    "any arguments": (Layer(), X, ""),
+    "raises": (Raises(), X, "of my own"),
+    "generates": (Generates(), X, "generator"),
+    "backward hook, no copy": (Hooked(), X, "backward hook"),
+    "raises when looked at": (Unnamed(), X, "cannot be looked at: RuntimeError: no names"),
+    "no forward": (NoForward(), X, "no forward"),
+    "not initialized": (NoInit(), X, "cannot be looked at"),
+    "lazy": (torch.nn.LazyLinear(3), X, "parameter weight has no size yet"),
+    "a list of modules": (torch.nn.ModuleList(), X, "forward"),
+    "no parameters": (torch.nn.Tanh(), X, "no output depends on what is trained"),
+    "a function": (lambda x: x, X, "not a function"),
+    "a class": (torch.nn.Linear, X, "not a type"),
+    "nothing": (None, X, "not a NoneType"),
+    "nested": (torch.nn.Linear(4, 4), torch.nested.nested_tensor([X, X]), "cannot be looked at"),
+    "no batch": (torch.nn.Linear(4, 4), None, "cannot be captured"),
+    "other names": (torch.nn.Linear(4, 4), {"y": X}, "cannot be captured"),
+    "a batch inside itself": (torch.nn.Linear(4, 4), inside_itself(), "recursion"),
+}
+
+
+@pytest.mark.parametrize(("module", "batch", "said"), ODD.values(), ids=ODD)
+def test_what_cannot_be_looked_at_is_reported(module: Any, batch: Any, said: str) -> None:
+    found = check(module, batch)
+    assert said in str(found) and bool(found) is (said == ""), str(found)
+    assert all(b.cure for b in found.blockers)
+
+
+def test_what_stops_it_is_named_by_the_users_line() -> None:
+    (found,) = check(Unnamed(), X).blockers
+    assert found.source == f"{__file__}:{line_of(Unnamed.named_parameters, 'raise')}"

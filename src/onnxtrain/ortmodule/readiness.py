@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from onnxtrain.blockers import Check, graph_errors, make_check
 from onnxtrain.capture import Captured, arguments_of, flatten, translate
+from onnxtrain.capture.source_lines import user_place
 from onnxtrain.capture.survey import calm, survey
-from onnxtrain.errors import CaptureError, ModuleError, OnnxTrainError
+from onnxtrain.errors import CaptureError, ModuleError, OnnxTrainError, first_line
 from onnxtrain.ir.graphs import ForwardGraph
 from onnxtrain.optimize import optimize
 from onnxtrain.options import Options
@@ -27,7 +30,7 @@ def check(module: torch.nn.Module, batch: Any, *, options: Options | None = None
 
     Looked at are hooks, devices, shards and types of parameters; each line whose control flow depends on data, along
     the branches that this batch takes; each operator between a trained parameter and an output without gradient rule,
-    or without a form on the backend.
+    or without a form on the backend. What cannot be looked at is told like all else; nothing is raised.
 
     Args:
         module: a module, or an ORTModule.
@@ -40,28 +43,64 @@ def check(module: torch.nn.Module, batch: Any, *, options: Options | None = None
     if isinstance(module, ORTModule):
         module, options = module.module, options or module.options
     options = options or Options()
-    subject = type(module).__name__
-    try:
-        check_module(module)
-        args, kwargs = arguments_of(batch)
-        tensors, _ = flatten((args, kwargs))
-    except OnnxTrainError as error:
-        return make_check(subject, options, [error])
-    errors: list[OnnxTrainError] = [
-        *sharding_errors(module),
-        *hook_errors(module, options.hooks),
-        *device_errors(module, tensors),
-        *_parameter_errors(module),
-    ]
+    errors: list[OnnxTrainError] = []
     notes: list[str] = []
-    if not list(device_errors(module, tensors)):
-        errors += _capture_errors(module, args, kwargs, options, notes)
-    return make_check(subject, options, errors, notes)
+    if _add(errors, check_module, module) and _add(errors, _check_inputs, batch):
+        _look(module, batch, options, errors, notes)
+    return make_check(type(module).__name__, options, errors, notes)
+
+
+def _look(
+    module: torch.nn.Module, batch: Any, options: Options, errors: list[OnnxTrainError], notes: list[str]
+) -> None:
+    """Add what is found of a module that can be wrapped: first what needs no graph, then the rest."""
+    args, kwargs = arguments_of(batch)
+    tensors, _ = flatten((args, kwargs))
+    _add(errors, sharding_errors, module)
+    _add(errors, hook_errors, module, options.hooks)
+    _add(errors, _parameter_errors, module)
+    if any(map(is_lazy, module.parameters())):
+        return
+    before = len(errors)
+    if _add(errors, device_errors, module, tensors) and len(errors) == before:
+        _add(errors, _capture_errors, module, args, kwargs, options, notes)
+
+
+def _add(errors: list[OnnxTrainError], look: Callable[..., Iterable[OnnxTrainError] | None], *args: Any) -> bool:
+    """Add the errors that a look yields, and the one that stops it; whether nothing stopped it."""
+    try:
+        errors.extend(look(*args) or ())
+    except OnnxTrainError as error:
+        errors.append(error)
+    except Exception as error:
+        errors.append(_stopped_by(error))
+    else:
+        return True
+    return False
+
+
+def _stopped_by(error: Exception) -> ModuleError:
+    """What is told of a module that raises where it is looked at."""
+    place = user_place("".join(traceback.format_exception(error)))
+    return ModuleError(
+        f"the module cannot be looked at: {type(error).__name__}: {first_line(error)}",
+        source=f"{place[0]}:{place[1]}" if place else "",
+        cure="run the module once without onnxtrain; if that works, wrap the largest part of it that can be looked at",
+    )
+
+
+def _check_inputs(batch: Any) -> None:
+    flatten(arguments_of(batch))
 
 
 def _parameter_errors(module: torch.nn.Module) -> Iterator[ModuleError]:
     for name, parameter in module.named_parameters():
-        if parameter.requires_grad and parameter.dtype not in _FLOATING:
+        if is_lazy(parameter):
+            yield ModuleError(
+                f"parameter {name} has no size yet: it is one of a lazy module",
+                cure="run the module on one batch first",
+            )
+        elif parameter.requires_grad and parameter.dtype not in _FLOATING:
             kind = str(parameter.dtype).removeprefix("torch.")
             yield ModuleError(
                 f"parameter {name} is {kind}: a graph has gradients of floating tensors only",
@@ -74,7 +113,11 @@ def _capture_errors(
 ) -> list[OnnxTrainError]:
     errors: list[OnnxTrainError] = []
     if list(hook_errors(module, "trace")):
-        module = _without_backward_hooks(module)
+        try:
+            module = _without_backward_hooks(module)
+        except Exception as error:
+            notes.append(f"operators were not looked at: the module cannot be copied ({first_line(error)})")
+            return errors
     try:
         traced, found = survey(module, args, kwargs, static_shapes=options.static_shapes)
         errors += found
