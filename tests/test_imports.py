@@ -19,6 +19,15 @@ def test_core_imports_without(blocked: str) -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
+@pytest.mark.parametrize("blocked", ["torch", "onnxruntime"])
+def test_names_that_need_no_torch(blocked: str) -> None:
+    program = f"import sys; sys.modules[{blocked!r}] = None\n"
+    program += "from onnxtrain import PropagateCastOpsStrategy, is_ortmodule_available, Options\n"
+    program += f"assert is_ortmodule_available() is ({blocked!r} != 'torch')\n"
+    program += "Options(propagate_cast_ops_strategy=PropagateCastOpsStrategy.INSERT_AND_REDUCE)"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 def test_public_names_resolve() -> None:
     import onnxtrain
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import Any
 
 __version__ = "0.1.0"
@@ -24,9 +25,15 @@ _PUBLIC = {
     "register_gradient": "onnxtrain.gradient",
     "register_custom_stop_gradient_edges": "onnxtrain.gradient",
     "Options": "onnxtrain.options",
+    "PropagateCastOpsStrategy": "onnxtrain.options",
     "OnnxTrainError": "onnxtrain.errors",
 }
-__all__ = ["__version__", *_PUBLIC]
+__all__ = ["__version__", "is_ortmodule_available", *_PUBLIC]
+
+
+def is_ortmodule_available() -> bool:
+    """Whether ORTModule can be used here: whether torch is installed."""
+    return importlib.util.find_spec("torch") is not None
 
 
 def __getattr__(name: str) -> Any:

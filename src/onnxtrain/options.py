@@ -18,8 +18,18 @@ LOG_LEVELS = ("VERBOSE", "DEVINFO", "INFO", "WARNING", "ERROR", "FATAL")
 OPSETS = (20, 21)
 HOOKS = ("auto", "error", "trace")
 CONV_SEARCHES = ("HEURISTIC", "EXHAUSTIVE")
-CAST_STRATEGIES = ("NONE", "INSERT_AND_REDUCE", "FLOOD_FILL")
 CAST_LEVELS = (-1, 0, 1, 2)
+
+
+class PropagateCastOpsStrategy(enum.StrEnum):
+    """How casts move, as ``Options`` takes it; the names are those of onnxruntime-training."""
+
+    NONE = "NONE"
+    INSERT_AND_REDUCE = "INSERT_AND_REDUCE"
+    FLOOD_FILL = "FLOOD_FILL"
+
+
+CAST_STRATEGIES = tuple(PropagateCastOpsStrategy)
 
 
 class Fallback(enum.Flag):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,6 +27,11 @@ from onnxtrain.options import Options
 _DISABLED = {"EliminateDropout"}  # it also removes Dropout that is in training mode, where nobody reads the mask
 _ATOMIC = frozenset(("ScatterElements", "ScatterND"))
 _FATAL_ONLY = 4  # onnxruntime's log severity; its errors are raised all the same
+
+
+def set_seed(seed: int) -> None:
+    """Seed the generator that random operators of onnxruntime draw from."""
+    ort.set_seed(seed % sys.maxsize)
 
 
 class _Part:

@@ -31,6 +31,11 @@ _CAUGHT: dict[Fallback, tuple[type[OnnxTrainError], ...]] = {
 }
 
 
+# The names of onnxruntime-training: the error where a module cannot be wrapped, and any that a policy may catch.
+ORTModuleInitException = ModuleError
+ORTModuleFallbackException = OnnxTrainError
+
+
 class FallbackState:
     """Whether a module runs in eager PyTorch, and why.
 

@@ -1,8 +1,9 @@
-"""The state of torch's random number generators: kept, and returned to."""
+"""Random number generators: their state kept and returned to, and what seeds all of them."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 from collections.abc import Iterator
 from typing import TypeAlias
 
@@ -20,6 +21,20 @@ def _set(wanted: State) -> None:
     torch.set_rng_state(wanted[0])
     if wanted[1]:
         torch.cuda.set_rng_state_all(wanted[1])
+
+
+def set_seed(seed: int) -> None:
+    """Seed what random operators draw from on any backend: torch's generators, and onnxruntime's where it is there."""
+    override_torch_manual_seed(seed)
+
+
+def override_torch_manual_seed(seed: int) -> torch.Generator:
+    """``torch.manual_seed`` that seeds onnxruntime too; the name is that of onnxruntime-training."""
+    if importlib.util.find_spec("onnxruntime") is not None:
+        from onnxtrain.execute import onnxruntime
+
+        onnxruntime.set_seed(seed)
+    return torch.manual_seed(seed)
 
 
 @contextlib.contextmanager
