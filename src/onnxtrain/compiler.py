@@ -91,9 +91,7 @@ def capture_module(
     with report.stage("export"):
         shapes = options.static_shapes
         unseen = options.ignored_attributes
-        traced = trace(
-            module, args, kwargs, static_shapes=shapes, numbers=numbers, functions=functions, ignored=unseen
-        )
+        traced = trace(module, args, kwargs, static_shapes=shapes, numbers=numbers, functions=functions, ignored=unseen)
     with report.stage("translate"):
         captured = translate(traced, opset=options.opset, cache=cache, refusals=_refusals(options), decisive=stops)
     _dump(options, "torch_exported", mode, captured.graph.model)

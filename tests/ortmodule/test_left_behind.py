@@ -114,6 +114,39 @@ def test_a_flag_that_the_first_call_sets_makes_a_graph_of_its_own() -> None:
     assert captures(_train(Started(), lambda model, y: y)) == 2
 
 
+class Hooked(Base):
+    """Registers a hook in its first call, and marks that it did: Transformers' ``output_hidden_states``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Identity()
+        self.outputs: list[Tensor] | None = None
+
+    def _keep(self, module: torch.nn.Module, args: Any, output: Tensor) -> None:
+        if self.outputs is not None:
+            self.outputs.append(output)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not getattr(self, "_is_hooked", False):
+            self.inner.register_forward_hook(self._keep)
+            self._is_hooked = True
+        self.outputs = outputs = []
+        for scale in (1.0, 2.0):
+            self.inner(scale * x[:, :1] @ self.weight[:1])
+        self.outputs = None
+        return sum((i + 1) * y.sum() for i, y in enumerate(outputs)) / len(outputs)
+
+
+def test_hooks_that_the_forward_pass_registers_are_registered_once() -> None:
+    wrapped = ORTModule(Hooked(), options=Options(hooks="trace"))
+    eager = Hooked()
+    eager.load_state_dict(wrapped.state_dict())
+    for size in (1, 3):  # a size of 1 is traced more than once
+        x = torch.randn(size, 4)
+        torch.testing.assert_close(wrapped(x), eager(x))
+    assert len(wrapped.inner._forward_hooks) == 1 and captures(wrapped) <= 2
+
+
 def test_verification_compares_what_is_left_too() -> None:
     wrapped = _train(Auxiliary(), lambda model, y: y + model.aux, verify=True)
     assert wrapped.verification is not None

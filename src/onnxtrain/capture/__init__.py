@@ -94,6 +94,7 @@ def trace(
     names = input_names(module.forward, args, kwargs, inputs.numbers, owned)
     with _ONE_AT_A_TIME:
         program = export(flat, tensors, names, static_shapes)
+        flat.result.settle()
     return Traced(program, flat, inputs, tuple(names), tuple(name for name, _ in module.named_buffers()))
 
 

@@ -9,7 +9,7 @@ import logging
 import sys
 import traceback
 import warnings
-from collections.abc import Collection, Iterator, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from typing import Any
 
 import sympy
@@ -60,6 +60,7 @@ class Result:
         calls: the calls of ``torch.autograd.Function`` that were recorded; operators of the program name them.
         assigned: names of the buffers that got another tensor.
         left: where the call left something on the module.
+        settle: does to the module what the call did to it, but for tensors.
     """
 
     def __init__(self) -> None:
@@ -70,6 +71,7 @@ class Result:
         self.sources: tuple[int, ...] = ()
         self.assigned: frozenset[str] = frozenset()
         self.left: tuple[Place, ...] = ()
+        self.settle: Callable[[], None] = lambda: None
 
 
 class FlatModule(torch.nn.Module):
@@ -111,7 +113,7 @@ class FlatModule(torch.nn.Module):
                 result = self.module.forward(*args, **kwargs)  # the module's own hooks run at every call, outside
             changes = watch.changes()
         finally:
-            watch.take_back()
+            self.result.settle = watch.take_back()
         self.result.changed = tuple(t._version != v for t, v in zip(tensors, versions, strict=True))
         self.result.assigned, self.result.left = frozenset(changes.buffers), tuple(changes.left)
         whole = (result, tuple(changes.left.values())) if changes.left else result

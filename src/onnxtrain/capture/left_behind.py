@@ -1,31 +1,45 @@
 """What a forward pass leaves on the module: buffers that it assigns, attributes that it sets, lists that it extends.
 
 A graph changes no Python object. So all that a traced call wrote is found and taken back; tensors become outputs of the
-graph, and after each call they are put where eager PyTorch leaves them.
+graph, and after each call they are put where eager PyTorch leaves them. Marks, other objects and hooks, which are no
+matter of a graph, are as after one call.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from onnxtrain.capture.schema import flatten
 from onnxtrain.errors import CaptureError, UnsupportedDataError
 
 _OWN = frozenset(torch.nn.Module().__dict__)
+_TABLES = frozenset(n for n, v in vars(torch.nn.Module()).items() if isinstance(v, dict)) - {
+    "_parameters",
+    "_buffers",
+    "_modules",
+}
 _ABSENT = object()
 
 
 class Kind(enum.Enum):
-    """How something is left: an attribute or buffer is set, a list is extended, entries of a dict are set."""
+    """How something is left.
+
+    An attribute is set to tensors, to another constant than it had, or to one where there was none; a buffer is set; a
+    list is extended; entries of a dict are set.
+    """
 
     SET = "set"
+    FLIP = "flip"
+    MARK = "mark"
     BUFFER = "buffer"
     EXTEND = "extend"
     UPDATE = "update"
@@ -74,6 +88,9 @@ class Watch:
         self._content = {
             id(v): (v, v.copy()) for table in self._attributes for n, v in table.items() if _is_collection(n, v)
         }
+        self._hooks = [
+            (table[n], table[n].copy()) for table in self._attributes for n in _TABLES if table.get(n) is not None
+        ]
 
     def changes(self) -> Changes:
         """What was written.
@@ -100,7 +117,10 @@ class Watch:
         if new is not old:
             if _is_number(old) and _is_number(new) and old != new:
                 raise _counts(module, Place(path, name, Kind.SET).label, name, old, new)
-            return {} if _is_number(old) and old == new else {Place(path, name, Kind.SET): new}
+            if _is_number(old) and old == new:
+                return {}
+            kind = Kind.SET if _holds_tensors(new) else Kind.MARK if old is _ABSENT else Kind.FLIP
+            return {Place(path, name, kind): new}
         _, content = self._content.get(id(new), (new, None))
         if isinstance(content, dict):
             changed = {k: v for k, v in new.items() if k not in content or content[k] is not v}
@@ -109,8 +129,18 @@ class Watch:
             return {Place(path, name, Kind.EXTEND): new[len(content) :]}
         return {}
 
-    def take_back(self) -> None:
-        """The module as it was."""
+    def take_back(self) -> Callable[[], None]:
+        """The module as it was; gives back what does again all that was written but for tensors."""
+        again: list[Callable[[], None]] = []
+        for (_, module), before in zip(self._modules, self._attributes, strict=True):
+            new = {n: v for n, v in module.__dict__.items() if n not in _OWN and before.get(n, _ABSENT) is not v}
+            constants = {n: v for n, v in new.items() if n not in self._ignored and not _holds_tensors(v)}
+            if constants:
+                again.append(functools.partial(module.__dict__.update, constants))
+        for table, content in self._hooks:
+            if table != content:
+                again.append(functools.partial(_fill, table, table.copy()))
+                _fill(table, content)
         for (_, module), attributes, buffers in zip(self._modules, self._attributes, self._buffers, strict=True):
             for name in [n for n in module.__dict__ if n not in attributes]:
                 del module.__dict__[name]
@@ -119,10 +149,26 @@ class Watch:
             module._buffers.update(buffers)
         for collection, content in self._content.values():
             if isinstance(collection, dict):
-                collection.clear()
-                collection.update(content)
+                _fill(collection, content)
             else:
                 collection[:] = content
+
+        def settle() -> None:
+            for do in again:
+                do()
+
+        return settle
+
+
+def _fill(table: dict[Any, Any], content: dict[Any, Any]) -> None:
+    table.clear()
+    table.update(content)
+
+
+def _holds_tensors(value: Any) -> bool:
+    """Whether there are tensors, or sizes, in a value that can be left."""
+    leaves = pytree.tree_leaves(value)
+    return any(isinstance(x, torch.Tensor | torch.SymInt | torch.SymFloat) for x in leaves)
 
 
 def leave(module: torch.nn.Module, places: Iterable[Place], values: Iterable[Any]) -> None:
@@ -191,8 +237,8 @@ def _counts(module: torch.nn.Module, label: str, name: str, old: Any, new: Any) 
     return CaptureError(
         f"the forward pass changes the number {label} from {old} to {new}; a graph would not do so again",
         source=_line(module, name),
-        cure=f"make it a buffer, self.register_buffer({name!r}, torch.tensor({old})), or count outside of forward; where "
-        f"nothing is computed from it, Options(ignored_attributes=({name!r},))",
+        cure=f"make it a buffer, self.register_buffer({name!r}, torch.tensor({old})), or count outside of forward; "
+        f"where nothing is computed from it, Options(ignored_attributes=({name!r},))",
     )
 
 

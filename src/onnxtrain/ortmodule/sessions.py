@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from onnxtrain.capture import Kind
 from onnxtrain.errors import CaptureError
 from onnxtrain.options import Options
 from onnxtrain.ortmodule.checks import check_devices, check_hooks, check_sharding
@@ -106,11 +107,13 @@ class Sessions:
         session = Session(self.module, args, dict(sorted(kwargs.items())), self.options, self._numbers)
         if session.captured.left:
             self.inspector.leaves(session.captured.left)
-        # what the forward pass sets on its own (a configuration's problem_type) is no reason to capture it again
+        # what the forward pass sets on its own (a configuration's problem_type) is no reason to capture it again, but
+        # where it was something else before: it may be read first
         after = dataclasses.replace(call, state=self.inspector.state())
-        entry = Entry(after, session, self.calls, reasons)
+        flips = any(place.kind is Kind.FLIP for place in session.captured.left)
+        entry = Entry(call if flips else after, session, self.calls, reasons)
         self.entries.append(entry)
-        for key in {call, after}:
+        for key in {call, entry.call}:
             self._by_call.setdefault(key, []).append(entry)
         if len(self.entries) == _MANY:
             _LOG.warning(
