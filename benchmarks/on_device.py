@@ -56,12 +56,16 @@ class Workload:
         inputs: the arrays of a batch.
         classes: labels are random classes.
         dynamic: names of the dynamic axes of each input.
+        training: whether batch normalization has the statistics of the batch; else it is frozen, as in fine-tuning.
+        rate: of learning; where rounding grows to other losses within the steps that are timed, a small one.
     """
 
     build: Callable[[], nn.Module]
     inputs: Callable[[np.random.Generator], dict[str, np.ndarray]]
     classes: int
     dynamic: dict[str, dict[int, str]]
+    training: bool = True
+    rate: float = RATE
 
 
 class Logits(nn.Module):
@@ -146,7 +150,7 @@ WORKLOADS = {
     ),
     "bert_mini": Workload(_bert, _sentences, 10, {"ids": _TEXT, "mask": _TEXT}),
     **{
-        build.__name__[1:]: Workload(build, _images, 10, {"pixels": {0: "batch"}})
+        build.__name__[1:]: Workload(build, _images, 10, {"pixels": {0: "batch"}}, training=False, rate=1e-6)
         for build in (_convnext, _mobilenet, _resnet)
     },
 }
@@ -157,7 +161,7 @@ class Eager:
 
     def __init__(self, workload: Workload, model: nn.Module, folder: Path, fused: bool) -> None:
         self.model = model
-        self.optimizer = torch.optim.AdamW(model.parameters(), RATE, weight_decay=1e-2, fused=fused)
+        self.optimizer = torch.optim.AdamW(model.parameters(), workload.rate, weight_decay=1e-2, fused=fused)
 
     def step(self, inputs: dict[str, np.ndarray], labels: np.ndarray) -> float:
         """One training step; the loss."""
@@ -188,12 +192,12 @@ class Artifacts:
             loss=LossType.CrossEntropyLoss,
             optimizer=optim.AdamW(eps=1e-8, weight_decay=1e-2, formula="torch"),
             artifact_directory=folder,
-            batch_statistics=True,
+            batch_statistics=workload.training,
         )
         self.state = CheckpointState.load_checkpoint(files["checkpoint"])
         self.module = Module(files["training_model"], self.state)
         self.optimizer = Optimizer(files["optimizer_model"], self.module)
-        self.optimizer.set_learning_rate(RATE)
+        self.optimizer.set_learning_rate(workload.rate)
 
     def step(self, inputs: dict[str, np.ndarray], labels: np.ndarray) -> float:
         """One training step; the loss."""
@@ -206,7 +210,7 @@ class Artifacts:
 def make(variant: str, workload: Workload, folder: Path) -> Any:
     """A variant in training, from the same weights each time."""
     torch.manual_seed(0)
-    model = workload.build().train()
+    model = workload.build().train(workload.training)
     if variant == "artifacts":
         return Artifacts(workload, model, folder)
     return Eager(workload, model, folder, fused=variant == "eager-fused")

@@ -90,20 +90,27 @@ def _data_gradient(
     build: Builder, dy: ir.Value, x: ir.Value, w: ir.Value, *, strides: Any, pads: Any, dilations: Any, group: int
 ) -> ir.Value:
     """dx: a convolution of dy with the weight's kernels turned around, or a transposed one."""
-    out, inner, *kernel = shapes.known_dims(w)
+    out, _, *kernel = shapes.known_dims(w)
     count = len(kernel)
     point = all(k == 1 for k in kernel)
     if isinstance(out, int) and all(isinstance(k, int) for k in kernel) and set(strides) == {1}:
         reach = [d * (k - 1) for d, k in zip(dilations, kernel, strict=True)]
         around = [r - p for r, p in zip(reach * 2, pads, strict=True)]
         if (point or group >= _LEAST_GROUPS) and min(around) >= 0:
-            turned = w if point else _turned(build, w, count)
-            apart = build.Reshape(turned, build.ints(group, out // group, inner, -1))
-            channels = build.Transpose(apart, perm=[0, 2, 1, 3])
-            kernels = build.Reshape(channels, build.ints(group * inner, out // group, *kernel))
+            kernels = _exchanged(build, w if point else _turned(build, w, count), group)
             return build.Conv(dy, kernels, pads=around, dilations=dilations, group=group)
     full = build.ConvTranspose(dy, w, strides=strides, dilations=dilations, group=group)
     return build.PlaceAt(full, build.ints(*(-p for p in pads[:count])), build.Shape(x, start=2))
+
+
+def _exchanged(build: Builder, w: ir.Value, group: int) -> ir.Value:
+    """A weight with inputs in the place of outputs, in each group for itself."""
+    out, inner, *kernel = shapes.known_dims(w)
+    if group == 1:
+        return build.Transpose(w, perm=[1, 0, *range(2, 2 + len(kernel))])
+    apart = build.Reshape(w, build.ints(group, out // group, inner, -1))  # type: ignore[operator]
+    exchanged = build.Transpose(apart, perm=[0, 2, 1, 3])
+    return build.Reshape(exchanged, build.ints(group * inner, out // group, *kernel))  # type: ignore[operator]
 
 
 def _turned(build: Builder, w: ir.Value, count: int) -> ir.Value:
