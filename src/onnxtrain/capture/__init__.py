@@ -31,7 +31,7 @@ class Captured:
         inputs: schema of the call, ``(args, kwargs)``.
         outputs: schema of the module's output.
         sources: for each tensor of the output, the position among the graph's outputs.
-        guards: the branches on input sizes that the module's own code took.
+        guards: what was asked of input sizes, with the answers that the graph stands on.
         left: what a call leaves on the module; the output's schema then is that of the output and of these values.
     """
 

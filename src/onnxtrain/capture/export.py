@@ -15,7 +15,7 @@ from typing import Any
 import sympy
 import torch
 
-from onnxtrain.capture import autograd_functions
+from onnxtrain.capture import autocast_functions, autograd_functions, normalization_layers  # noqa: F401  (substitutes)
 from onnxtrain.capture.autograd_functions import Functions
 from onnxtrain.capture.left_behind import Place, Watch
 from onnxtrain.capture.quiet import loggers_at

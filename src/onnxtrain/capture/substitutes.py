@@ -16,7 +16,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
 from onnxtrain.capture.assertions import expected
 from onnxtrain.capture.source_lines import is_users
@@ -25,7 +24,6 @@ from onnxtrain.errors import CaptureError
 Tensor = torch.Tensor
 _REDUCTIONS = ("none", "mean", "sum")
 _HARMLESS = frozenset(("requires_grad_", "detach_", "retain_grad_"))
-_CAST = (torch.float32, torch.float16, torch.bfloat16)  # not float64, as in torch
 _DETACH = frozenset((torch.detach, Tensor.detach, Tensor.data.__get__))  # type: ignore[attr-defined]
 SUBSTITUTES: dict[Callable[..., Any], Callable[..., Any]] = {}
 
@@ -39,7 +37,9 @@ _UNSEEN: tuple[tuple[Any, str, Any], ...] = (
     (torch.nn.modules.transformer, "_detect_is_causal_mask", _is_causal),
     (torch.distributions.Distribution, "_validate_args", False),  # whether parameters and samples are looked at
 )
-UNSEEN = tuple(entry for entry in _UNSEEN if hasattr(*entry[:2]))  # neither name is promised by torch
+UNSEEN: list[tuple[Any, str, Any]] = [
+    entry for entry in _UNSEEN if hasattr(*entry[:2])
+]  # neither name is promised by torch
 
 
 class Substitutes(TorchFunctionMode):
@@ -127,121 +127,6 @@ def gaussian_nll_loss(
     if full:
         losses = losses + 0.5 * math.log(2.0 * math.pi)
     return losses if reduction == "none" else losses.mean() if reduction == "mean" else losses.sum()
-
-
-@substitute(F.instance_norm)
-def instance_norm(
-    input: Tensor,
-    running_mean: Tensor | None = None,
-    running_var: Tensor | None = None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    use_input_stats: bool = True,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Any:
-    """Running statistics are updated in sight: torch does so inside, without saying that it does.
-
-    They move towards the mean over the batch of each sample's mean and unbiased variance.
-    """
-    if running_mean is None or running_var is None or not use_input_stats:
-        return NotImplemented
-    with torch.no_grad():
-        variance, mean = torch.var_mean(input, dim=tuple(range(2, input.dim())), correction=1)
-        for running, now in ((running_mean, mean), (running_var, variance)):
-            running.copy_((1.0 - momentum) * running + momentum * now.mean(0))
-    return F.instance_norm(input, None, None, weight, bias, True, momentum, eps)
-
-
-@substitute(F.batch_norm)
-def batch_norm(
-    input: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Any:
-    """Running statistics of a layer that is called a second time: they carry the first call's gradient, in a trace."""
-    if not training or running_mean is None or running_var is None:
-        return NotImplemented
-    if not getattr(running_mean, "_was_updated", False):
-        running_mean._was_updated = True  # type: ignore[attr-defined]  # of the tensor that stands for it in this trace
-        return NotImplemented
-    return _batch_norm_in_sight(input, running_mean, running_var, weight, bias, momentum, eps)
-
-
-def _batch_norm_in_sight(
-    input: Tensor,
-    running_mean: Tensor,
-    running_var: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    momentum: Tensor | float,
-    eps: float,
-) -> Tensor:
-    """Batch normalization in training mode whose running statistics are updated beside it."""
-    with torch.no_grad():
-        variance, mean = torch.var_mean(input, dim=(0, *range(2, input.dim())), correction=1)
-        for running, now in ((running_mean, mean), (running_var, variance)):
-            running.copy_((1.0 - momentum) * running.detach() + momentum * now)
-    return F.batch_norm(input, None, None, weight, bias, True, 0.0, eps)
-
-
-def _forward_of_batch_norm(self: Any, input: Tensor) -> Tensor:
-    """With ``momentum=None`` the mean over all batches: torch reads how many there were."""
-    if not (self.training and self.track_running_stats and self.momentum is None and self.running_mean is not None):
-        return _FORWARD_OF_BATCH_NORM(self, input)
-    self._check_input_dim(input)
-    self.num_batches_tracked.add_(1)
-    momentum = 1.0 / self.num_batches_tracked.to(self.running_mean.dtype)
-    return _batch_norm_in_sight(input, self.running_mean, self.running_var, self.weight, self.bias, momentum, self.eps)
-
-
-_FORWARD_OF_BATCH_NORM = torch.nn.modules.batchnorm._BatchNorm.forward
-UNSEEN += ((torch.nn.modules.batchnorm._BatchNorm, "forward", _forward_of_batch_norm),)
-
-
-def _under_autocast(name: str, of_wider: Callable[..., Tensor] | None = None) -> None:
-    """Do here what autocast does inside of a function that is taken apart later, out of its sight.
-
-    Args:
-        name: of a function of torch, and of a method of tensors.
-        of_wider: the function written in others, for one that computes in the types it is given; else it is cast.
-    """
-    owners = (torch, F, torch.linalg, Tensor)
-    for function in {getattr(owner, name): None for owner in owners if hasattr(owner, name)}:
-        _cast_here(function, of_wider)
-
-
-def _cast_here(function: Callable[..., Any], of_wider: Callable[..., Tensor] | None) -> None:
-    @substitute(function)
-    def casting(*args: Any, **kwargs: Any) -> Any:
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        device = next((x.device.type for x in leaves if isinstance(x, Tensor)), "cpu")
-        if not torch.is_autocast_enabled(device):
-            return NotImplemented
-        if of_wider is not None:
-            return of_wider(*args, **kwargs) if device == "cpu" or function.__name__ != "mv" else NotImplemented
-        wanted = torch.get_autocast_dtype(device)
-        cast = [x.to(wanted) if isinstance(x, Tensor) and x.dtype in _CAST else x for x in leaves]
-        given, named = pytree.tree_unflatten(cast, spec)
-        return function(*given, **named)
-
-
-def _bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    made = (input1[..., None, :, None] * weight * input2[..., None, None, :]).sum((-2, -1))
-    return made if bias is None else made + bias
-
-
-for _name in ("einsum", "tensordot", "inner", "multi_dot", "chain_matmul"):
-    _under_autocast(_name)
-_under_autocast("dot", lambda input, tensor: (input * tensor).sum())
-_under_autocast("vdot", lambda input, other: (input.conj() * other).sum())
-_under_autocast("mv", lambda input, vec: (input * vec).sum(-1))
-_under_autocast("bilinear", _bilinear)
 
 
 @substitute(torch.cov, Tensor.cov)

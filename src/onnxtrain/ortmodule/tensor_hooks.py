@@ -38,7 +38,6 @@ _REFUSED = (  # what takes a number out of a tensor, or leaves something on it
     *("register_hook", "register_post_accumulate_grad_hook", "resize_", "resize_as_", "retain_grad", "set_"),
     *("share_memory_", "storage", "storage_type", "tolist", "untyped_storage"),
 )
-_SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
 

@@ -1,0 +1,92 @@
+"""Normalization whose running statistics torch updates out of sight, with the update beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from onnxtrain.capture.substitutes import UNSEEN, substitute
+
+Tensor = torch.Tensor
+
+
+@substitute(F.instance_norm)
+def instance_norm(
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Any:
+    """Running statistics are updated in sight: torch does so inside, without saying that it does.
+
+    They move towards the mean over the batch of each sample's mean and unbiased variance.
+    """
+    if running_mean is None or running_var is None or not use_input_stats:
+        return NotImplemented
+    with torch.no_grad():
+        variance, mean = torch.var_mean(input, dim=tuple(range(2, input.dim())), correction=1)
+        _move(running_mean, mean.mean(0), momentum)
+        _move(running_var, variance.mean(0), momentum)
+    return F.instance_norm(input, None, None, weight, bias, True, momentum, eps)
+
+
+@substitute(F.batch_norm)
+def batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Any:
+    """Running statistics of a layer that is called a second time: they carry the first call's gradient, in a trace."""
+    if not training or running_mean is None or running_var is None:
+        return NotImplemented
+    if not getattr(running_mean, "_was_updated", False):
+        running_mean._was_updated = True  # type: ignore[attr-defined]  # of the tensor that stands for it in this trace
+        return NotImplemented
+    return _batch_norm_in_sight(input, running_mean, running_var, weight, bias, momentum, eps)
+
+
+def _batch_norm_in_sight(
+    input: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    momentum: Tensor | float,
+    eps: float,
+) -> Tensor:
+    """Batch normalization in training mode whose running statistics are updated beside it."""
+    with torch.no_grad():
+        variance, mean = torch.var_mean(input, dim=(0, *range(2, input.dim())), correction=1)
+        _move(running_mean, mean, momentum)
+        _move(running_var, variance, momentum)
+    return F.batch_norm(input, None, None, weight, bias, True, 0.0, eps)
+
+
+def _forward_of_batch_norm(self: Any, input: Tensor) -> Tensor:
+    """With ``momentum=None`` the mean over all batches: torch reads how many there were."""
+    if not (self.training and self.track_running_stats and self.momentum is None and self.running_mean is not None):
+        return _FORWARD_OF_BATCH_NORM(self, input)
+    self._check_input_dim(input)
+    self.num_batches_tracked.add_(1)
+    momentum = 1.0 / self.num_batches_tracked.to(self.running_mean.dtype)
+    return _batch_norm_in_sight(input, self.running_mean, self.running_var, self.weight, self.bias, momentum, self.eps)
+
+
+_FORWARD_OF_BATCH_NORM = torch.nn.modules.batchnorm._BatchNorm.forward
+UNSEEN.append((torch.nn.modules.batchnorm._BatchNorm, "forward", _forward_of_batch_norm))
+
+
+def _move(running: Tensor, now: Tensor, momentum: Tensor | float) -> None:
+    """Running statistics towards those of a batch."""
+    running.copy_((1.0 - momentum) * running.detach() + momentum * now)
