@@ -119,13 +119,12 @@ def translate(
         CaptureError: an operator cannot be translated.
     """
     result = traced.flat.result
-    assigned = tuple(sorted(result.assigned))
 
     def made() -> ForwardGraph:
         with _ONE_AT_A_TIME:
-            return to_graph(traced.program, traced.input_names, traced.buffers, opset, refusals, assigned)
+            return to_graph(traced.program, traced.input_names, traced.buffers, opset, refusals)
 
-    settings = (traced.input_names, traced.buffers, opset, refusals is None, assigned, *decisive)
+    settings = (traced.input_names, traced.buffers, opset, refusals is None, *decisive)
     graph = made() if cache is None else cache.graph(traced.program, settings, made)
     assert result.schema is not None, "the forward ran, or export raised"
     guards = size_guards(traced.program, result.not_one)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import onnx_ir as ir
@@ -31,7 +31,6 @@ def to_graph(
     buffers: Sequence[str],
     opset: int,
     refusals: Refusals | None = None,
-    assigned: Collection[str] = (),
 ) -> ForwardGraph:
     """Translate a captured program.
 
@@ -41,14 +40,13 @@ def to_graph(
         buffers: names of the module's buffers, whose content the program returns after the user's outputs.
         opset: ONNX opset of the result.
         refusals: the nodes of a graph that a later stage cannot take; the operators they come from stay whole.
-        assigned: the buffers whose content the program replaces rather than changes in place.
 
     Raises:
         CaptureError: torch.onnx cannot translate the program.
     """
     translator = Translator(program, opset)
     while True:
-        graph = _graph(translator.translate(), input_names, buffers, assigned)
+        graph = _graph(translator.translate(), input_names, buffers)
         contradictions = _infer(graph.model.graph)
         refused = list(contradictions) or (list(refusals(graph)) if refusals is not None else [])
         if not sum(translator.keep(node) for node in refused):
@@ -61,16 +59,14 @@ def to_graph(
     return graph
 
 
-def _graph(
-    onnx_program: Any, input_names: Sequence[str], buffers: Sequence[str], assigned: Collection[str]
-) -> ForwardGraph:
+def _graph(onnx_program: Any, input_names: Sequence[str], buffers: Sequence[str]) -> ForwardGraph:
     """What torch.onnx made of a program in our form."""
     model, ep = onnx_program.model, onnx_program.exported_program
     aten.release(model.graph)
     calls = {node: recorded(node.attributes.pop(HANDLE).as_string()).call for node in model.graph if is_call(node)}
     _name_inputs(model.graph, input_names)
     _weights_to_inputs(model.graph, ep)
-    updated = _buffer_outputs(model.graph, ep, buffers, assigned)
+    updated = _buffer_outputs(model.graph, ep, buffers)
     _distinct_outputs(model.graph)
     _rename_symbols(model.graph, ep)
     for node in model.graph.all_nodes():
@@ -130,16 +126,22 @@ def _weights_to_inputs(graph: ir.Graph, program: torch.export.ExportedProgram) -
             graph.inputs.append(value)
 
 
-def _buffer_outputs(
-    graph: ir.Graph, program: torch.export.ExportedProgram, buffers: Sequence[str], assigned: Collection[str]
-) -> list[str]:
+def _buffer_outputs(graph: ir.Graph, program: torch.export.ExportedProgram, buffers: Sequence[str]) -> list[str]:
     """Keep, of the buffers' contents among the outputs, those that the call changed; says which."""
-    changed = {n.removeprefix(PREFIX) for n in program.graph_signature.buffers_to_mutate.values()}.union(assigned)
+    changed = _changed(program, buffers)
     first = len(graph.outputs) - len(buffers)
     for index in reversed(range(len(buffers))):
         if buffers[index] not in changed:
             _remove_unread(graph, graph.outputs.pop(first + index))
     return [name for name in buffers if name in changed]
+
+
+def _changed(program: torch.export.ExportedProgram, buffers: Sequence[str]) -> set[str]:
+    """The buffers whose contents, which the program returns last, are not copies of what they were."""
+    owned = {n: name.removeprefix(PREFIX) for n, name in program.graph_signature.inputs_to_buffers.items()}
+    (returned,) = (n.args[0] for n in program.graph.nodes if n.op == "output")
+    copies = zip(buffers, returned[len(returned) - len(buffers) :], strict=True)  # type: ignore[arg-type, index]
+    return {name for name, copy in copies if owned.get(copy.args[0].name) != name}  # type: ignore[union-attr]
 
 
 def _remove_unread(graph: ir.Graph, value: ir.Value) -> None:

@@ -18,10 +18,11 @@ import torch
 from onnxtrain.capture import autocast_functions, autograd_functions, normalization_layers  # noqa: F401  (substitutes)
 from onnxtrain.capture.autograd_functions import Functions
 from onnxtrain.capture.left_behind import Place, Watch
+from onnxtrain.capture.lowering.aliases import memory_of
 from onnxtrain.capture.quiet import loggers_at
 from onnxtrain.capture.schema import Schema, flatten
 from onnxtrain.capture.size_guards import size_guards
-from onnxtrain.capture.source_lines import is_users, places_in
+from onnxtrain.capture.source_lines import is_users, places_in, user_place
 from onnxtrain.capture.substitutes import Substitutes
 from onnxtrain.capture.symbolic_sizes import Axis, OvergrownSizesError, expression_of, symbolic_sizes
 from onnxtrain.errors import CaptureError, OnnxTrainError, first_line
@@ -58,7 +59,6 @@ class Result:
         not_one: sizes taken to be other than 1 (``symbolic_sizes``).
         changed: for each tensor of the input, whether the forward pass changed it in place.
         calls: the calls of ``torch.autograd.Function`` that were recorded; operators of the program name them.
-        assigned: names of the buffers that got another tensor.
         left: where the call left something on the module.
         settle: does to the module what the call did to it, but for tensors.
     """
@@ -69,7 +69,6 @@ class Result:
         self.calls: list[Any] = []
         self.schema: Schema | None = None
         self.sources: tuple[int, ...] = ()
-        self.assigned: frozenset[str] = frozenset()
         self.left: tuple[Place, ...] = ()
         self.settle: Callable[[], None] = lambda: None
 
@@ -115,7 +114,7 @@ class FlatModule(torch.nn.Module):
         finally:
             self.result.settle = watch.take_back()
         self.result.changed = tuple(t._version != v for t, v in zip(tensors, versions, strict=True))
-        self.result.assigned, self.result.left = frozenset(changes.buffers), tuple(changes.left)
+        self.result.left = tuple(changes.left)
         whole = (result, tuple(changes.left.values())) if changes.left else result
         found, self.result.schema = flatten(whole, "output")
         distinct = list({id(t): t for t in found}.values())
@@ -144,7 +143,7 @@ def export(
         except OvergrownSizesError as sizes:
             constant |= sizes.axes
         else:
-            _refuse_changed_inputs(module, names)
+            _refuse_changed_inputs(module, names, program)
             return program
 
 
@@ -177,14 +176,27 @@ def _refuse_unsolvable(error: Exception, tensors: Sequence[torch.Tensor], consta
         raise OvergrownSizesError(axes) from error
 
 
-def _refuse_changed_inputs(module: FlatModule, names: Sequence[str]) -> None:
+def _refuse_changed_inputs(module: FlatModule, names: Sequence[str], program: torch.export.ExportedProgram) -> None:
     """Raise CaptureError where the forward pass changed an input in place: the graph would change nothing."""
-    for name, changed in zip(names, module.result.changed, strict=True):
+    inputs = [n for n in program.graph.nodes if n.name in program.graph_signature.user_inputs]
+    for name, changed, node in zip(names, module.result.changed, inputs, strict=True):
         if changed:
             raise CaptureError(
                 f"the forward pass modifies its input {name} in place",
+                source=_line_of_change(program, memory_of(node.meta["val"])),
                 cure=f"let it modify a copy: {name} = {name}.clone()",
             )
+
+
+def _line_of_change(program: torch.export.ExportedProgram, memory: int | None) -> str:
+    """The user's line whose call writes to a memory."""
+    for part in program.graph_module.modules():
+        for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
+            writes = isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+            if writes and any(memory_of(n.meta.get("val")) == memory for n in node.all_input_nodes[:1]):
+                place = user_place(node.meta.get("stack_trace") or "")
+                return "" if place is None else "{}:{}".format(*place)
+    return ""
 
 
 def _examples(
@@ -242,13 +254,7 @@ def _export(
     dynamic = tuple({a: kinds[(i, a) in constant] for a in range(t.dim())} for i, t in enumerate(example))
     with recording():
         example = [_ordinary(t) for t in example]
-        program = torch.export.export(module, tuple(example), dynamic_shapes=(dynamic,), strict=False)
-    _stop_gradients(program.graph_module)
-    _settle_layouts(program.graph_module)
-    _settle_bounds(program.graph_module)
-    _settle_differences(program.graph_module)
-    program.graph_module.recompile()
-    return program
+        return torch.export.export(module, tuple(example), dynamic_shapes=(dynamic,), strict=False)
 
 
 def _ordinary(tensor: torch.Tensor) -> torch.Tensor:
@@ -256,68 +262,6 @@ def _ordinary(tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.is_inference() and not tensor._is_view():
         return tensor
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
-
-
-def _stop_gradients(graph_module: torch.fx.GraphModule) -> None:
-    """Detach what leaves a ``torch.no_grad()`` region: the region itself is dissolved later."""
-    region = torch.ops.higher_order.wrap_with_set_grad_enabled
-    for node in list(graph_module.graph.nodes):
-        if node.op == "call_function" and node.target is region and node.args[0] is False:
-            for result in list(node.users):
-                with graph_module.graph.inserting_after(result):
-                    stop = graph_module.graph.call_function(torch.ops.aten.detach.default, (result,))
-                _take_place(result, stop)
-
-
-def _settle_layouts(graph_module: torch.fx.GraphModule) -> None:
-    """Copy attention's result: the exporter sees other strides at each stage, and drops copies it needs later."""
-    attention = torch.ops.aten.scaled_dot_product_attention.default
-    for node in list(graph_module.graph.nodes):
-        if node.op == "call_function" and node.target is attention:
-            with graph_module.graph.inserting_after(node):
-                arguments: dict[str, Any] = {"memory_format": torch.contiguous_format}
-                copied = graph_module.graph.call_function(torch.ops.aten.clone.default, (node,), arguments)
-            _take_place(node, copied)
-            _reshape_where_viewed(copied)
-
-
-def _reshape_where_viewed(node: torch.fx.Node) -> None:
-    """Make views of a tensor's permutations reshapes: they were views in the layout that the tensor had before."""
-    aten = torch.ops.aten
-    for user in list(node.users):
-        if user.target in (aten.permute.default, aten.transpose.int):
-            _reshape_where_viewed(user)
-        elif user.target is aten.view.default:
-            user.target = aten.reshape.default
-
-
-def _settle_bounds(graph_module: torch.fx.GraphModule) -> None:
-    """Bounds of clamp in the tensor's kind: the exporter has no overload for one float and one integer."""
-    clamps = (
-        n for n in graph_module.graph.nodes if n.op == "call_function" and n.target is torch.ops.aten.clamp.default
-    )
-    for node in clamps:
-        if node.args[0].meta["val"].is_floating_point():
-            node.args = (node.args[0], *(float(a) if isinstance(a, int) else a for a in node.args[1:]))
-            node.kwargs = {k: float(a) if isinstance(a, int) else a for k, a in node.kwargs.items()}
-
-
-def _settle_differences(graph_module: torch.fx.GraphModule) -> None:
-    """A float minus integers as their negative plus the float: the exporter has no overload that promotes them."""
-    aten = torch.ops.aten
-    for node in list(graph_module.graph.nodes):
-        if node.target is not aten.rsub.Scalar or node.args[0].meta["val"].is_floating_point():
-            continue
-        if len(node.args) == 2 and not node.kwargs and isinstance(node.args[1], float):
-            with graph_module.graph.inserting_before(node):
-                negative = graph_module.graph.call_function(aten.neg.default, (node.args[0],))
-            negative.meta.update(node.args[0].meta)
-            node.target, node.args = aten.add.Tensor, (negative, node.args[1])
-
-
-def _take_place(node: torch.fx.Node, substitute: torch.fx.Node) -> None:
-    substitute.meta.update(node.meta)
-    node.replace_all_uses_with(substitute, delete_user_cb=lambda user: user is not substitute)
 
 
 @contextlib.contextmanager

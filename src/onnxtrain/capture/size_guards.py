@@ -41,7 +41,10 @@ class SizeGuards:
     def hold(self, sizes: Sequence[Sequence[int]]) -> bool:
         """Whether every branch goes the same way for inputs of these sizes."""
         values = {symbol: sympy.Integer(sizes[position][axis]) for symbol, (position, axis) in self.symbols}
-        return all(condition.xreplace(values) != sympy.false for condition in self.conditions)
+        try:
+            return all(condition.xreplace(values) != sympy.false for condition in self.conditions)
+        except ZeroDivisionError:  # a condition divides by a size that is 0 now
+            return False
 
     def broken_by(self, sizes: Sequence[Sequence[int]]) -> frozenset[Axis]:
         """The input axes of which a condition is made that does not hold for inputs of these sizes."""

@@ -264,6 +264,12 @@ def repeat_interleave(
     return input.unsqueeze(axis).expand(*sizes[:axis], repeats, *sizes[axis:]).flatten(axis - 1, axis)
 
 
+@substitute(Tensor.data.__get__)  # type: ignore[attr-defined]
+def data(self: Tensor) -> Tensor:
+    """The tensor detached: what torch gives here would belong to no graph."""
+    return self.detach()
+
+
 @substitute(torch.as_tensor)
 def as_tensor(data: Any, dtype: torch.dtype | None = None, device: Any = None) -> Any:
     """Of sizes, which it would read."""

@@ -8,7 +8,8 @@ pairs of real ones, and calls whose translation a later stage refuses.
 from __future__ import annotations
 
 import contextlib
-import functools
+import copy
+import dataclasses
 import logging
 import re
 import sys
@@ -21,8 +22,10 @@ import torch
 from torch.export.graph_signature import TensorArgument
 
 from onnxtrain.capture import aten, exact_constants
+from onnxtrain.capture.library import Library
+from onnxtrain.capture.lowering import ORIGINS, Lowering
 from onnxtrain.capture.quiet import loggers_at
-from onnxtrain.capture.translations import TRANSLATIONS, WHOLE, stays_whole
+from onnxtrain.capture.translations import WHOLE, stays_whole
 from onnxtrain.errors import CaptureError
 
 Overload: TypeAlias = torch._ops.OpOverload
@@ -41,13 +44,12 @@ class Translator:
 
     def __init__(self, program: torch.export.ExportedProgram, opset: int) -> None:
         self.program, self.opset = program, opset
-        known = _registry(opset, frozenset())
-        self.whole: set[Overload] = {target for target in WHOLE if not known.is_registered(target)}
-        self._made: dict[str | None, torch.fx.Node] = {}  # the calls of the decomposed program
-        self._calls = {n.name: n for n in program.graph.nodes if n.op == "call_function"}
+        self._library = Library(opset)
+        self.whole: set[Overload] = {target for target in WHOLE if not self._library.is_registered(target)}
+        self._made: dict[str | None, torch.fx.Node] = {}  # the calls that were translated
 
     def translate(self) -> Any:
-        """The model and the decomposed program as torch.onnx returns them (``ONNXProgram``).
+        """The model and the lowered program as torch.onnx returns them (``ONNXProgram``).
 
         Raises:
             CaptureError: an operator can neither be translated nor stay whole.
@@ -55,31 +57,51 @@ class Translator:
         from torch.onnx._internal.exporter import _core
 
         while True:
-            with _silence(), _without_wrong_references():
-                registry = _registry(self.opset, frozenset(self.whole))
-                decomposed = _core._prepare_exported_program_for_export(self.program, registry=registry)
-                _identify_sizes(decomposed)
-                _name_outputs(decomposed)
-            if self._keep_unknown(decomposed, registry):
-                continue
+            program = self._lowered()
             try:
                 with _silence(), exact_constants.remembered():
-                    made = _core._exported_program_to_onnx_program(decomposed, registry=registry)
+                    made = _core._exported_program_to_onnx_program(program, registry=self._library)
             except Exception as error:
-                self._keep_failed(error, decomposed)
+                self._keep_failed(error, program)
             else:
-                self._made = {n.name: n for n in _calls(decomposed)}
+                self._made = {n.name: n for n in _calls(program)}
                 made.model = _core.onnxscript_apis.convert_version(made.model, self.opset)
                 for node in made.model.graph.all_nodes():
                     node.version = None  # within branches it is the opset that introduced the operator, not the graph's
                 _restore_complex(made)
                 return made
 
+    def _lowered(self) -> torch.export.ExportedProgram:
+        """The program with calls that have translations; those that stay whole are calls of their recorders."""
+        with _silence(), _without_wrong_references():
+            lowering = Lowering(self.program.graph_module, self._verdict, self.whole)
+            module = lowering.lowered()
+        program = copy.copy(self.program)
+        program._graph_module = module
+        program._graph_signature = _named_outputs(program)
+        for node in lowering.kept:
+            node.target = record = aten.recorder_of(node)
+            self._library.add(record, record)
+        return program
+
+    def _verdict(self, call: torch.fx.Node) -> bool | None:
+        """Whether a call has a translation; False where that is wrong, None where there is none."""
+        from torch.onnx._internal.exporter import _dispatching
+
+        if (stays_whole(call) or _is_complex(call)) and aten.can_be_node(call):
+            return False
+        return True if _dispatching.dispatch(call, self._library)[0] is not None else None
+
     def keep(self, node: ir.Node) -> bool:
         """Let the operator that a node of the translation comes from stay whole; says whether that is anything new."""
         call = self._call_of(node)
-        origin = None if call is None or node.op_type == aten.ATEN else self._origin(call)
-        if origin is None or origin in self.whole:
+        return call is not None and node.op_type != aten.ATEN and self._keep_origin(call)
+
+    def _keep_origin(self, call: torch.fx.Node) -> bool:
+        """Let the first of the operators that a call comes from stay whole, the user's if it can."""
+        origins = map(_known, call.meta.get(ORIGINS, ()))
+        origin = next((o for o in origins if o is not None and o not in self.whole and _gives_tensors(o)), None)
+        if origin is None:
             return False
         self.whole.add(origin)
         return True
@@ -99,56 +121,20 @@ class Translator:
             todo.extend(readers)
         return None
 
-    def _keep_unknown(self, decomposed: torch.export.ExportedProgram, registry: Any) -> bool:
-        """Make recorders of the calls that stay whole; True where the program has to be decomposed again first."""
-        from torch.onnx._internal.exporter import _dispatching
-
-        before = len(self.whole)
-        recorders: dict[torch.fx.Node, Any] = {}
-        for node in _calls(decomposed):
-            kept = _known(node.target) in self.whole or stays_whole(node) or _is_complex(node)
-            if not kept and _dispatching.dispatch(node, registry)[0] is not None:
-                continue
-            origin = self._origin(node)
-            if origin is not None and origin is not _known(node.target):
-                self.whole.add(origin)
-            elif aten.can_be_node(node):
-                recorders[node] = aten.recorder_of(node)
-        if len(self.whole) > before:
-            return True
-        for node, record in recorders.items():
-            node.target = record
-            _register(registry, record, record)
-        return False
-
-    def _origin(self, node: torch.fx.Node) -> Overload | None:
-        """The operator of the user's that a call was decomposed from and that can be kept whole, itself included."""
-        sources = node.meta.get("from_node") or []
-        call = self._calls.get(sources[-1].name) if sources else None
-        found: list[Any] = [call.target] if call is not None and aten.can_be_node(call) else []
-        found += [target for target in (node.meta.get("original_aten"), node.target) if _gives_tensors(target)]
-        own = _known(node.target)
-        for target in map(_known, found):
-            if target is not None and not target._schema.is_mutable and (target is own or target not in self.whole):
-                return target
-        return None
-
-    def _keep_failed(self, error: Exception, decomposed: torch.export.ExportedProgram) -> None:
+    def _keep_failed(self, error: Exception, program: torch.export.ExportedProgram) -> None:
         """Keep the operator whose translation raised.
 
         Raises:
             CaptureError: that is not what is wrong.
         """
         name = re.search(r"Error when translating node %(\w+)", "".join(map(str, _causes(error))))
-        node = next((n for n in _calls(decomposed) if name and n.name == name.group(1)), None)
-        origin = self._origin(node) if node is not None else None
-        if origin is None or origin in self.whole:
+        node = next((n for n in _calls(program) if name and n.name == name.group(1)), None)
+        if node is None or not self._keep_origin(node):
             raise CaptureError(
                 f"torch.onnx cannot translate the captured program: {_last_line(error)}",
                 node=str(node.target if node is not None else ""),
                 cure="keep that part outside the wrapped module",
             ) from error
-        self.whole.add(origin)
 
 
 def _known(target: Any) -> Overload | None:
@@ -170,37 +156,20 @@ def _calls(program: torch.export.ExportedProgram) -> Iterator[torch.fx.Node]:
             yield from (n for n in module.graph.nodes if n.op == "call_function" and isinstance(n.target, Overload))
 
 
-def _name_outputs(program: torch.export.ExportedProgram) -> None:
-    """Let the signature name what the graph returns: torch.onnx casts sums of halves back, and returns the others."""
+def _named_outputs(program: torch.export.ExportedProgram) -> Any:
+    """The signature with the names of what the graph returns now."""
+    signature = copy.copy(program.graph_signature)
     (returned,) = (n.args[0] for n in program.graph.nodes if n.op == "output")
-    for spec, node in zip(program.graph_signature.output_specs, returned, strict=True):  # type: ignore[arg-type]
-        if isinstance(node, torch.fx.Node) and isinstance(spec.arg, TensorArgument):
-            spec.arg = TensorArgument(name=node.name)
+    names = [node.name if isinstance(node, torch.fx.Node) else None for node in returned]  # type: ignore[union-attr]
+    signature.output_specs = [
+        dataclasses.replace(spec, arg=TensorArgument(name=name)) if name and _is_tensor(spec) else spec
+        for spec, name in zip(signature.output_specs, names, strict=True)
+    ]
+    return signature
 
 
-def _identify_sizes(program: torch.export.ExportedProgram) -> None:
-    """Let sizes that depend on content be the symbols that they were.
-
-    The pass for type promotion runs the calls again, which makes each such size anew, in the same order. One size would
-    have two names, and torch refuses to decompose a program once more while it knows of symbols that no call made.
-    """
-    calls = list(_calls(program))
-    environment = next((e for n in calls for e in _environments(n.meta.get("val"))), None)
-    if environment is None:
-        return
-    bound = [symbol for n in calls for symbol in n.meta.get("unbacked_bindings") or ()]
-    again = list(environment.pending_fresh_unbacked_symbols)
-    environment.pending_fresh_unbacked_symbols.clear()
-    for new, old in zip(again, bound, strict=True) if len(again) == len(bound) else ():
-        environment._rename_unbacked_to(new, old)
-
-
-def _environments(made: Any) -> Iterator[Any]:
-    """Where the symbols in the sizes of a call's results belong."""
-    for value in made if isinstance(made, list | tuple) else [made]:
-        for size in value.shape if isinstance(value, torch.Tensor) else [value]:
-            if isinstance(size, torch.SymInt | torch.SymFloat | torch.SymBool):
-                yield size.node.shape_env
+def _is_tensor(spec: Any) -> bool:
+    return isinstance(spec.arg, TensorArgument)
 
 
 def _is_complex(node: torch.fx.Node) -> bool:
@@ -209,43 +178,6 @@ def _is_complex(node: torch.fx.Node) -> bool:
         list(made) if isinstance(made, list | tuple) else [made]
     )
     return any(isinstance(v, torch.Tensor) and v.dtype.is_complex for v in values)
-
-
-@functools.cache
-def _torchlib(opset: int) -> dict[Any, list[Any]]:
-    """The translations of torch.onnx and ours, which come first; made once, since that takes a second."""
-    from torch.onnx._internal.exporter._registration import ONNXRegistry
-
-    with _silence():
-        registry = ONNXRegistry.from_torchlib(opset)
-        for target, function in TRANSLATIONS.items():
-            registry.register_op(target, function)
-    return registry.functions
-
-
-def _registry(opset: int, whole: frozenset[Overload]) -> Any:
-    """A registry in which the operators that stay whole have a place, so that they are not decomposed."""
-    from torch.onnx._internal.exporter._registration import ONNXRegistry
-
-    registry = ONNXRegistry()
-    registry._opset_version = opset
-    registry.functions = {target: list(metas) for target, metas in _torchlib(opset).items()}
-    for target in whole:
-        _register(registry, target, _never)
-    return registry
-
-
-def _register(registry: Any, target: Any, function: Any) -> None:
-    from torch.onnx._internal.exporter._registration import OnnxDecompMeta
-
-    for is_complex in (False, True):
-        given = {"onnx_function": function, "fx_target": target, "signature": None, "is_custom": True}
-        meta = OnnxDecompMeta(**given, is_complex=is_complex, skip_signature_inference=True)
-        registry._register(target, meta)
-
-
-def _never(*_: Any, **__: Any) -> Any:
-    raise AssertionError("calls that stay whole have a recorder of their own")
 
 
 def _restore_complex(made: Any) -> None:

@@ -296,10 +296,15 @@ def _expressions_fit(
 ) -> bool:
     known = {name: sizes[places[0][0]][places[0][1]] for name, places in symbols.items()}
     for position, axis, dim in expressions:
-        if (
-            not isinstance(dim, int)
-            and set(dim.free_symbols()) <= set(known)
-            and dim.evaluate(known) != sizes[position][axis]
-        ):
+        assert not isinstance(dim, int), "numbers are compared as they are"
+        if set(dim.free_symbols()) <= set(known) and _value(dim, known) != sizes[position][axis]:
             return False
     return True
+
+
+def _value(dim: shapes.Dim, known: dict[str, int]) -> shapes.Dim | None:
+    """A size for these others; None where it divides by one that is 0."""
+    try:
+        return dim if isinstance(dim, int) else dim.evaluate(known)
+    except ZeroDivisionError:
+        return None

@@ -1,0 +1,231 @@
+"""Tensors that share memory: what one of them is written, the others read, in a graph where nothing is written."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from onnxtrain.capture.lowering.writer import Writer
+from onnxtrain.errors import CaptureError
+
+aten = torch.ops.aten
+_SHAPES = frozenset(
+    (
+        *("view", "reshape", "_unsafe_view", "flatten", "unflatten", "unsqueeze", "squeeze", "view_as", "reshape_as"),
+        *("ravel", "unsqueeze_", "squeeze_", "contiguous", "alias", "detach", "to", "expand", "expand_as"),
+    )
+)
+
+
+class Aliases:
+    """The recorded tensors, by the memory they share, and what their content is now.
+
+    A tensor is one of these: the first of its memory, or a view of another. Writing to a view makes a new content of
+    what it is a view of, and so on to the first; other views are made again from there when they are read.
+
+    Args:
+        writer: where contents are written to.
+        item: picks a part, as a recorded call does, of what it is a part of.
+        issue: writes a call: its operator, positional and keyword arguments, and what it returned.
+    """
+
+    def __init__(self, writer: Writer, item: Callable[[Any, Node], Any], issue: Callable[..., Any]) -> None:
+        self._writer, self._item, self._issue = writer, item, issue
+        self._content: dict[Node, Any] = {}
+        self._parents: dict[Node, Node] = {}
+        self._seen: dict[Node, int] = {}
+        self._writes: dict[int, int] = {}
+        self._first: dict[int, Node] = {}
+
+    def add(self, node: Node, content: Any) -> None:
+        """A recorded call, or input, has this content."""
+        self._content[node] = content
+        memory = memory_of(node.meta.get("val"))
+        if memory is None:
+            return
+        self._seen[node] = self._writes.get(memory, 0)
+        parent = next((a for a in node.all_input_nodes if memory_of(a.meta.get("val")) == memory), None)
+        if parent is None and node.op == "call_function":
+            parent = self._first.get(memory)
+        self._first.setdefault(memory, node)
+        if parent is not None and parent is not node:
+            self._parents[node] = parent
+
+    def same(self, node: Node, as_node: Node, content: Any = None) -> None:
+        """A recorded value is another one, under another name; now, where that is said, with this content."""
+        self._content[node] = self.content(as_node) if content is None else content
+        memory = memory_of(as_node.meta.get("val"))
+        if memory is not None:
+            self._parents[node], self._seen[node] = as_node, self._writes.get(memory, 0)
+
+    def content(self, node: Any) -> Any:
+        """What a recorded tensor contains now; numbers are themselves."""
+        if not isinstance(node, Node):
+            return node
+        memory = memory_of(node.meta.get("val"))
+        now = 0 if memory is None else self._writes.get(memory, 0)
+        if memory is not None and self._seen[node] != now and node in self._parents:
+            parent = self._parents[node]
+            above = self.content(parent)
+            self._content[node] = above if _is_same(node, parent) else self._again(node, parent, above)
+            self._seen[node] = now
+        return self._content[node]
+
+    def _again(self, view: Node, parent: Node, above: Any) -> Any:
+        """A view of what has another content now."""
+        if parent not in view.all_input_nodes:
+            raise _refused(view)
+        if view.target is operator.getitem:
+            return self._item(above, view)
+        args, kwargs = self.contents((view.args, dict(view.kwargs)))
+        return self._issue(view.target, args, kwargs, view.meta.get("val"))
+
+    def write(self, node: Node, content: Any) -> None:
+        """A recorded tensor is written to."""
+        memory = memory_of(node.meta.get("val"))
+        assert memory is not None, "tensors have memory"
+        written: dict[Any, Any] = {node: content}
+        current: Any = node
+        while current in self._parents:
+            parent = self._parents[current]
+            if current.target is operator.getitem:
+                content, parent = self._inverse_of_part(current, parent, content), parent.args[0]
+            elif not _is_same(current, parent):
+                content = self._inverse(current, parent, content)
+            written[parent], current = content, parent
+        self._writes[memory] = self._writes.get(memory, 0) + 1
+        for changed, now in written.items():
+            self._content[changed], self._seen[changed] = now, self._writes[memory]
+
+    def _inverse(self, view: Node, parent: Node, content: Any) -> Any:
+        """The content of what a view is a view of, once the view has another."""
+        if not isinstance(view.target, torch._ops.OpOverload):
+            raise _refused(view)
+        name, above, call = name_of(view.target), self.content(parent), self._call
+        given = {k: self.contents(v) for k, v in arguments_of(view).items()}
+        if name == "select":
+            return call(aten.select_scatter.default, (above, content, given.get("dim"), given.get("index")))
+        if name == "slice":
+            rest = [given.get("dim", 0), given.get("start"), given.get("end"), given.get("step", 1)]
+            return call(aten.slice_scatter.default, (above, content, *rest))
+        if name == "narrow":
+            end = self._sum(given["start"], given["length"])
+            return call(aten.slice_scatter.default, (above, content, given["dim"], given["start"], end))
+        if name == "diagonal":
+            rest = [given.get("offset", 0), given.get("dim1", 0), given.get("dim2", 1)]
+            return call(aten.diagonal_scatter.default, (above, content, *rest))
+        if (order := _order_of(name, given, parent)) is not None:
+            return call(aten.permute.default, (content, [order.index(i) for i in range(len(order))]))
+        if name in _SHAPES and parent.meta["val"].numel() == view.meta["val"].numel():
+            return call(aten.reshape.default, (content, self._sizes(above)))
+        raise _refused(view)
+
+    def _inverse_of_part(self, part: Node, parts: Node, content: Any) -> Any:
+        """The tensor that was split, where one part of it has another content."""
+        above, call = self.content(parts.args[0]), self._call
+        index: Any = part.args[1]
+        dim = arguments_of(parts).get("dim", 0)
+        if name_of(parts.target) == "unbind":
+            return call(aten.select_scatter.default, (above, content, dim, index))
+        sizes = [self._size_of_part(parts, i, dim) for i in range(index + 1)]
+        start = functools.reduce(self._sum, sizes[:-1], 0)
+        return call(aten.slice_scatter.default, (above, content, dim, start, self._sum(start, sizes[-1])))
+
+    def _size_of_part(self, parts: Node, index: int, dim: int) -> Any:
+        size = parts.meta["val"][index].shape[dim]
+        if isinstance(size, int):
+            return size
+        now = self.content(parts)
+        one = now[index] if isinstance(now, tuple) else self._writer.call(operator.getitem, (now, index))
+        return self._writer.call(aten.sym_size.int, (one, dim))
+
+    def _call(self, target: Any, args: tuple[Any, ...]) -> Any:
+        return self._issue(target, args, {})
+
+    def contents(self, structure: Any) -> Any:
+        """A structure of recorded values, with what they contain now."""
+        return torch.fx.map_arg(structure, self.content)
+
+    def _sizes(self, content: Any) -> list[Any]:
+        shape = content.meta["val"].shape
+        return [
+            s if isinstance(s, int) else self._writer.call(aten.sym_size.int, (content, i)) for i, s in enumerate(shape)
+        ]
+
+    def _sum(self, first: Any, second: Any) -> Any:
+        if isinstance(first, Node) or isinstance(second, Node):
+            return self._writer.call(operator.add, (first, second))
+        return first + second
+
+
+def is_of_size(value: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors have the same sizes, the same symbols among them."""
+    return tuple(map(str, value.shape)) == tuple(map(str, other.shape))
+
+
+def name_of(target: Any) -> str:
+    """An operator's name without its namespace."""
+    return str(target._schema.name).split("::")[-1]
+
+
+def arguments_of(node: Node) -> dict[str, Any]:
+    """A call's arguments by name, but for those that it leaves out."""
+    schema = node.target._schema  # type: ignore[union-attr]
+    return {a.name: v for a, v in zip(schema.arguments, node.args, strict=False)} | dict(node.kwargs)
+
+
+def memory_of(value: Any) -> int | None:
+    """Which memory a tensor is in, or the tensors of a sequence."""
+    if isinstance(value, list | tuple):
+        return next((m for m in map(memory_of, value) if m is not None), None)
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        return None
+    return value.untyped_storage()._cdata
+
+
+def _is_same(view: Node, of: Node) -> bool:
+    a, b = view.meta.get("val"), of.meta.get("val")
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return False
+    return (
+        a.dtype == b.dtype
+        and is_of_size(a, b)
+        and tuple(map(str, a.stride())) == tuple(map(str, b.stride()))
+        and str(a.storage_offset()) == str(b.storage_offset())
+    )
+
+
+def _order_of(name: str, given: dict[str, Any], parent: Node) -> list[int] | None:
+    """The order of axes that a view has of another's; None where it is no permutation."""
+    rank = parent.meta["val"].dim()
+    if name == "permute":
+        return [d % rank for d in given["dims"]]
+    if name in ("t", "t_", "numpy_T", "mT", "matrix_H", "adjoint"):
+        pair = (0, 1) if name in ("t", "t_") else (-2, -1)
+        return list(reversed(range(rank))) if name == "numpy_T" or rank < 2 else _swapped(rank, *pair)
+    if name in ("transpose", "transpose_", "swapaxes", "swapdims"):
+        pair = [v for k, v in given.items() if k in ("dim0", "dim1", "axis0", "axis1")]
+        return _swapped(rank, *pair)
+    if name == "movedim":
+        probe = torch.empty(*range(2, rank + 2), device="meta")
+        moved = torch.movedim(probe, given["source"], given["destination"])
+        return [size - 2 for size in moved.shape]
+    return None
+
+
+def _swapped(rank: int, first: int, second: int) -> list[int]:
+    order = list(range(rank))
+    order[first], order[second] = order[second], order[first]
+    return order
+
+
+def _refused(view: Node) -> CaptureError:
+    return CaptureError(
+        f"the forward pass writes to what {view.target} returns, which shares memory with another tensor",
+        cure="write to a copy, y = x.clone(), or make a new tensor with torch.where, torch.cat or index_put",
+    )

@@ -1,0 +1,91 @@
+"""In-place operators, and those that write to an ``out``, as operators that return what these write."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from onnxtrain.errors import CaptureError
+
+_ops = torch.ops.aten
+_NAMED = {"normal_": _ops.normal_functional.default}  # the only one that is not named as the rule says
+_BESIDE = "_functional"  # how torch names what returns, besides its results, what another operator writes
+
+
+@functools.cache
+def written_by(target: Any) -> str:
+    """The name of the argument that an operator writes to; empty where there is none.
+
+    Raises:
+        CaptureError: it writes to several.
+    """
+    schema = target._schema
+    if not schema.is_mutable:
+        return ""
+    written = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    if len(written) != 1:
+        raise CaptureError(
+            f"the forward pass calls {target}, which writes to several of its arguments ({', '.join(written)})",
+            node=str(target),
+            cure="let the operator return new tensors, or wrap it in a torch.autograd.Function",
+        )
+    return written[0]
+
+
+def is_view_in_place(target: Any) -> bool:
+    """Whether an operator changes how a tensor is looked at, not what is in it."""
+    return torch.Tag.inplace_view in target.tags
+
+
+def functional_of(node: Node, written: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """The call that returns what a recorded one writes: operator and arguments.
+
+    Raises:
+        CaptureError: there is none.
+    """
+    target: Any = node.target
+    kwargs = {k: v for k, v in node.kwargs.items() if not (written == "out" and k == "out")}
+    found = _functional(target, written)
+    if found is None:
+        raise CaptureError(
+            f"the forward pass calls {target}, which writes to its argument {written}, and has no other form",
+            node=str(target),
+            cure="let the operator return a new tensor, or wrap it in a torch.autograd.Function",
+        )
+    return found, tuple(node.args), kwargs
+
+
+def returns_also(target: Any) -> bool:
+    """Whether an operator returns, after its results, what another writes to an argument."""
+    return str(target._schema.name).endswith(_BESIDE) and len(target._schema.returns) > 1
+
+
+@functools.cache
+def _functional(target: Any, written: str) -> Any:
+    namespace, name = target._schema.name.split("::")
+    if name in _NAMED:
+        return _NAMED[name]
+    if written == "out":
+        return next((o for o in _overloads(namespace, name) if _asks_for_the_same(o, target)), None)
+    if not name.endswith("_"):
+        return next((o for o in _overloads(namespace, f"{name}{_BESIDE}") if _asks_for_the_same(o, target)), None)
+    found = [o for o in _overloads(namespace, name.removesuffix("_")) if o._overloadname == target._overloadname]
+    alike = [o for o in _overloads(namespace, name.removesuffix("_")) if _asks_for_the_same(o, target)]
+    return next(iter([*found, *alike]), None)
+
+
+def _overloads(namespace: str, name: str) -> list[Any]:
+    packet = getattr(getattr(torch.ops, namespace), name, None)
+    return [] if packet is None else [getattr(packet, overload) for overload in packet.overloads()]
+
+
+def _asks_for_the_same(candidate: Any, target: Any) -> bool:
+    if candidate._schema.is_mutable:
+        return False
+    names = [a.name for a in target._schema.arguments if not a.is_out]
+    types = [str(a.type) for a in target._schema.arguments if not a.is_out]
+    asked = candidate._schema.arguments
+    return [a.name for a in asked] == names and [str(a.type) for a in asked] == types

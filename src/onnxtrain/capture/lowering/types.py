@@ -1,0 +1,134 @@
+"""Casts that torch makes out of sight: those of autocast, and those by which operands get one type."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from onnxtrain.capture.lowering.writer import Writer, values
+
+_CAST = torch.ops.prims.convert_element_type.default
+_SCALAR = torch.ops.aten.scalar_tensor.default
+_WIDE = torch.float64  # which autocast leaves alone
+_KINDS = (
+    (bool | torch.SymBool, torch.bool),
+    (int | torch.SymInt, torch.int64),
+    (float | torch.SymFloat, torch.float32),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Region:
+    """What was in force where calls were recorded.
+
+    Args:
+        gradients: whether they are differentiated.
+        autocast: device type, type and whether it is on, as ``torch.autocast`` takes them; None where nothing is said.
+    """
+
+    gradients: bool = True
+    autocast: tuple[str, torch.dtype, bool] | None = None
+
+    @property
+    def key(self) -> str:
+        """Autocast's place among torch's dispatch keys; empty where it is off."""
+        if self.autocast is None or not self.autocast[2]:
+            return ""
+        return {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}.get(self.autocast[0], "AutocastPrivateUse1")
+
+    def enter(self) -> Any:
+        """The context in which torch does the same."""
+        device, dtype, enabled = self.autocast or ("cpu", torch.bfloat16, False)
+        return torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=False)
+
+
+@functools.cache
+def is_cast_by_autocast(name: str, key: str) -> bool:
+    """Whether autocast looks at an operator."""
+    return bool(key) and bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
+
+
+def cast_for_autocast(writer: Writer, args: Any, kwargs: Any, made: Any) -> tuple[Any, Any]:
+    """Arguments of a call that autocast looks at, in the type that it computes in: that of its result."""
+    results = [t.dtype for t in pytree.tree_leaves(made) if isinstance(t, torch.Tensor)]
+    wanted = next((d for d in results if d.is_floating_point), None)
+    if wanted is None:
+        return args, kwargs
+
+    def cast(node: Node) -> Node:
+        value = node.meta["val"]
+        can_be = isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype != _WIDE
+        return cast_to(writer, node, wanted) if can_be else node
+
+    return torch.fx.map_arg((args, kwargs), cast)
+
+
+def promoted(
+    writer: Writer, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Any, Any, Any, torch.dtype] | None:
+    """A call whose operands torch brings to one type, which ONNX does not; None where they have one.
+
+    The rules are torch's, as torch.onnx lists them.
+
+    Returns:
+        The operator, its arguments and the type of its result.
+    """
+    rule = _rules().get_rule(target.overloadpacket)
+    if rule is None:
+        return None
+    given, named = values((tuple(args), dict(kwargs)))
+    if any(isinstance(x, torch.Tensor) and x.is_complex() for x in pytree.tree_leaves((given, named))):
+        return None
+    found: Any = rule.preview_type_promotion(given, named)
+    wider = tuple(_promote(writer, a, found.args_dtypes.get(i)) for i, a in enumerate(args))
+    others = {k: _promote(writer, v, found.kwargs_dtypes.get(k)) for k, v in kwargs.items()}
+    if wider == tuple(args) and others == dict(kwargs):
+        return None
+    from torch.onnx._internal.fx.passes.type_promotion import find_compatible_op_overload
+
+    shown, by_name = values((wider, others))
+    overload = target
+    with writer.symbolic(), contextlib.suppress(RuntimeError):  # it is said of a number where a tensor is wanted
+        overload = find_compatible_op_overload(target.overloadpacket, shown, by_name)
+    return overload, wider, others, found.out_dtype
+
+
+def _promote(writer: Writer, argument: Any, dtype: torch.dtype | None) -> Any:
+    if dtype is None:
+        return argument
+    if isinstance(argument, list | tuple):
+        return type(argument)(_promote(writer, a, dtype) for a in argument)
+    if isinstance(argument, Node):
+        value = argument.meta["val"]
+        if isinstance(value, torch.Tensor):
+            return cast_to(writer, argument, dtype)
+        return argument if _kind(value) == dtype else writer.call(_SCALAR, (argument,), {"dtype": dtype})
+    if dtype.is_floating_point and isinstance(argument, int):
+        argument = float(argument)
+    if argument is None or _kind(argument) in (None, dtype):
+        return argument
+    return writer.call(_SCALAR, (argument,), {"dtype": dtype})
+
+
+def _kind(number: Any) -> torch.dtype | None:
+    """The type of tensors that torch takes a number for."""
+    return next((dtype for kinds, dtype in _KINDS if isinstance(number, kinds)), None)
+
+
+def cast_to(writer: Writer, node: Node, dtype: torch.dtype) -> Node:
+    """A tensor in a type."""
+    return node if node.meta["val"].dtype == dtype else writer.call(_CAST, (node,), {"dtype": dtype})
+
+
+@functools.cache
+def _rules() -> Any:
+    from torch.onnx._internal.fx.passes.type_promotion import TypePromotionTable
+
+    return TypePromotionTable()

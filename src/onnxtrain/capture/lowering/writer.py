@@ -1,0 +1,108 @@
+"""A new graph of calls, written call by call; each result's type and shape are known as it is written."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.utils import _pytree as pytree
+
+ORIGINS = "onnxtrain_origins"  # in a call's ``meta``: the operators it came from, the user's first
+_KEPT = ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn")
+
+
+class Writer:
+    """Writes calls into a graph.
+
+    Args:
+        root: the module that the graph belongs to; its attributes are those of the new graph's module.
+
+    Attributes:
+        graph: what was written.
+        origins: the operators that the calls written now come from.
+    """
+
+    def __init__(self, root: GraphModule) -> None:
+        self.root, self.graph = root, Graph()
+        self.origins: tuple[Any, ...] = ()
+        self._like: Node | None = None
+        self._mode = _fake_mode(root)
+
+    @contextlib.contextmanager
+    def at(self, like: Node) -> Iterator[None]:
+        """Within it calls have the source line of a recorded one of the user's."""
+        before = self._like
+        if not self.origins:
+            self._like = like
+        try:
+            yield
+        finally:
+            self._like = before
+
+    @contextlib.contextmanager
+    def from_operator(self, origin: Any) -> Iterator[None]:
+        """Within it calls come from an operator, and from those that it comes from."""
+        before = self.origins
+        self.origins = (*before, origin)
+        try:
+            yield
+        finally:
+            self.origins = before
+
+    def call(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, val: Any = None) -> Node:
+        """Write a call.
+
+        Args:
+            target: the operator.
+            args: positional arguments; calls of the graph stand for tensors.
+            kwargs: keyword arguments.
+            val: what it returns for tensors without content; found by calling it where this is None.
+        """
+        kwargs = dict(kwargs or {})
+        node = self.graph.call_function(target, tuple(args), kwargs)
+        if self._like is not None:
+            node.meta.update((k, v) for k, v in self._like.meta.items() if k in _KEPT)
+        node.meta[ORIGINS] = self.origins
+        node.meta["val"] = self.result(target, args, kwargs) if val is None else val
+        return node
+
+    def result(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """What a call returns for tensors without content."""
+        given, named = values((args, kwargs))
+        with self.symbolic():
+            return target(*given, **named)
+
+    @contextlib.contextmanager
+    def symbolic(self) -> Iterator[None]:
+        """Where tensors without content are computed with."""
+        mode = contextlib.nullcontext() if self._mode is None else self._mode
+        with mode, torch._dispatch.python.enable_python_dispatcher(), torch.no_grad():
+            yield
+
+    def mark(self) -> Node | None:
+        """A place to return to: the last call that was written."""
+        return next(iter(reversed(self.graph.nodes)), None)
+
+    def take_back(self, mark: Node | None) -> None:
+        """Remove what was written after a place."""
+        for node in list(reversed(self.graph.nodes)):
+            if node is mark:
+                break
+            self.graph.erase_node(node)
+
+
+def values(structure: Any) -> Any:
+    """A structure with what its calls return in their place."""
+    return pytree.tree_map_only(Node, lambda n: n.meta["val"], structure)
+
+
+def _fake_mode(module: GraphModule) -> Any:
+    for part in module.modules():
+        for node in part.graph.nodes if isinstance(part, GraphModule) else ():
+            for leaf in pytree.tree_leaves(node.meta.get("val")):
+                if isinstance(leaf, torch._subclasses.FakeTensor):
+                    return leaf.fake_mode
+    return None

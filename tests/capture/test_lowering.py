@@ -1,0 +1,171 @@
+"""Recorded programs with writes, views, regions and mixed types: the graph gives what eager gives, in float64."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from onnxtrain.capture import capture
+from onnxtrain.errors import CaptureError
+from onnxtrain.ortmodule import ORTModule
+
+Tensor = torch.Tensor
+
+
+class Piece(nn.Module):
+    """A piece of code between a parameter and a loss."""
+
+    def __init__(self, code: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, 4, dtype=torch.float64))
+        self.code = code
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.code(x * self.weight)
+
+
+def _assigned_column(x: Tensor) -> Tensor:
+    y = x.clone()
+    y[:, 0] = 0
+    return y * x
+
+
+def _assigned_slice_of_a_slice(x: Tensor) -> Tensor:
+    y = x * 2
+    y[1:][:, 1:3] *= 3
+    return y
+
+
+def _view_read_after_its_base_was_written(x: Tensor) -> Tensor:
+    y = x * 1
+    first, flat = y[0], y.view(-1)
+    y.mul_(2)
+    return first.sum() + flat.square().sum()
+
+
+def _base_read_after_its_view_was_written(x: Tensor) -> Tensor:
+    y = x + 1
+    y.t().flatten(0)
+    y.view(-1, 2, 2).transpose(1, 2)[:, 0].add_(5)
+    return y * x
+
+
+def _parts_written_one_after_the_other(x: Tensor) -> Tensor:
+    y = x.detach() * 0.5
+    for i, part in enumerate(y.unbind(1)):
+        part += i
+    return y.square() * x
+
+
+def _chunks_written(x: Tensor) -> Tensor:
+    y = x.detach() * 0.5
+    first, second = y.chunk(2, dim=0)
+    first[:1].copy_(second[:1].exp())
+    second.add_(1)
+    return y * x
+
+
+def _diagonal_filled(x: Tensor) -> Tensor:
+    y = x[:3, :3] + 0
+    y.diagonal().fill_(2.0)
+    return y @ x[:3]
+
+
+def _masked(x: Tensor) -> Tensor:
+    y = x.clone()
+    y[y > 0.2] *= 2
+    y.masked_fill_(y < -0.5, 0.1)
+    return y
+
+
+def _in_place_activations(x: Tensor) -> Tensor:
+    y = torch.relu_(x - 0.1)
+    return nn.functional.hardtanh_(y * 3).add_(x)
+
+
+def _written_to_out(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        y = torch.empty_like(x)
+        torch.mul(x, 2, out=y)
+    return y * x
+
+
+def _written_without_gradient(x: Tensor) -> Tensor:
+    scale = torch.ones(4, dtype=x.dtype)
+    with torch.no_grad():
+        scale.mul_(x.mean(0)).add_(1)
+    return x * scale
+
+
+def _axes_inserted_in_place(x: Tensor) -> Tensor:
+    y = x * 1
+    y.unsqueeze_(1).squeeze_(1).t_()
+    return y.mul_(2).sum(1)
+
+
+def _counts_that_become_numbers(x: Tensor) -> Tensor:
+    mask = x > 0
+    return x / mask.sum(1, keepdim=True) + mask - 1 + (mask.long() * 2) ** 2 * 0.5
+
+
+def _data_read(x: Tensor) -> Tensor:
+    return x.data * x
+
+
+PIECES = {
+    piece.__name__.strip("_").replace("_", " "): piece
+    for piece in (
+        _assigned_column,
+        _assigned_slice_of_a_slice,
+        _view_read_after_its_base_was_written,
+        _base_read_after_its_view_was_written,
+        _parts_written_one_after_the_other,
+        _chunks_written,
+        _diagonal_filled,
+        _masked,
+        _in_place_activations,
+        _written_to_out,
+        _written_without_gradient,
+        _axes_inserted_in_place,
+        _counts_that_become_numbers,
+        _data_read,
+    )
+}
+
+
+@pytest.mark.parametrize("name", PIECES)
+def test_as_eager(name: str) -> None:
+    eager = Piece(PIECES[name])
+    wrapped = ORTModule(copy.deepcopy(eager))
+    for rows in (5, 3):
+        x = torch.randn(rows, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(rows))
+        given = [x.clone().requires_grad_() for _ in range(2)]
+        expected, found = eager(given[0]), wrapped(given[1])
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+        for made, module in ((expected, eager), (found, wrapped)):
+            module.zero_grad()
+            made.square().sum().backward()
+        torch.testing.assert_close(given[1].grad, given[0].grad, rtol=1e-11, atol=1e-12)
+        torch.testing.assert_close(wrapped.weight.grad, eager.weight.grad, rtol=1e-11, atol=1e-12)
+
+
+def test_a_write_that_has_no_other_form_is_refused() -> None:
+    module = Piece(lambda x: x.clone().unfold(0, 2, 1).mul_(2))
+    with pytest.raises(CaptureError, match="shares memory"):
+        capture(module, (torch.randn(5, 4, dtype=torch.float64),), {})
+
+
+def test_the_line_that_writes_to_an_input_is_named() -> None:
+    class Writes(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            part = x[:, 1:]
+            part.mul_(2)
+            return x
+
+    with pytest.raises(CaptureError, match=r"modifies its input x") as raised:
+        capture(Writes(), (torch.randn(5, 4),), {})
+    assert raised.value.source.endswith(f"test_lowering.py:{Writes.forward.__code__.co_firstlineno + 2}")
