@@ -354,11 +354,19 @@ class Lowering:
         leaves = [n.meta.get("val") for n in pytree.tree_leaves((args, dict(kwargs))) if isinstance(n, Node)]
         key = (target, self._region, tuple(v.dtype for v in leaves if isinstance(v, torch.Tensor)))
         if key not in self._casts:
+            cast = self._expansion(target, args, kwargs)
+            self._casts[key] = cast is not None and _calls_of(cast[0]) != self._calls_without_autocast(
+                target, args, kwargs
+            )
+        return self._casts[key]
+
+    def _calls_without_autocast(self, target: Any, args: Any, kwargs: Mapping[str, Any]) -> list[Any] | None:
+        try:
             with Region().enter():
                 plain = expansion(self._writer, target, args, kwargs)
-            cast = self._expansion(target, args, kwargs)
-            self._casts[key] = plain is not None and cast is not None and _calls_of(plain[0]) != _calls_of(cast[0])
-        return self._casts[key]
+        except RuntimeError:  # operands of two types
+            return None
+        return None if plain is None else _calls_of(plain[0])
 
 
 def _calls_of(module: GraphModule) -> list[Any]:
