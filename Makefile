@@ -27,6 +27,7 @@ help:
 	@echo "make coverage   train a step of each Transformers architecture; ARGS=\"--only LlamaForCausalLM\" chooses"
 	@echo "make exported   train what exporters write; ARGS=\"--exporters dynamo --opsets 21\" chooses"
 	@echo "make fuzz    train random .onnx files; ARGS=\"--count 500\" says how many, \"--seed 7\" which"
+	@echo "make fuzz N=1000  random modules as well, so many of each kind; ARGS=\"--kinds tensors\" chooses"
 	@echo "make versions   the tests of artifacts with the oldest and the newest onnx, onnxruntime, numpy, ...; ARGS=oldest"
 	@echo "make javascript  get what trains artifacts in Node and in a browser"
 	@echo "make docs    build the documentation"
@@ -84,7 +85,7 @@ exported: $(READY)
 	$(OFFLINE) $(BIN)/python tests/coverage/exported.py --jobs $(JOBS) --page $(ARGS)
 
 fuzz: $(READY)
-	cd tests && $(abspath $(BIN))/python -m fuzz.run --jobs $(JOBS) $(ARGS)
+	cd tests && $(abspath $(BIN))/python -m fuzz.run --jobs $(JOBS) $(if $(N),--kinds all --count $(N)) $(ARGS)
 
 versions:
 	@args='$(ARGS)'; $(PYTHON) tests/versions.py --torch "$(TORCH)" $${args:-oldest newest}

@@ -18,44 +18,17 @@ import onnx
 import onnxruntime as ort
 
 from fuzz.onnx_files import File
+from fuzz.outcomes import FAULT, PASS, REFUSED, THROWN, Fault, Outcome
 from fuzz.units import Evaluator, Rejected, close
 from onnxtrain import onnxblock
 from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.artifacts import LossType, generate_artifacts
 from onnxtrain.errors import OnnxTrainError
 
-PASS, THROWN, REFUSED, FAULT = "pass", "thrown away", "refused", "fault"
 _LOSSES = {"mse": LossType.MSELoss, "cross_entropy": LossType.CrossEntropyLoss, "bce": LossType.BCEWithLogitsLoss}
 _STEPS = (1e-5, 1e-6)  # of differences in doubles
 _COARSE = (2e-2, 1e-2)  # where a node is computed in float32
 _OURS = "report this model"  # a cure that says that the fault is ours
-
-
-@dataclasses.dataclass
-class Outcome:
-    """What became of a file.
-
-    Args:
-        kind: ``"pass"``, ``"thrown away"`` (no valid file), ``"refused"`` (an error that is ours) or ``"fault"``.
-        reason: what happened, without names and numbers of this file as far as possible.
-        detail: the whole of it.
-        compared: gradients that were compared with differences; the others are not smooth.
-        gradients: all gradients.
-    """
-
-    kind: str
-    reason: str = ""
-    detail: str = ""
-    compared: int = 0
-    gradients: int = 0
-
-
-class Fault(Exception):
-    """What must not be: a reason without numbers, and the detail."""
-
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(reason)
-        self.reason, self.detail = reason, detail
 
 
 class Smooth(onnxblock.Block):

@@ -11,7 +11,8 @@ import numpy as np
 import onnx
 
 from fuzz.onnx_files import FEATURES, File, generate
-from fuzz.oracle import Outcome, check
+from fuzz.oracle import check
+from fuzz.outcomes import Outcome
 from fuzz.units import Evaluator, Rejected, reads, tensor, type_of
 
 _PLAIN = ("extras", "external", "names", "dimensions", "forms", "wraps", "dead", "loss", "large")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from fuzz.kinds import outcome
 from fuzz.onnx_files import generate
-from fuzz.oracle import FAULT, PASS, REFUSED, check
-from fuzz.run import outcome, report
+from fuzz.oracle import check
+from fuzz.outcomes import FAULT, PASS, REFUSED
+from fuzz.run import report
 
 SEEDS = [*range(8), 20, 167, 168, 183]  # those at the end have shown faults
 

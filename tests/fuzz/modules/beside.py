@@ -1,0 +1,306 @@
+"""A module through ORTModule beside the same module in eager PyTorch, at several sizes."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fuzz.outcomes import Fault
+from onnxtrain import Options, ORTModule
+from onnxtrain.errors import OnnxTrainError
+
+Inputs = Callable[[int, int], tuple[tuple[Any, ...], dict[str, Any]]]
+Leaf = tuple[str, Any]
+NOISE = {torch.float64: 1e-13, torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 6e-3}
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
+STEEP = 1e5  # of the noise: what moves more than this is decided by rounding
+
+
+class EagerRefuses(Exception):
+    """Eager PyTorch takes no such module or input, or its numbers are decided by rounding."""
+
+
+@dataclasses.dataclass
+class Step:
+    """What one step gave: leaves of the output and of the state with their places, gradients by name."""
+
+    kinds: list[tuple[str, str]]
+    outputs: list[Leaf]
+    gradients: list[Leaf]
+    state: list[Leaf]
+
+
+def agree(
+    module: type[torch.nn.Module],
+    inputs: Inputs,
+    sizes: Sequence[tuple[int, int]],
+    *,
+    seed: int = 0,
+    training: bool = True,
+    loss: str = "weighted",
+    moves: bool = False,
+    **options: Any,
+) -> ORTModule:
+    """Run a step at each size; outputs, gradients, buffers and what is kept on the module are eager's.
+
+    Args:
+        module: made without arguments.
+        inputs: arguments of a call, by batch and length.
+        sizes: batch and length of each step.
+        seed: of weights and inputs.
+        training: the mode.
+        loss: what goes backwards; one of ``LOSSES``.
+        moves: whether the parameters change between the steps.
+        options: for ``Options``.
+
+    Raises:
+        EagerRefuses: there is nothing to compare with.
+        OnnxTrainError: the module is refused.
+        Fault: a number, a type or a structure is another, or what was raised is not ours.
+    """
+    real = inputs.__globals__.get("REAL", torch.float64)
+    eager = _eager(lambda: _seeded(module, seed).to(real).train(training))
+    noisy, original = copy.deepcopy(eager), copy.deepcopy(eager)
+    wrapped = _ours(lambda: ORTModule(original, options=Options(**{"summary": False} | options)))
+    for place, size in enumerate(sizes):
+        arguments = _eager(partial(_seeded, partial(inputs, *size), seed + 100 * size[0] + size[1]))
+        watch, how = Lowest(real), (loss, place, moves)
+        theirs = _eager(partial(_step, eager, eager, arguments, *how, watch))
+        noise = NOISE[watch.found]
+        if not place:
+            _moved(noisy, noise)
+        near = _eager(partial(_step, noisy, noisy, _moved(arguments, noise), *how))
+        ours = _ours(partial(_step, wrapped, original, arguments, *how))
+        _compare(ours, theirs, near, watch.found, f"step {place} of size {size}")
+    return wrapped
+
+
+class Lowest(TorchDispatchMode):
+    """Notes the coarsest floating type that anything is computed in."""
+
+    def __init__(self, real: torch.dtype) -> None:
+        super().__init__()
+        self.found = real
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for _, value in leaves(result):
+            if isinstance(value, torch.Tensor) and NOISE.get(value.dtype, 0) > NOISE[self.found]:
+                self.found = value.dtype
+        return result
+
+
+def leaves(value: Any, place: str = "") -> Iterator[Leaf]:
+    """All that is in a structure, with where it is."""
+    if isinstance(value, dict):
+        for key, held in value.items():
+            yield from leaves(held, f"{place}[{key!r}]")
+    elif isinstance(value, list | tuple):
+        for index, held in enumerate(value):
+            yield from leaves(held, f"{place}[{index}]")
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from leaves(getattr(value, field.name), f"{place}.{field.name}")
+    else:
+        yield place, value
+
+
+def _containers(value: Any) -> list[tuple[str, str]]:
+    """The types of a structure, by place."""
+    inner: list[tuple[str, str]] = []
+    if isinstance(value, dict | list | tuple):
+        held = value.values() if isinstance(value, dict) else value
+        inner = [pair for v in held for pair in _containers(v)]
+    name = "Tensor" if isinstance(value, torch.Tensor) else type(value).__name__
+    return [(name, ""), *inner]
+
+
+def _seeded(make: Callable[[], Any], seed: int) -> Any:
+    torch.manual_seed(seed)
+    return make()
+
+
+def _eager(run: Callable[[], Any]) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return run()
+        except Exception as error:
+            raise EagerRefuses(f"{type(error).__name__}: {error}") from error
+
+
+def _ours(run: Callable[[], Any]) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return run()
+        except OnnxTrainError:
+            raise
+        except Exception as error:
+            raise Fault(f"raises {type(error).__name__}", f"{error}\n{traceback.format_exc()}") from error
+
+
+def _moved(value: Any, noise: float) -> Any:
+    """The same data (of a module: in place) with each floating number off by a little."""
+    if isinstance(value, torch.nn.Module):
+        with torch.no_grad():
+            for held in (*value.parameters(), *(b for b in value.buffers() if b.is_floating_point())):
+                held.copy_(_moved(held, noise))
+        return value
+    if isinstance(value, dict):
+        return {k: _moved(v, noise) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_moved(v, noise) for v in value)
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        data = value.detach()
+        return (data * (1 + noise * torch.randn(data.shape).to(data.dtype))).requires_grad_(value.requires_grad)
+    return value
+
+
+def _step(
+    called: Any, module: torch.nn.Module, arguments: Any, loss: str, place: int, moves: bool, watch: Any = None
+) -> Step:
+    """A call and its backward pass, with arguments of its own."""
+    args, kwargs = _own(arguments)
+    module.zero_grad()
+    with watch or warnings.catch_warnings():
+        output = called(*args, **kwargs)
+        _backward([v for _, v in leaves(output) if isinstance(v, torch.Tensor) and v.requires_grad], loss, place)
+    outputs = [(p, _kept(v)) for p, v in leaves(output)]
+    given = [(f"input{p}", v.grad) for p, v in leaves((args, kwargs)) if isinstance(v, torch.Tensor) and v.is_leaf]
+    found = [*((n, p.grad) for n, p in module.named_parameters()), *given]
+    gradients = [(n, None if g is None else g.detach().clone()) for n, g in found]
+    unchanged = [(f"content of input{p}", _kept(v)) for p, v in leaves((args, kwargs))]
+    if moves:
+        _move(module)
+    return Step(_containers(output), outputs, gradients, [*_state(module), *unchanged])
+
+
+def _own(value: Any) -> Any:
+    """A copy of arguments with leaves of its own; strides stay."""
+    if isinstance(value, dict):
+        return {k: _own(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_own(v) for v in value)
+    if isinstance(value, torch.Tensor):
+        base = (
+            torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+            if value.numel()
+            else value.detach().clone()
+        )
+        own = base if 0 in value.stride() else base.copy_(value.detach())
+        return (value.detach() if 0 in value.stride() else own).requires_grad_(value.requires_grad)
+    return value
+
+
+def _kept(value: Any) -> Any:
+    return value.detach().clone().requires_grad_(value.requires_grad) if isinstance(value, torch.Tensor) else value
+
+
+LOSSES: dict[str, Callable[[list[torch.Tensor], int], list[torch.Tensor]]] = {
+    "weighted": lambda outputs, step: [(y * _weights(y)).sum() for y in outputs],
+    "sum": lambda outputs, step: [y.sum() for y in outputs],
+    "squares": lambda outputs, step: [y.square().sum() for y in outputs],
+    "some": lambda outputs, step: [(y * _weights(y)).sum() for y in outputs[step % len(outputs) :]],
+    "last": lambda outputs, step: [outputs[-1 - step % len(outputs)].sum()],
+}
+
+
+def _backward(outputs: list[torch.Tensor], loss: str, step: int) -> None:
+    if outputs:
+        parts = LOSSES[loss](outputs, step)
+        torch.stack([p.double() for p in parts]).sum().backward()
+
+
+def _weights(value: torch.Tensor) -> torch.Tensor:
+    return (
+        torch.linspace(-1, 2, max(value.numel(), 1), dtype=torch.float64)[: value.numel()]
+        .view(value.shape)
+        .to(value.dtype)
+    )
+
+
+def _move(module: torch.nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.grad is not None:
+                parameter -= 0.01 * parameter.grad.clamp(-1, 1)
+
+
+def _state(module: torch.nn.Module) -> list[Leaf]:
+    """Buffers, parameters, and tensors and numbers that are kept on the module itself."""
+    kept = {k: v for k, v in vars(module).items() if isinstance(v, torch.Tensor | int | float) and k != "training"}
+    held = {**dict(module.named_parameters()), **dict(module.named_buffers()), **kept}
+    return [(name, _kept(value)) for name, value in sorted(held.items())]
+
+
+def _compare(ours: Step, theirs: Step, near: Step, precision: torch.dtype, when: str) -> None:
+    """All leaves, each with a tolerance for the precision and for how much rounding moves it."""
+    for one, other in ((theirs.gradients, near.gradients), (theirs.outputs, near.outputs), (theirs.state, near.state)):
+        for (name, value), (_, moved) in zip(one, other, strict=True):
+            _refuse_chance(name, value, moved, precision)
+    if ours.kinds != theirs.kinds:
+        raise Fault("the structure is another", f"{when}: {ours.kinds}, not {theirs.kinds}")
+    for what in ("outputs", "state", "gradients"):
+        mine, others, moved = (dict(getattr(step, what)) for step in (ours, theirs, near))
+        if list(mine) != list(others):
+            raise Fault(f"the {what} are others", f"{when}: {list(mine)}, not {list(others)}")
+        for name in others:
+            _same(
+                f"{when}, {what}{name if what == 'outputs' else f' {name}'}",
+                what,
+                mine[name],
+                others[name],
+                moved[name],
+                precision,
+            )
+
+
+def _refuse_chance(name: str, value: Any, moved: Any, precision: torch.dtype) -> None:
+    """Refuse what is no number in eager, and what a little noise makes another number."""
+    if not isinstance(value, torch.Tensor):
+        return
+    if not isinstance(moved, torch.Tensor) or value.shape != moved.shape:
+        raise EagerRefuses(f"{name} is decided by rounding")
+    if value.is_floating_point() and not value.isfinite().all():
+        raise EagerRefuses(f"{name} is not finite")
+    if value.numel() and _distance(value, moved) > STEEP * NOISE[precision] * max(1.0, _largest(value)):
+        raise EagerRefuses(f"{name} is decided by rounding")
+
+
+def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a.detach().double() - b.detach().double()).abs().max()) if a.numel() else 0.0
+
+
+def _largest(a: torch.Tensor) -> float:
+    return float(a.detach().double().abs().max()) if a.numel() else 0.0
+
+
+def _same(where: str, what: str, mine: Any, other: Any, moved: Any, precision: torch.dtype) -> None:
+    if what == "gradients" and (mine is None or other is None):
+        if (mine is not None and mine.any()) or (other is not None and other.any()):
+            raise Fault("a gradient is missing or too many", f"{where}: {mine}, not {other}")
+        return
+    if not isinstance(other, torch.Tensor) or not isinstance(mine, torch.Tensor):
+        if type(mine) is not type(other) or mine != other:
+            raise Fault(f"{what}: another value", f"{where}: {mine!r}, not {other!r}")
+        return
+    if (mine.dtype, mine.shape) != (other.dtype, other.shape):
+        raise Fault(f"{what}: another type or shape", f"{where}: {_kind(mine)}, not {_kind(other)}")
+    if mine.requires_grad != other.requires_grad:
+        raise Fault(f"{what}: requires_grad is another", f"{where}: {mine.requires_grad}, not {other.requires_grad}")
+    allowed = TOLERANCE[precision] * max(1.0, _largest(other)) + 30 * _distance(other, moved)
+    if not _distance(mine, other) <= allowed:
+        raise Fault(f"{what}: a number is another", f"{where}: {mine}, not {other}; off by {_distance(mine, other)}")
+
+
+def _kind(value: torch.Tensor) -> str:
+    return f"{value.dtype} {tuple(value.shape)}"

@@ -1,0 +1,180 @@
+"""What became of a program, and the program made smaller while that stays the same."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+import signal
+import time
+import traceback
+from collections.abc import Iterator
+
+import torch
+
+from fuzz.modules.beside import EagerRefuses
+from fuzz.modules.program import Program, load
+from fuzz.outcomes import FAULT, PASS, REFUSED, THROWN, Fault, Outcome
+from onnxtrain.errors import OnnxTrainError
+
+_OURS = "report this model"  # a cure that says that the fault is ours
+SECONDS = 240  # of one program
+
+
+def check(program: Program) -> Outcome:
+    """Run the test that a program prints."""
+    torch.manual_seed(program.seed)
+    try:
+        with _limit(SECONDS):
+            load(program.text, f"/random/program_{program.seed}.py")[f"test_seed_{program.seed}"]()
+    except EagerRefuses as error:
+        return Outcome(THROWN, plain(str(error).splitlines()[0]))
+    except SyntaxError as error:
+        return Outcome(THROWN, f"SyntaxError: {error.msg}")
+    except Fault as fault:
+        return Outcome(FAULT, f"{fault.reason}{_told(fault)}", fault.detail)
+    except OnnxTrainError as error:
+        return _refusal(error)
+    except TimeoutError:
+        return Outcome(FAULT, f"takes more than {SECONDS} seconds")
+    return Outcome(PASS)
+
+
+def _refusal(error: OnnxTrainError) -> Outcome:
+    """An error of ours: it must say which line of the program it means, and what to do."""
+    reason = f"{type(error).__name__}: {plain(error.what)}"
+    if _OURS in str(error):
+        return Outcome(FAULT, reason, "".join(traceback.format_exception(error)))
+    if "/random/program_" not in error.source or not error.cure:
+        return Outcome(FAULT, f"no {'line' if error.cure else 'cure'}: {reason}", str(error))
+    return Outcome(REFUSED, reason, str(error))
+
+
+def _told(fault: Fault) -> str:
+    """What a foreign exception says, as part of the reason."""
+    return (
+        f": {plain(fault.detail.splitlines()[0])}" if fault.reason.startswith("raises") and fault.detail.strip() else ""
+    )
+
+
+def plain(text: str) -> str:
+    """A sentence without the names and numbers of this program."""
+    first = re.sub(r"'[^']*'|\"[^\"]*\"|`[^`]*`", "…", text.splitlines()[0] if text.strip() else "")
+    return re.sub(r"\[[^\]]*\]|\([^)]*\)|\b[\w.]*\d[\w.]*\b", "#", first)[:160]
+
+
+class _limit:
+    """Raises TimeoutError in the block after some seconds."""
+
+    def __init__(self, seconds: int) -> None:
+        self.seconds = seconds
+
+    def __enter__(self) -> None:
+        signal.signal(signal.SIGALRM, self._stop)
+        signal.alarm(self.seconds)
+
+    def __exit__(self, *caught: object) -> None:
+        signal.alarm(0)
+
+    def _stop(self, *_: object) -> None:
+        raise TimeoutError
+
+
+def shrunk(program: Program, found: Outcome, seconds: float = 150.0) -> Program:
+    """The smallest program that is found in this time and ends alike."""
+    end = time.monotonic() + seconds
+    tried: set[str] = set()
+    going = True
+    while going:
+        going = False
+        for smaller in _smaller(program):
+            if time.monotonic() > end:
+                return program
+            if smaller.text in tried:
+                continue
+            tried.add(smaller.text)
+            other = check(smaller)
+            if (other.kind, other.reason) == (found.kind, found.reason):
+                program, going = smaller, True
+                break
+    return program
+
+
+def _smaller(program: Program) -> Iterator[Program]:
+    """Programs with less in them: what is not read first, then steps, statements, settings, arguments."""
+    yield from _without_dead(program)
+    for returns in _shorter(program.returns):
+        yield dataclasses.replace(program, returns=returns)
+    for count in (1, 2, 3):
+        for first in range(len(program.sizes) - count + 1 if count < len(program.sizes) else 0):
+            yield dataclasses.replace(program, sizes=program.sizes[first : first + count])
+    for place in reversed(range(len(program.body))):
+        yield _cut(program, place)
+        yield from _bypassed(program, place)
+    lines = [line.split("\n") for line in program.body]
+    for place, parts in enumerate(lines):
+        for inner in range(len(parts) if len(parts) > 1 else 0):
+            yield _with(program, place, "\n".join([*parts[:inner], *parts[inner + 1 :]]))
+    if program.settings:
+        yield dataclasses.replace(program, settings="")
+        for kept in program.settings.split(", "):
+            yield dataclasses.replace(program, settings=kept)
+    for place, argument in enumerate(program.arguments):
+        if ".requires_grad_()" in argument.value:
+            less = dataclasses.replace(argument, value=argument.value.replace(".requires_grad_()", ""))
+            yield _with_argument(program, place, less)
+
+
+def _without_dead(program: Program) -> Iterator[Program]:
+    """The program without arguments and lines of ``__init__`` that nothing reads."""
+    text = "\n".join([*program.body, program.returns])
+    arguments = tuple(a for a in program.arguments if re.search(rf"\b{a.name}\b", text))
+    initial = tuple(line for line in program.initial if _layer(line) in text)
+    if arguments != program.arguments or initial != program.initial:
+        yield dataclasses.replace(program, arguments=arguments, initial=initial)
+
+
+def _layer(line: str) -> str:
+    """The name that a line of ``__init__`` makes."""
+    return "layer" + re.findall(r"layer(\d+)", line)[0]
+
+
+def _cut(program: Program, place: int) -> Program:
+    return dataclasses.replace(program, body=program.body[:place] + program.body[place + 1 :])
+
+
+def _with(program: Program, place: int, statement: str) -> Program:
+    body = (*program.body[:place], *([statement] if statement.strip() else []), *program.body[place + 1 :])
+    return dataclasses.replace(program, body=body)
+
+
+def _with_argument(program: Program, place: int, argument: object) -> Program:
+    made = list(program.arguments)
+    made[place] = argument  # type: ignore[call-overload]
+    return dataclasses.replace(program, arguments=tuple(made))
+
+
+def _bypassed(program: Program, place: int) -> Iterator[Program]:
+    """The program with one of what a statement reads in the place of what it makes, or a copy of it."""
+    statement = program.body[place]
+    made = re.match(r"(v\d+)(?:, v\d+)? = (.*)", statement, re.S)
+    if not made:
+        return
+    read = list(dict.fromkeys(re.findall(r"\b(v\d+|x|y\d?|ids|mask)\b", made.group(2))))
+    for name in read:
+        cut = _cut(program, place)
+        body = tuple(re.sub(rf"\b{made.group(1)}\b", name, line) for line in cut.body)
+        yield dataclasses.replace(cut, body=body, returns=re.sub(rf"\b{made.group(1)}\b", name, program.returns))
+        if f" = {name} * 1" not in statement and "\n" not in statement:
+            yield _with(program, place, f"{made.group(1)} = {name} * 1")
+
+
+def _shorter(returns: str) -> Iterator[str]:
+    """Single values of what is returned."""
+    tree = ast.parse(returns, mode="eval").body
+    if isinstance(tree, ast.Name):
+        return
+    yield from dict.fromkeys(n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id != "Output")
+    if isinstance(tree, ast.Tuple | ast.List) and len(tree.elts) > 2:
+        for place in range(len(tree.elts)):
+            yield f"({', '.join(ast.unparse(e) for i, e in enumerate(tree.elts) if i != place)})"

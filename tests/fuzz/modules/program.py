@@ -1,0 +1,121 @@
+"""A random module as the text that a person would have written, and the module that it is."""
+
+from __future__ import annotations
+
+import dataclasses
+import linecache
+import sys
+import textwrap
+import types
+from collections.abc import Sequence
+from typing import Any
+
+HEAD = """\
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fuzz.modules.beside import agree
+
+REAL = torch.{real}
+
+
+@dataclasses.dataclass
+class Output:
+    first: Any
+    second: Any = None
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Argument:
+    """One argument of ``forward``.
+
+    Args:
+        name: of the parameter.
+        value: an expression of the sizes ``B`` and ``L``.
+        is_keyword: whether the caller says its name.
+    """
+
+    name: str
+    value: str
+    is_keyword: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A module, its inputs and how it is run.
+
+    Args:
+        seed: of what is random in weights and inputs, and what the program is made again from.
+        arguments: of ``forward``.
+        initial: lines of ``__init__``.
+        body: statements of ``forward``; one may have several lines.
+        returns: the expression that is returned.
+        sizes: batch and length of each step.
+        real: the floating type of parameters and inputs.
+        training: whether the module is in training mode.
+        settings: further keyword arguments of ``agree``, as text.
+    """
+
+    seed: int
+    arguments: tuple[Argument, ...]
+    initial: tuple[str, ...]
+    body: tuple[str, ...]
+    returns: str
+    sizes: tuple[tuple[int, int], ...]
+    real: str = "float64"
+    training: bool = True
+    settings: str = ""
+
+    @property
+    def text(self) -> str:
+        """A file with a test in it."""
+        given = ", ".join(
+            [f"seed={self.seed}", f"training={self.training}", *([self.settings] if self.settings else [])]
+        )
+        return "\n".join(
+            [
+                HEAD.format(real=self.real),
+                "\nclass Written(nn.Module):",
+                "    def __init__(self):",
+                _indented(["super().__init__()", *self.initial]),
+                f"\n    def forward({', '.join(['self', *self._parameters()])}):",
+                _indented([*self.body, f"return {self.returns}"]),
+                "\n\ndef inputs(B, L):",
+                _indented([f"return {self._inputs()}"], 4),
+                f"\n\ndef test_seed_{self.seed}():",
+                _indented([f"agree(Written, inputs, {list(self.sizes)}, {given})", ""], 4),
+            ]
+        )
+
+    def _parameters(self) -> list[str]:
+        return [a.name for a in self.arguments if not a.is_keyword] + [
+            f"{a.name}=None" for a in self.arguments if a.is_keyword
+        ]
+
+    def _inputs(self) -> str:
+        """An expression of a tuple and a dictionary."""
+        places = "".join(f"{a.value}, " for a in self.arguments if not a.is_keyword)
+        names = ", ".join(f'"{a.name}": {a.value}' for a in self.arguments if a.is_keyword)
+        return f"({places}), {{{names}}}"
+
+
+def load(text: str, name: str) -> dict[str, Any]:
+    """What a program's text defines; its lines can be read by that name of a file."""
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    module = types.ModuleType("random_program")
+    module.__file__ = name
+    sys.modules[module.__name__] = module  # dataclasses look there
+    exec(compile(text, name, "exec"), vars(module))
+    return vars(module)
+
+
+def _indented(lines: Sequence[str], by: int = 8) -> str:
+    return textwrap.indent("\n".join(lines), " " * by)
