@@ -11,6 +11,7 @@ from typing import Any
 
 GENERATORS = {
     "tensors": "fuzz.modules.tensor_programs",
+    "rows": "fuzz.modules.transformers",
 }
 KINDS = ("files", *GENERATORS)
 

@@ -17,6 +17,8 @@ class Outcome:
         detail: the whole of it.
         compared: gradients that were compared; of files, those that are smooth.
         gradients: all gradients.
+        steps: steps of a module.
+        dropped: those of them in which rows were left out.
     """
 
     kind: str
@@ -24,6 +26,8 @@ class Outcome:
     detail: str = ""
     compared: int = 0
     gradients: int = 0
+    steps: int = 0
+    dropped: int = 0
 
 
 class Fault(Exception):

@@ -64,12 +64,7 @@ def _alone(seed: int, wish: Wish) -> dict[str, object]:
 def report(done: dict[str, dict[str, object]]) -> str:
     """Counts of what became of the seeds, by outcome and reason, with seeds."""
     kinds = collections.Counter(str(r["kind"]) for r in done.values())
-    compared, gradients = (sum(int(str(r.get(k, 0))) for r in done.values()) for k in ("compared", "gradients"))
-    operators = {o for r in done.values() if r["kind"] == "pass" for o in r["operators"]}  # type: ignore[attr-defined]
-    lines = [
-        f"{len(done)} seeds: {', '.join(f'{n} {k}' for k, n in kinds.most_common())}"
-        + (f"; {compared} of {gradients} gradients compared; {len(operators)} operators" if operators else "")
-    ]
+    lines = [f"{len(done)} seeds: {', '.join(f'{n} {k}' for k, n in kinds.most_common())}{_amounts(done)}"]
     for kind in ("fault", "refused", "thrown away"):
         reasons: dict[str, list[int]] = collections.defaultdict(list)
         for r in done.values():
@@ -78,6 +73,18 @@ def report(done: dict[str, dict[str, object]]) -> str:
         for reason, seeds in sorted(reasons.items(), key=lambda pair: -len(pair[1])):
             lines.append(f"  {kind} {len(seeds)} x {reason}  --seed {' '.join(map(str, sorted(seeds)[:6]))}")
     return "\n".join(lines)
+
+
+def _amounts(done: dict[str, dict[str, object]]) -> str:
+    """What was compared of files, and how often rows were left out of modules."""
+    compared, gradients, steps, dropped = (
+        sum(int(str(r.get(k, 0))) for r in done.values()) for k in ("compared", "gradients", "steps", "dropped")
+    )
+    operators = {o for r in done.values() if r["kind"] == "pass" for o in r["operators"]}  # type: ignore[attr-defined]
+    of_files = f"; {compared} of {gradients} gradients compared; {len(operators)} operators" if operators else ""
+    leaving = sum(bool(r.get("dropped")) for r in done.values())
+    of_modules = f"; rows left out in {dropped} of {steps} steps, of {leaving} modules" if dropped else ""
+    return of_files + of_modules
 
 
 def main() -> int:

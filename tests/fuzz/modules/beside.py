@@ -210,6 +210,7 @@ LOSSES: dict[str, Callable[[list[torch.Tensor], int], list[torch.Tensor]]] = {
     "sum": lambda outputs, step: [y.sum() for y in outputs],
     "squares": lambda outputs, step: [y.square().sum() for y in outputs],
     "some": lambda outputs, step: [(y * _weights(y)).sum() for y in outputs[step % len(outputs) :]],
+    "first": lambda outputs, step: [outputs[0].sum()],
     "last": lambda outputs, step: [outputs[-1 - step % len(outputs)].sum()],
 }
 

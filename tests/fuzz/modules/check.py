@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Iterator
 
 import torch
+from parity import choices
 
 from fuzz.modules.beside import EagerRefuses
 from fuzz.modules.program import Program, load
@@ -25,7 +26,7 @@ def check(program: Program) -> Outcome:
     """Run the test that a program prints."""
     torch.manual_seed(program.seed)
     try:
-        with _limit(SECONDS):
+        with _limit(SECONDS), choices() as chosen:
             load(program.text, f"/random/program_{program.seed}.py")[f"test_seed_{program.seed}"]()
     except EagerRefuses as error:
         return Outcome(THROWN, plain(str(error).splitlines()[0]))
@@ -37,7 +38,7 @@ def check(program: Program) -> Outcome:
         return _refusal(error)
     except TimeoutError:
         return Outcome(FAULT, f"takes more than {SECONDS} seconds")
-    return Outcome(PASS)
+    return Outcome(PASS, steps=len(chosen), dropped=sum(bool(c.batch.active) for c in chosen if c.batch))
 
 
 def _refusal(error: OnnxTrainError) -> Outcome:
@@ -129,14 +130,14 @@ def _without_dead(program: Program) -> Iterator[Program]:
     """The program without arguments and lines of ``__init__`` that nothing reads."""
     text = "\n".join([*program.body, program.returns])
     arguments = tuple(a for a in program.arguments if re.search(rf"\b{a.name}\b", text))
-    initial = tuple(line for line in program.initial if _layer(line) in text)
+    initial = tuple(line for line in program.initial if re.search(rf"{re.escape(_layer(line))}\b", text))
     if arguments != program.arguments or initial != program.initial:
         yield dataclasses.replace(program, arguments=arguments, initial=initial)
 
 
 def _layer(line: str) -> str:
-    """The name that a line of ``__init__`` makes."""
-    return "layer" + re.findall(r"layer(\d+)", line)[0]
+    """The attribute that a line of ``__init__`` makes, as ``forward`` reads it."""
+    return "self." + re.findall(r"register_buffer\(['\"](\w+)|^self\.(\w+)", line)[0][-1 - ("register" in line)]
 
 
 def _cut(program: Program, place: int) -> Program:

@@ -62,6 +62,7 @@ class Program:
         real: the floating type of parameters and inputs.
         training: whether the module is in training mode.
         settings: further keyword arguments of ``agree``, as text.
+        prepared: lines of ``inputs`` that make what the arguments have in common.
     """
 
     seed: int
@@ -73,6 +74,7 @@ class Program:
     real: str = "float64"
     training: bool = True
     settings: str = ""
+    prepared: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
@@ -85,13 +87,13 @@ class Program:
                 HEAD.format(real=self.real),
                 "\nclass Written(nn.Module):",
                 "    def __init__(self):",
-                _indented(["super().__init__()", *self.initial]),
+                indented(["super().__init__()", *self.initial]),
                 f"\n    def forward({', '.join(['self', *self._parameters()])}):",
-                _indented([*self.body, f"return {self.returns}"]),
+                indented([*self.body, f"return {self.returns}"]),
                 "\n\ndef inputs(B, L):",
-                _indented([f"return {self._inputs()}"], 4),
+                indented([*self.prepared, f"return {self._inputs()}"], 4),
                 f"\n\ndef test_seed_{self.seed}():",
-                _indented([f"agree(Written, inputs, {list(self.sizes)}, {given})", ""], 4),
+                indented([f"agree(Written, inputs, {list(self.sizes)}, {given})", ""], 4),
             ]
         )
 
@@ -117,5 +119,6 @@ def load(text: str, name: str) -> dict[str, Any]:
     return vars(module)
 
 
-def _indented(lines: Sequence[str], by: int = 8) -> str:
+def indented(lines: Sequence[str], by: int = 8) -> str:
+    """Lines and texts of several lines, moved to the right."""
     return textwrap.indent("\n".join(lines), " " * by)

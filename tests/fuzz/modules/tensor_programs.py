@@ -69,7 +69,7 @@ def _maybe_trained(value: str, rng: np.random.Generator, share: float) -> str:
 def _weights(rng: np.random.Generator) -> dict[str, float]:
     """How likely each family is in this program; what is looked at, and half precision, in few programs."""
     drawn = dict(zip(FAMILIES, rng.gamma(0.7, 1.0, len(FAMILIES)), strict=True))
-    for family, share in (("half", 0.12), ("looks", 0.06), ("state", 0.4), ("parts", 0.5)):
+    for family, share in (("half", 0.12), ("looks", 0.06), ("behind autograd", 0.03), ("state", 0.4), ("parts", 0.5)):
         drawn[family] = min(drawn[family], 1.0) * 0.5 if rng.random() < share else 0.0
     total = sum(drawn.values())
     return {family: weight / total for family, weight in drawn.items()}

@@ -135,7 +135,6 @@ FAMILIES: dict[str, tuple[str | tuple[str, ...], ...]] = {
         "with torch.no_grad():\n    {o} = {f}.clone()\n    {o}[:, 0] = 0", "{o} = {f}.detach()\n{o2} = {0} * {o}",
         "torch.utils.checkpoint.checkpoint(torch.tanh, {f}, use_reentrant=False)",
         "{f}.clone().requires_grad_(False) if not {f}.requires_grad else {0}", "{f}.requires_grad * {f}",
-        "{f}.detach().requires_grad_() * 2 + {f}", "torch.zeros((), dtype=REAL, requires_grad=True) + {f}.detach()",
     ),
     "parts": (
         "{o} = {'a': {f}, 'b': {f}}\n{o2} = {o}['a'] * {o}['b']",
