@@ -12,6 +12,7 @@ from typing import Any
 GENERATORS = {
     "tensors": "fuzz.modules.tensor_programs",
     "rows": "fuzz.modules.transformers",
+    "scripts": "fuzz.modules.scripted_programs",
 }
 KINDS = ("files", *GENERATORS)
 

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fuzz.modules.scripts import SCRIPTS
+from fuzz.modules.steps import Step, leaves, take_step
 from fuzz.outcomes import Fault
 from onnxtrain import Options, ORTModule
 from onnxtrain.errors import OnnxTrainError
 
 Inputs = Callable[[int, int], tuple[tuple[Any, ...], dict[str, Any]]]
-Leaf = tuple[str, Any]
 NOISE = {torch.float64: 1e-13, torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 6e-3}
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 STEEP = 1e5  # of the noise: what moves more than this is decided by rounding
@@ -26,16 +26,6 @@ STEEP = 1e5  # of the noise: what moves more than this is decided by rounding
 
 class EagerRefuses(Exception):
     """Eager PyTorch takes no such module or input, or its numbers are decided by rounding."""
-
-
-@dataclasses.dataclass
-class Step:
-    """What one step gave: leaves of the output and of the state with their places, gradients by name."""
-
-    kinds: list[tuple[str, str]]
-    outputs: list[Leaf]
-    gradients: list[Leaf]
-    state: list[Leaf]
 
 
 def agree(
@@ -47,6 +37,7 @@ def agree(
     training: bool = True,
     loss: str = "weighted",
     moves: bool = False,
+    script: str = "",
     **options: Any,
 ) -> ORTModule:
     """Run a step at each size; outputs, gradients, buffers and what is kept on the module are eager's.
@@ -59,6 +50,7 @@ def agree(
         training: the mode.
         loss: what goes backwards; one of ``LOSSES``.
         moves: whether the parameters change between the steps.
+        script: what is done with the calls, one of ``SCRIPTS``; else a step of each.
         options: for ``Options``.
 
     Raises:
@@ -70,17 +62,35 @@ def agree(
     eager = _eager(lambda: _seeded(module, seed).to(real).train(training))
     noisy, original = copy.deepcopy(eager), copy.deepcopy(eager)
     wrapped = _ours(lambda: ORTModule(original, options=Options(**{"summary": False} | options)))
-    for place, size in enumerate(sizes):
-        arguments = _eager(partial(_seeded, partial(inputs, *size), seed + 100 * size[0] + size[1]))
-        watch, how = Lowest(real), (loss, place, moves)
-        theirs = _eager(partial(_step, eager, eager, arguments, *how, watch))
+    calls = [_eager(partial(_seeded, partial(inputs, *size), seed + 100 * size[0] + size[1])) for size in sizes]
+    steps = [
+        (f"step {place} of size {size}", partial(_step, given, loss, place, moves))
+        for place, (size, given) in enumerate(zip(sizes, calls, strict=True))
+    ]
+    if script:
+        steps = [
+            (script, lambda called, module, noise: SCRIPTS[script](called, [_moved(c, noise) for c in calls], loss))
+        ]
+    for place, (when, run) in enumerate(steps):
+        watch = Lowest(real)
+        with watch:
+            theirs = _eager(partial(run, eager, eager, 0.0))
+        _refuse_changes(theirs)
         noise = NOISE[watch.found]
-        if not place:
-            _moved(noisy, noise)
-        near = _eager(partial(_step, noisy, noisy, _moved(arguments, noise), *how))
-        ours = _ours(partial(_step, wrapped, original, arguments, *how))
-        _compare(ours, theirs, near, watch.found, f"step {place} of size {size}")
+        near = _eager(partial(run, noisy if place else _moved(noisy, noise), noisy, noise))
+        ours = _ours(partial(run, wrapped, original, 0.0))
+        _compare(ours, theirs, near, watch.found, when)
     return wrapped
+
+
+def _step(given: Any, loss: str, place: int, moves: bool, called: Any, module: torch.nn.Module, noise: float) -> Step:
+    return take_step(called, module, _moved(given, noise), loss, place, moves)
+
+
+def _refuse_changes(step: Step) -> None:
+    """What writes to its inputs is not compared."""
+    if any(value for name, value in step.state if name.startswith("changes of input")):
+        raise EagerRefuses("an input is changed")
 
 
 class Lowest(TorchDispatchMode):
@@ -96,31 +106,6 @@ class Lowest(TorchDispatchMode):
             if isinstance(value, torch.Tensor) and NOISE.get(value.dtype, 0) > NOISE[self.found]:
                 self.found = value.dtype
         return result
-
-
-def leaves(value: Any, place: str = "") -> Iterator[Leaf]:
-    """All that is in a structure, with where it is."""
-    if isinstance(value, dict):
-        for key, held in value.items():
-            yield from leaves(held, f"{place}[{key!r}]")
-    elif isinstance(value, list | tuple):
-        for index, held in enumerate(value):
-            yield from leaves(held, f"{place}[{index}]")
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            yield from leaves(getattr(value, field.name), f"{place}.{field.name}")
-    else:
-        yield place, value
-
-
-def _containers(value: Any) -> list[tuple[str, str]]:
-    """The types of a structure, by place."""
-    inner: list[tuple[str, str]] = []
-    if isinstance(value, dict | list | tuple):
-        held = value.values() if isinstance(value, dict) else value
-        inner = [pair for v in held for pair in _containers(v)]
-    name = "Tensor" if isinstance(value, torch.Tensor) else type(value).__name__
-    return [(name, ""), *inner]
 
 
 def _seeded(make: Callable[[], Any], seed: int) -> Any:
@@ -150,6 +135,8 @@ def _ours(run: Callable[[], Any]) -> Any:
 
 def _moved(value: Any, noise: float) -> Any:
     """The same data (of a module: in place) with each floating number off by a little."""
+    if not noise:
+        return value
     if isinstance(value, torch.nn.Module):
         with torch.no_grad():
             for held in (*value.parameters(), *(b for b in value.buffers() if b.is_floating_point())):
@@ -163,84 +150,6 @@ def _moved(value: Any, noise: float) -> Any:
         data = value.detach()
         return (data * (1 + noise * torch.randn(data.shape).to(data.dtype))).requires_grad_(value.requires_grad)
     return value
-
-
-def _step(
-    called: Any, module: torch.nn.Module, arguments: Any, loss: str, place: int, moves: bool, watch: Any = None
-) -> Step:
-    """A call and its backward pass, with arguments of its own."""
-    args, kwargs = _own(arguments)
-    module.zero_grad()
-    with watch or warnings.catch_warnings():
-        output = called(*args, **kwargs)
-        _backward([v for _, v in leaves(output) if isinstance(v, torch.Tensor) and v.requires_grad], loss, place)
-    outputs = [(p, _kept(v)) for p, v in leaves(output)]
-    given = [(f"input{p}", v.grad) for p, v in leaves((args, kwargs)) if isinstance(v, torch.Tensor) and v.is_leaf]
-    found = [*((n, p.grad) for n, p in module.named_parameters()), *given]
-    gradients = [(n, None if g is None else g.detach().clone()) for n, g in found]
-    unchanged = [(f"content of input{p}", _kept(v)) for p, v in leaves((args, kwargs))]
-    if moves:
-        _move(module)
-    return Step(_containers(output), outputs, gradients, [*_state(module), *unchanged])
-
-
-def _own(value: Any) -> Any:
-    """A copy of arguments with leaves of its own; strides stay."""
-    if isinstance(value, dict):
-        return {k: _own(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_own(v) for v in value)
-    if isinstance(value, torch.Tensor):
-        base = (
-            torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
-            if value.numel()
-            else value.detach().clone()
-        )
-        own = base if 0 in value.stride() else base.copy_(value.detach())
-        return (value.detach() if 0 in value.stride() else own).requires_grad_(value.requires_grad)
-    return value
-
-
-def _kept(value: Any) -> Any:
-    return value.detach().clone().requires_grad_(value.requires_grad) if isinstance(value, torch.Tensor) else value
-
-
-LOSSES: dict[str, Callable[[list[torch.Tensor], int], list[torch.Tensor]]] = {
-    "weighted": lambda outputs, step: [(y * _weights(y)).sum() for y in outputs],
-    "sum": lambda outputs, step: [y.sum() for y in outputs],
-    "squares": lambda outputs, step: [y.square().sum() for y in outputs],
-    "some": lambda outputs, step: [(y * _weights(y)).sum() for y in outputs[step % len(outputs) :]],
-    "first": lambda outputs, step: [outputs[0].sum()],
-    "last": lambda outputs, step: [outputs[-1 - step % len(outputs)].sum()],
-}
-
-
-def _backward(outputs: list[torch.Tensor], loss: str, step: int) -> None:
-    if outputs:
-        parts = LOSSES[loss](outputs, step)
-        torch.stack([p.double() for p in parts]).sum().backward()
-
-
-def _weights(value: torch.Tensor) -> torch.Tensor:
-    return (
-        torch.linspace(-1, 2, max(value.numel(), 1), dtype=torch.float64)[: value.numel()]
-        .view(value.shape)
-        .to(value.dtype)
-    )
-
-
-def _move(module: torch.nn.Module) -> None:
-    with torch.no_grad():
-        for parameter in module.parameters():
-            if parameter.grad is not None:
-                parameter -= 0.01 * parameter.grad.clamp(-1, 1)
-
-
-def _state(module: torch.nn.Module) -> list[Leaf]:
-    """Buffers, parameters, and tensors and numbers that are kept on the module itself."""
-    kept = {k: v for k, v in vars(module).items() if isinstance(v, torch.Tensor | int | float) and k != "training"}
-    held = {**dict(module.named_parameters()), **dict(module.named_buffers()), **kept}
-    return [(name, _kept(value)) for name, value in sorted(held.items())]
 
 
 def _compare(ours: Step, theirs: Step, near: Step, precision: torch.dtype, when: str) -> None:

@@ -16,7 +16,7 @@ from parity import choices
 from fuzz.modules.beside import EagerRefuses
 from fuzz.modules.program import Program, load
 from fuzz.outcomes import FAULT, PASS, REFUSED, THROWN, Fault, Outcome
-from onnxtrain.errors import OnnxTrainError
+from onnxtrain.errors import BackendError, OnnxTrainError
 
 _OURS = "report this model"  # a cure that says that the fault is ours
 SECONDS = 240  # of one program
@@ -35,15 +35,17 @@ def check(program: Program) -> Outcome:
     except Fault as fault:
         return Outcome(FAULT, f"{fault.reason}{_told(fault)}", fault.detail)
     except OnnxTrainError as error:
-        return _refusal(error)
+        return _refusal(error, program)
     except TimeoutError:
         return Outcome(FAULT, f"takes more than {SECONDS} seconds")
     return Outcome(PASS, steps=len(chosen), dropped=sum(bool(c.batch.active) for c in chosen if c.batch))
 
 
-def _refusal(error: OnnxTrainError) -> Outcome:
+def _refusal(error: OnnxTrainError, program: Program) -> Outcome:
     """An error of ours: it must say which line of the program it means, and what to do."""
     reason = f"{type(error).__name__}: {plain(error.what)}"
+    if isinstance(error, BackendError) and "backend=" in program.settings:
+        return Outcome(THROWN, reason, str(error))
     if _OURS in str(error):
         return Outcome(FAULT, reason, "".join(traceback.format_exception(error)))
     if "/random/program_" not in error.source or not error.cure:

@@ -96,7 +96,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         "{w}.select({axis}, 0).zero_()", "{w}.narrow({axis}, 0, 1).add_({c})", "{w}.T.mul_({c})",
         "for part in {w}.split(1, {axis}):\n    part.mul_({c})", "for part in {w}.unbind({axis}):\n    part += {c}",
         "{w}[:, 0], {w}[:, -1] = {c}, {c}",
-        "{w}.resize_as_({w})", "{w}.floor_()", "{w}.sigmoid_()", "{w}.pow_(2)", "{w}.where({m}, {c}).add_(1)",
+        "{w}.floor_()", "{w}.sigmoid_()", "{w}.pow_(2)", "{w}.where({m}, {c}).add_(1)",
         "{w}.detach_()", "F.relu({w}, inplace=True)", "torch.add({f}, 1, out=None).mul_({c})", "{w}.cumsum_({axis})",
         "{w}.tril_()", "{w}.logical_not_().to(REAL)", "{o} = {w}\n{o} += {c}",
         "{o} = {w}.expand({p}, *{0}.shape).clone()\n{o}[0] = 0", "{w}[..., None][..., 0].add_({c})",
