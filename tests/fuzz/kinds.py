@@ -63,8 +63,12 @@ def _generator(kind: str) -> Callable[[int], Any]:
 
 def _program(seed: int, kind: str) -> dict[str, object]:
     from fuzz.modules.check import check
+    from fuzz.outcomes import FAULT, REFUSED
 
-    return dataclasses.asdict(check(_generator(kind)(seed))) | {"operators": []}
+    program = _generator(kind)(seed)
+    found = check(program)
+    text = program.text if found.kind in (FAULT, REFUSED) else ""  # the vocabulary may change before it is looked at
+    return dataclasses.asdict(found) | {"operators": [], "text": text}
 
 
 def _program_told(seed: int, wish: Wish) -> tuple[str, bool]:

@@ -49,14 +49,15 @@ def containers(value: Any) -> list[tuple[str, str]]:
 def take_step(called: Any, module: torch.nn.Module, arguments: Any, loss: str, place: int, moves: bool) -> Step:
     """A call and its backward pass, with arguments of its own."""
     args, kwargs = own(arguments)
+    tensors = [(p, v) for p, v in leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
+    versions = [v._version for _, v in tensors]
     module.zero_grad()
     output = called(*args, **kwargs)
     backward(output, loss, place)
     outputs = [(p, kept(v)) for p, v in leaves(output)]
-    tensors = [(p, v) for p, v in leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
     found = [*((n, p.grad) for n, p in module.named_parameters()), *((f"input{p}", v.grad) for p, v in tensors)]
     gradients = [(n, None if g is None else g.detach().clone()) for n, g in found]
-    unchanged = [(f"changes of input{p}", v._version) for p, v in tensors]
+    unchanged = [(f"changes of input{p}", v._version - n) for (p, v), n in zip(tensors, versions, strict=True)]
     if moves:
         move(module)
     return Step(containers(output), outputs, gradients, [*state(module), *unchanged])

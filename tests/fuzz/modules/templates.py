@@ -32,13 +32,16 @@ MASKS = (
 )  # fmt: skip
 INDICES = (
     "{i}", "({i} % {p})", "torch.arange({n})", "torch.tensor([0, {k}])", "torch.zeros({n}, dtype=torch.long)",
-    "({f} > 0).long()", "{f}.argmax({axis})", "torch.arange({n}) // 2", "{f}.argsort({axis})",
+    "({f} > 0).long()", "{f}.argmax({axis})", "(torch.arange({n}) // 2)", "{f}.argsort({axis})",
 )  # fmt: skip
 
 
 def _is_value(text: str) -> bool:
     """Whether a statement is an expression that changes nothing."""
-    first = ast.parse(text).body[0]
+    try:
+        first = ast.parse(text).body[0]
+    except SyntaxError as error:
+        raise Unusable(str(error)) from error
     if not isinstance(first, ast.Expr):
         return False
     called = first.value.func if isinstance(first.value, ast.Call) else None

@@ -1,4 +1,4 @@
-"""Functions whose formula in torch.onnx overflows or cancels where torch's does not; they stay whole."""
+"""Functions whose formula in torch.onnx is less exact than torch's; they stay whole."""
 
 from __future__ import annotations
 
@@ -13,3 +13,9 @@ aten = torch.ops.aten
 def has_tails(node: torch.fx.Node) -> bool:
     """The formula is the logarithm of a distribution function that has become 0 in its tail."""
     return True
+
+
+@whole(aten.selu.default, aten.celu.default, aten.hardsigmoid.default)
+def has_numbers_in_double(node: torch.fx.Node) -> bool:
+    """The numbers of the formula are attributes, and ONNX keeps these in float32."""
+    return node.meta["val"].dtype == torch.float64

@@ -128,7 +128,7 @@ FAMILIES: dict[str, tuple[str | tuple[str, ...], ...]] = {
     "without": (
         "{f}.detach()", "{f}.detach() * {f}", "{f} * {0}.detach().sigmoid()",
         "with torch.no_grad():\n    {o} = {f}.exp().clamp(max=3)",
-        "with torch.no_grad():\n    {o} = {f} / ({f}.norm() + 1)", "{f}.data * 2",
+        "with torch.no_grad():\n    {o} = {f} / ({f}.norm() + 1)",
         "({f} > 0).to(REAL) - {0}.sigmoid().detach() + {0}.sigmoid()", "torch.where({m}, {f}, {f}.detach())",
         "{f}.detach().clone()", "with torch.no_grad():\n    {o} = {f}.argmax(-1)",
         "with torch.enable_grad():\n    {o} = {f} * 2",

@@ -104,6 +104,6 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     ),
     "behind autograd": (
         "with torch.no_grad():\n    {w}.clamp_(-1, 1)", "{w}.data.mul_({c})", "{o} = {w}.detach()\n{o}.mul_(0.5)",
-        "with torch.no_grad():\n    {w}[{m}] = 0", "{w}.detach().zero_()",
+        "with torch.no_grad():\n    {w}[{m}] = 0", "{w}.detach().zero_()", "{f}.data * 2",
     ),
 }  # fmt: skip

@@ -92,6 +92,7 @@ def _backward(
     needed: Sequence[bool],
 ) -> Tensor | tuple[Tensor | None, ...]:
     mask = [*needed, False, False][:3]
+    scale = scale.contiguous()  # the kernel reads an expanded one beyond its end
     made = aten.native_batch_norm_backward(
         dy, x, scale, mean, variance, save_mean, save_inv_std, training, epsilon, mask
     )

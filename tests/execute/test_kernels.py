@@ -1,0 +1,54 @@
+"""Kernels of ATen on what eager PyTorch never gives them, and where ONNX says less than ATen does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from onnxtrain import ORTModule
+
+Tensor = torch.Tensor
+
+
+class Calls(torch.nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def compare(function: Callable[[Tensor], Tensor], given: Tensor) -> None:
+    """Output and gradient in float64."""
+    results = []
+    for module in (ORTModule(Calls(function)), Calls(function)):
+        x = given.clone().requires_grad_()
+        y = module(x)
+        (y * torch.linspace(-1, 2, y.numel(), dtype=y.dtype).view(y.shape)).sum().backward()
+        results.append((y.detach(), x.grad))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-12, atol=1e-12)
+
+
+def test_batch_normalization_without_weights_of_its_own() -> None:
+    """Its scale is a 1 that was expanded: one element in memory."""
+    compare(lambda x: F.batch_norm(x, None, None, training=True), torch.randn(3, 4, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("descending", [False, True])
+def test_sorting_orders_equal_elements_as_eager_does(descending: bool) -> None:
+    ties = torch.randint(0, 3, (2, 40), dtype=torch.float64)
+    compare(lambda x: x.sort(-1, descending=descending)[1] * 0.5 + x, ties)
+    compare(lambda x: x.sort(-1, descending=descending)[0], ties)
+
+
+@pytest.mark.parametrize(
+    "function", [F.selu, lambda x: F.celu(x, 1.3), F.hardsigmoid], ids=["selu", "celu", "hardsigmoid"]
+)
+def test_numbers_of_an_activation_are_float64(function: Callable[[Tensor], Tensor]) -> None:
+    compare(function, torch.randn(3, 4, dtype=torch.float64))
