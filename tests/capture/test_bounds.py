@@ -1,0 +1,75 @@
+"""Values and gradients where a function has a corner: as eager PyTorch has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from onnxtrain import ORTModule
+
+Tensor = torch.Tensor
+CORNERS = torch.tensor([[0.0, 0.0, 1.0, -1.0], [0.0, 0.0, 0.0, 0.0], [2.0, -1.0, 1.0, 0.0]], dtype=torch.float64)
+RANDOM = torch.randn(3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+class Calls(torch.nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "clamp": lambda x: x.clamp(-1, 1),
+    "clamp from below": lambda x: x.clamp(min=0),
+    "clamp from above": lambda x: x.clamp_max(1.0),
+    "clamp of integers": lambda x: x.long().clamp(0, 1) * x,
+    "clamp of integers by numbers": lambda x: x.long().clamp(0.5, 1.5) * x,
+    "clamp by tensors": lambda x: x.clamp(torch.zeros(4, dtype=x.dtype), x.detach().abs() + 0.0),
+    "clamp by itself": lambda x: x.clamp(x.flip(0) - 1, x.flip(0)),
+    "clamp by integers": lambda x: torch.clamp(x, torch.tensor(0), torch.tensor(1)),
+    "hardtanh": F.hardtanh,
+    "log2": lambda x: torch.log2(x.abs() + 1),
+    "log10": lambda x: torch.log10(x.abs() + 1),
+    "log2 of integers": lambda x: torch.log2(x.abs().long() + 1) * x,
+    "standard deviation": lambda x: x.std(1),
+    "of a population": lambda x: x.std(0, unbiased=False, keepdim=True),
+    "of all": lambda x: x.std() + (x * 0).std(correction=0),
+    "of one element": lambda x: x[:1].std(0, unbiased=False) + x.sum(),
+    "standard deviation and mean": lambda x: sum(torch.std_mean(x, 1)),
+    "sinc": torch.sinc,
+}
+
+
+@pytest.mark.parametrize("given", [CORNERS, RANDOM], ids=["corners", "random"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_as_eager(name: str, given: Tensor) -> None:
+    _compare(FUNCTIONS[name], given)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_saturated_probabilities(reduction: str) -> None:
+    """A sigmoid of 40 is 1 in float32: the right label costs nothing, the wrong one 100."""
+    target = torch.tensor([1.0, 0.0, 1.0, 0.0, 0.5])
+    weight = torch.tensor([1.0, 2.0, 0.0, 1.0, 3.0])
+    for given in (torch.tensor([40.0, -200.0, -200.0, 40.0, 0.3]).sigmoid(), torch.rand(5)):
+        _compare(lambda x: F.binary_cross_entropy(x, target, reduction=reduction), given)
+        _compare(lambda x: F.binary_cross_entropy(x, target, weight, reduction=reduction), given)
+
+
+def _compare(function: Callable[[Tensor], Tensor], given: Tensor) -> None:
+    results = []
+    for module in (ORTModule(Calls(function)), Calls(function)):
+        x = given.clone().requires_grad_()
+        y = module(x)
+        (y * torch.linspace(-1, 2, y.numel(), dtype=y.dtype).view(y.shape)).sum().backward()
+        results.append((y.detach(), x.grad))
+    tolerance = 1e-10 if given.dtype == torch.float64 else 1e-6
+    torch.testing.assert_close(results[0], results[1], rtol=tolerance, atol=tolerance)
