@@ -408,6 +408,14 @@ TRAPS: dict[str, tuple[Write, tuple[np.ndarray, ...]]] = {
     ),
     "split": (lambda op, x: FIRST(op, op.Split(x, op.ints(6, 2), axis=1, outputs=2)[0]), ()),
     "concat": (lambda op, x, a: op.Gather(op.Concat(x, a, axis=1), op.ints(0, 9), axis=1), (weights(B, 3, D),)),
+    "concat, from both": (
+        lambda op, x, a: op.Gather(op.Concat(op.Sin(a), a, axis=1), op.ints(0, 2, 3), axis=1),
+        (weights(B, 3, D),),
+    ),
+    "concat, from both, counted from the end": (
+        lambda op, x, a: op.Gather(op.Concat(op.Sin(a), a, axis=1), op.ints(-1, -3, -4), axis=1),
+        (weights(B, 3, D),),
+    ),
     "triangle": (lambda op, x: FIRST(op, op.Trilu(x)), ()),
     "random": (lambda op, x: FIRST(op, op.Mul(op.RandomUniformLike(x), 0.0)), ()),
 }

@@ -242,6 +242,12 @@ def and_a_norm(m: Model, ids: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
     return token_loss(m.head(x), labels) + x.square().mean()
 
 
+def one_head(m: Model, ids: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
+    """Attention without an axis of heads."""
+    x = F.scaled_dot_product_attention(m.words(labels.clamp(0)), *[m.words(ids)] * 2, mask[:, None].bool())
+    return token_loss(m.head(x * mask[..., None].to(x.dtype)), labels)
+
+
 def prefixed(m: Model, ids: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
     """Two learned tokens before each sequence."""
     before = m.prefix[None].expand(ids.shape[0], -1, -1)
@@ -462,6 +468,13 @@ def test_losses_of_all_tokens(read: Callable[..., Any]) -> None:
     """Rows whose label is ignored have a loss of zero, which may be read."""
     (chosen,) = steps(Model(kernel, read), batch())
     assert min(chosen.batch.densities.values()) <= VALID, chosen.batch.densities
+
+
+def test_attention_without_an_axis_of_heads() -> None:
+    """Its first axis is that of heads where a kernel is called: rows of the batch are no queries there."""
+    (chosen,) = steps(Model(kernel, one_head), batch())
+    assert min(chosen.batch.densities.values()) <= VALID
+    steps(Model(kernel, one_head), *(batch(sizes) for sizes in SIZES), batch((1, 1), 1))
 
 
 def test_sizes_that_were_once_the_same() -> None:

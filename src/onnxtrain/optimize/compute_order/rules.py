@@ -222,8 +222,11 @@ def _within_one(node: ir.Node, part: Part, axis: int) -> Move | None:
         before = _first(part.selection.content, sizes, index)
         if before is None:
             continue
-        found = positions([p - before for p in part.selection.content], size)
-        if found is None or (not isinstance(size, int) and any(p - before >= 0 for p in part.selection.content)):
+        content = part.selection.content
+        found = positions([p - before for p in content], size)
+        if found is None or any((p - before < 0) != (p < 0) for p in content):  # one of them lies in another input
+            continue
+        if not isinstance(size, int) and any(p - before >= 0 for p in content):
             continue
         if found.content == tuple(range(size if isinstance(size, int) else -1)):
             return Move({}, lambda op, n, i=index: _keep(n, i))

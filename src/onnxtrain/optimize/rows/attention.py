@@ -18,7 +18,7 @@ from onnxtrain.ir.traits import Trait, traits_of
 from onnxtrain.optimize.rows.passages import Layout
 
 HIDDEN = -9000.0  # this far below the largest addend of a query a weight is exactly zero (exp underflows)
-_QUERY: Layout = (0, 2)
+QUERY: Layout = (0, 2)
 _KINDS = ("ScaledDotProductAttention", "CausalScaledDotProductAttention", "MaskedScaledDotProductAttention")
 
 
@@ -125,7 +125,7 @@ def _fused(node: ir.Node, early: set[ir.Value]) -> Attention | None:
     masks = tuple(m for m in (_mask_in(t, early, "added") for t in terms) if m is not None)
     causal, scale = node.op_type.startswith("Causal"), shapes.attribute(node, "scale", 1.0)
     others = () if mask is None or mask in early else (mask,)
-    return Attention((node,), q, k, v, _QUERY, masks, others, scale, 0.0, causal, not others)
+    return Attention((node,), q, k, v, QUERY, masks, others, scale, 0.0, causal, not others)
 
 
 def _is_read(values: Any) -> bool:

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnxtrain.ir import shapes
 from onnxtrain.ir.bodies import remove_unread
 from onnxtrain.ir.graphs import ForwardGraph
+from onnxtrain.optimize.rows.attention import QUERY
 from onnxtrain.optimize.rows.demand import Liveness
 from onnxtrain.optimize.rows.packing import Within
 from onnxtrain.optimize.rows.sets import Evaluator, RowSet, is_within
@@ -72,8 +73,8 @@ def _blind(evaluator: Evaluator, liveness: Liveness, sets: Sequence[RowSet]) -> 
     found: dict[object, ir.Value | None] = {}
     for attention in liveness.attentions:
         needed = liveness.rows_of(attention.output)
-        if needed is None or not all(map(liveness.sizes.knows, attention.space)):
-            continue
+        if needed is None or needed.layout != QUERY or not all(map(liveness.sizes.knows, attention.space)):
+            continue  # of three axes, the first is that of heads: its rows are no queries
         key = (str(attention.masks), attention.space, needed.rows)
         if key not in found:
             found[key] = evaluator.blind(str(attention.output.name), needed.rows)
