@@ -123,11 +123,14 @@ class KnownTypesPass(ir.passes.InPlacePass):
 
 
 class KnownShapesPass(ir.passes.InPlacePass):
-    """Shape arithmetic whose result is a constant becomes that constant."""
+    """Shape arithmetic whose result is a constant becomes that constant; sizes that inputs have are read from them.
+
+    A size that is read from a value in between keeps it from being fused with what made it.
+    """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Run the pass."""
-        modified = False
+        modified = self._read_from_inputs(model.graph)
         for node in list(model.graph):
             value = node.outputs[0]
             data = shapes.data_of(value)
@@ -138,6 +141,28 @@ class KnownShapesPass(ir.passes.InPlacePass):
                 _to_constant(model.graph, value, np.array(data, value.dtype.numpy()))
                 modified = True
         return ir.passes.PassResult(model, modified)
+
+
+    @staticmethod
+    def _read_from_inputs(graph: ir.Graph) -> bool:
+        places: dict[str, tuple[ir.Value, int]] = {}
+        for value in graph.inputs:
+            for axis, dim in enumerate(shapes.dims_of(value) or ()):
+                if not isinstance(dim, int) and dim.value and dim.value.isidentifier():
+                    places.setdefault(dim.value, (value, axis))
+        modified = False
+        for node in list(graph):
+            source, sizes = node.inputs[0] if node.inputs else None, shapes.data_of(node.outputs[0])
+            if node.op_type != "Shape" or node.domain or source is None or source.producer() is None:
+                continue
+            symbol = sizes[0] if isinstance(sizes, tuple) and len(sizes) == 1 else None
+            place = places.get(str(getattr(symbol, "value", None)))
+            if place is not None:
+                node.replace_input_with(0, place[0])
+                node.attributes["start"] = ir.AttrInt64("start", place[1])
+                node.attributes["end"] = ir.AttrInt64("end", place[1] + 1)
+                modified = True
+        return modified
 
 
 class NoOperationPass(ir.passes.InPlacePass):

@@ -21,7 +21,8 @@ from onnxtrain.capture.lowering.aliases import Aliases, arguments_of, is_of_size
 from onnxtrain.capture.lowering.expansions import expansion
 from onnxtrain.capture.lowering.functional import functional_of, is_view_in_place, returns_also, written_by
 from onnxtrain.capture.lowering.types import Region, cast_for_autocast, cast_to, is_cast_by_autocast, promoted
-from onnxtrain.capture.lowering.writer import ORIGINS, Writer
+from onnxtrain.capture.lowering.writer import ORIGINS, Writer, identify_sizes
+from onnxtrain.capture.source_lines import user_place
 from onnxtrain.errors import CaptureError
 
 _ops = torch.ops.aten
@@ -32,6 +33,7 @@ _CHECKS = frozenset(
     )
 )
 _GRADIENTS, _AUTOCAST = torch.ops.higher_order.wrap_with_set_grad_enabled, torch.ops.higher_order.wrap_with_autocast
+_SAME = {_ops.item.default: _ops._local_scalar_dense.default}  # taken apart, an item would be another number
 Verdict = Callable[[Node], bool | None]
 
 
@@ -95,7 +97,7 @@ class Lowering:
             if node.op == "get_attr":
                 aliases.add(node, self._attribute(module, node))
             elif node.op == "call_function":
-                with self._writer.at(node):
+                with self._writer.at(node), _at_line(node):
                     self._recorded(node, aliases)
             elif node.op == "output":
                 result = aliases.contents(node.args[0])
@@ -132,7 +134,7 @@ class Lowering:
             self._write(node, written, aliases)
         else:
             args, kwargs = aliases.contents((node.args, dict(node.kwargs)))
-            aliases.add(node, self._issue(target, args, kwargs, node.meta.get("val")))
+            aliases.add(node, self._issue(_SAME.get(target, target), args, kwargs, node.meta.get("val")))
 
     def _sizes(self, tensor: Node) -> tuple[Any, ...]:
         sizes = enumerate(tensor.meta["val"].shape)
@@ -307,7 +309,9 @@ class Lowering:
             return self._apart(target, args, kwargs)
         if (wider := promoted(self._writer, target, args, kwargs)) is not None:
             return cast_to(self._writer, self._known(*wider[:3]), wider[3])
-        return self._known(target, args, kwargs, made)
+        result = self._known(target, args, kwargs, made)
+        identify_sizes(result, made)
+        return result
 
     def _known(self, target: Any, args: Any, kwargs: Mapping[str, Any], made: Any = None) -> Any:
         """Write a call if it has a translation, else what it is made of."""
@@ -367,6 +371,17 @@ class Lowering:
         except RuntimeError:  # operands of two types
             return None
         return None if plain is None else _calls_of(plain[0])
+
+
+@contextlib.contextmanager
+def _at_line(node: Node) -> Iterator[None]:
+    """Within it errors name the user's line of a recorded call."""
+    try:
+        yield
+    except CaptureError as error:
+        place = user_place(node.meta.get("stack_trace") or "")
+        source = error.source or ("" if place is None else "{}:{}".format(*place))
+        raise CaptureError(error.what, node=error.node, source=source, cure=error.cure) from error.__cause__
 
 
 def _calls_of(module: GraphModule) -> list[Any]:

@@ -92,8 +92,8 @@ class Aliases:
         written: dict[Any, Any] = {node: content}
         current: Any = node
         while current in self._parents:
-            parent = self._parents[current]
-            if current.target is operator.getitem:
+            parent: Any = self._parents[current]
+            if not isinstance(parent.meta["val"], torch.Tensor):
                 content, parent = self._inverse_of_part(current, parent, content), parent.args[0]
             elif not _is_same(current, parent):
                 content = self._inverse(current, parent, content)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
@@ -91,13 +90,30 @@ def promoted(
     others = {k: _promote(writer, v, found.kwargs_dtypes.get(k)) for k, v in kwargs.items()}
     if wider == tuple(args) and others == dict(kwargs):
         return None
+    overload = _overload_for(writer, target, wider, others)
+    if overload is None:  # some numbers are tensors now, and there is no form of both
+        wider = tuple(_as_tensor(writer, a, found.args_dtypes.get(i)) for i, a in enumerate(wider))
+        overload = _overload_for(writer, target, wider, others)
+    return overload or target, wider, others, found.out_dtype
+
+
+def _overload_for(writer: Writer, target: Any, args: Any, kwargs: Any) -> Any:
+    """The form of an operator that takes these arguments; None where there is none."""
     from torch.onnx._internal.fx.passes.type_promotion import find_compatible_op_overload
 
-    shown, by_name = values((wider, others))
-    overload = target
-    with writer.symbolic(), contextlib.suppress(RuntimeError):  # it is said of a number where a tensor is wanted
-        overload = find_compatible_op_overload(target.overloadpacket, shown, by_name)
-    return overload, wider, others, found.out_dtype
+    shown, by_name = values((args, kwargs))
+    try:
+        with writer.symbolic():
+            return find_compatible_op_overload(target.overloadpacket, shown, by_name)
+    except RuntimeError:
+        return None
+
+
+def _as_tensor(writer: Writer, argument: Any, dtype: torch.dtype | None) -> Any:
+    is_tensor = isinstance(argument, Node) and isinstance(argument.meta["val"], torch.Tensor)
+    if dtype is None or is_tensor or _kind(argument.meta["val"] if isinstance(argument, Node) else argument) is None:
+        return argument
+    return writer.call(_SCALAR, (argument,), {"dtype": dtype})
 
 
 def _promote(writer: Writer, argument: Any, dtype: torch.dtype | None) -> Any:

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import sympy
 import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
@@ -97,6 +98,22 @@ class Writer:
 def values(structure: Any) -> Any:
     """A structure with what its calls return in their place."""
     return pytree.tree_map_only(Node, lambda n: n.meta["val"], structure)
+
+
+def identify_sizes(result: Any, recorded: Any) -> None:
+    """Let sizes that depend on content, which a call that is recorded once more makes anew, be those that they were."""
+    pairs = zip(_sizes_of(values(result)), _sizes_of(recorded), strict=False)
+    for now, before in pairs if recorded is not None else ():
+        environment, size = now.node.shape_env, now.node.expr
+        environment.pending_fresh_unbacked_symbols.clear()
+        is_new = isinstance(size, sympy.Symbol) and environment.is_unbacked_symint(size) and size != before.node.expr
+        if is_new and isinstance(before.node.expr, sympy.Symbol):
+            environment._rename_unbacked_to(size, before.node.expr)
+
+
+def _sizes_of(value: Any) -> list[Any]:
+    tensors = [t for t in pytree.tree_leaves(value) if isinstance(t, torch.Tensor)]
+    return [size for tensor in tensors for size in tensor.shape if isinstance(size, torch.SymInt)]
 
 
 def _fake_mode(module: GraphModule) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -82,6 +83,25 @@ def _split(x: Any, sizes: list[Any], dim: int) -> tuple[Any, ...]:
         parts = [op.Constant(value_ints=[s]) if isinstance(s, int) else op.Reshape(s, one) for s in sizes]
         lengths = op.Concat(*parts, axis=0)
     return tuple(record_node("Split", [x, lengths], {"axis": dim}, outputs=len(sizes), domain=""))
+
+
+@translation(aten.flatten.using_ints)
+def flatten(x, start_dim=0, end_dim=-1):
+    """One Reshape, whose sizes are products: torch.onnx infers one, which it cannot where another is 0."""
+    op, rank = standard(), len(x.shape)
+    if rank == 0:
+        return op.Reshape(x, op.Constant(value_ints=[1]))
+    first, last = start_dim % rank, end_dim % rank
+    if first == last:
+        return op.Identity(x)
+    merged = functools.reduce(op.Mul, (_size(x, axis) for axis in range(first, last + 1)))
+    before, after = ([_size(x, axis) for axis in axes] for axes in (range(first), range(last + 1, rank)))
+    return op.Reshape(x, op.Concat(*before, merged, *after, axis=0), allowzero=1)
+
+
+def _size(x: Any, axis: int) -> Any:
+    size, op = x.shape[axis], standard()
+    return op.Constant(value_ints=[size]) if isinstance(size, int) else op.Shape(x, start=axis, end=axis + 1)
 
 
 @translation(aten.detach.default)
