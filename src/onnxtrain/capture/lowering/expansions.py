@@ -53,9 +53,9 @@ def formula_of(target: Any) -> Callable[..., Any] | None:
 
     if not isinstance(target, torch._ops.OpOverload):
         return None
-    if target in decomposition_table:
-        return decomposition_table[target]
-    return target.decompose if target._can_decompose() else _exports().get(target)
+    if target._can_decompose():
+        return target.decompose
+    return decomposition_table.get(target) or _exports().get(target)
 
 
 @functools.cache
