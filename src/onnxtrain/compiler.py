@@ -22,7 +22,7 @@ from onnxtrain.options import Options
 from onnxtrain.plan import make_plan
 
 if TYPE_CHECKING:
-    from onnxtrain.capture import Captured, Numbers
+    from onnxtrain.capture import Answers, Captured, Numbers
 
 
 _LOG = logging.getLogger(__name__)
@@ -76,6 +76,7 @@ def capture_module(
     options: Options,
     report: Report,
     numbers: Numbers | None = None,
+    answers: Answers | None = None,
 ) -> Captured:
     """Stage 1: the forward pass of a module as an optimized graph, ready to be differentiated any number of times."""
     from onnxtrain.capture import Functions, GraphCache, trace, translate
@@ -89,9 +90,14 @@ def capture_module(
         cache = GraphCache(options.cache_dir, options.cache_limit)
     functions = Functions(options.custom_autograd, options.keep_checkpoints)
     with report.stage("export"):
-        shapes = options.static_shapes
-        unseen = options.ignored_attributes
-        traced = trace(module, args, kwargs, static_shapes=shapes, numbers=numbers, functions=functions, ignored=unseen)
+        traced = trace(
+            *(module, args, kwargs),
+            static_shapes=options.static_shapes,
+            numbers=numbers,
+            functions=functions,
+            ignored=options.ignored_attributes,
+            answers=answers,
+        )
     with report.stage("translate"):
         captured = translate(traced, opset=options.opset, cache=cache, refusals=_refusals(options), decisive=stops)
     _dump(options, "torch_exported", mode, captured.graph.model)

@@ -42,6 +42,21 @@ class CaptureError(OnnxTrainError, RuntimeError):
     """The forward pass could not be captured as one graph."""
 
 
+class ContentError(CaptureError):
+    """A line steers the forward pass by what is in a tensor, and nothing was said of what it saw.
+
+    Args:
+        source: the line.
+    """
+
+    def __init__(self, source: str) -> None:
+        super().__init__(
+            "the module's control flow depends on the content of a tensor",
+            source=source,
+            cure="replace the Python branch by torch.where or torch.cond, or keep that part outside the wrapped module",
+        )
+
+
 class ShapeError(OnnxTrainError, ValueError):
     """The shapes or types of a node's inputs contradict each other."""
 

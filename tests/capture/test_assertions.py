@@ -1,12 +1,12 @@
-"""Checks that would only raise are left out of a graph; a branch that does more is refused."""
+"""Checks that would only raise: looks like others in an ORTModule, left out where a graph is made alone."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from parity import pair, same_step
+from parity import captures, pair, same_step
 
-from onnxtrain import ORTModule
+from onnxtrain.capture import capture
 from onnxtrain.errors import CaptureError
 
 
@@ -40,14 +40,26 @@ class Branching(Checked):
         return self.linear(x).sum()
 
 
-def test_checks_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_checks_raise_when_eager_does() -> None:
     wrapped, eager = pair(Checked().double())
     for rows in (2, 4):
         same_step(wrapped, eager, torch.randn(rows, 3, dtype=torch.float64), torch.tensor([0, 1]))
+    x = torch.randn(2, 3, dtype=torch.float64)
+    with pytest.raises(ValueError, match="too large"):
+        wrapped(x, torch.tensor([0, 2]))
+    with pytest.raises(AssertionError, match="not a number"):
+        wrapped(x.log(), torch.tensor([0, 1]))
+    same_step(wrapped, eager, x, torch.tensor([0, 0]))
+    assert captures(wrapped) == 1
+
+
+def test_checks_are_left_out_of_a_graph_alone(caplog: pytest.LogCaptureFixture) -> None:
+    graph = capture(Checked(), (torch.randn(2, 3), torch.tensor([0, 1])), {}).graph
+    assert len(graph.signature.outputs) == 1
     told = [r.getMessage() for r in caplog.records if "looks into a tensor" in r.getMessage()]
     assert len(told) == len(set(told)) >= 4 and all("test_assertions.py:" in line for line in told)
 
 
-def test_branches_that_compute_are_refused() -> None:
+def test_branches_that_compute_are_refused_in_a_graph_alone() -> None:
     with pytest.raises(CaptureError, match="depends on the content of a tensor"):
-        ORTModule(Branching())(torch.rand(2, 3))
+        capture(Branching(), (torch.rand(2, 3),), {})

@@ -14,6 +14,9 @@ from onnxtrain.capture.cache import GraphCache
 from onnxtrain.capture.convert import Refusals, to_graph
 from onnxtrain.capture.export import Autocast, FlatModule, export
 from onnxtrain.capture.left_behind import Kind, Place, Watch, leave, refuse_read
+from onnxtrain.capture.looks import Key, Look, content_of, same
+from onnxtrain.capture.rehearsal import Answers, rehearse
+from onnxtrain.capture.replay import Path
 from onnxtrain.capture.schema import Numbers, Schema, arguments_of, flatten, input_names
 from onnxtrain.capture.size_guards import SizeGuards, size_guards
 from onnxtrain.capture.supplementary import register_custom_function_schema_supplementary
@@ -33,6 +36,7 @@ class Captured:
         sources: for each tensor of the output, the position among the graph's outputs.
         guards: what was asked of input sizes, with the answers that the graph stands on.
         left: what a call leaves on the module; the output's schema then is that of the output and of these values.
+        path: what the call saw in tensors; a call that sees something else is not what the graph computes.
     """
 
     graph: ForwardGraph
@@ -41,6 +45,7 @@ class Captured:
     sources: tuple[int, ...]
     guards: SizeGuards
     left: tuple[Place, ...] = ()
+    path: Path = dataclasses.field(default_factory=Path)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +76,7 @@ def trace(
     numbers: Numbers | None = None,
     functions: Functions | None = None,
     ignored: Collection[str] = (),
+    answers: Answers | None = None,
 ) -> Traced:
     """Record one call of a module.
 
@@ -82,20 +88,34 @@ def trace(
         numbers: for a structure of arguments, the positions of numbers that are captured as tensors.
         functions: what becomes of classes of ``torch.autograd.Function``; by default each call is a node.
         ignored: names of attributes that do not concern the forward pass.
+        answers: what looks at the content of tensors saw; empty where there was no rehearsal yet; None where there will
+            be none: checks are left out.
 
     Raises:
         UnsupportedDataError: an input or output has a type that a graph cannot take.
+        ContentError: the forward pass looks at the content of a tensor, of which there is no answer.
         CaptureError: the module cannot be traced.
     """
     tensors, inputs = flatten((tuple(args), dict(kwargs)), numbers=numbers)
     device = next((t.device.type for t in [*tensors, *module.parameters(), *module.buffers()]), "cpu")
-    flat = FlatModule(module, inputs, Autocast.current(device), functions, ignored)
+    flat = FlatModule(module, inputs, Autocast.current(device), functions, ignored, answers)
     owned = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
     names = input_names(module.forward, args, kwargs, inputs.numbers, owned)
     with _ONE_AT_A_TIME:
-        program = export(flat, tensors, names, static_shapes)
+        program = export(flat, _told_apart(tensors), names, static_shapes)
         flat.result.settle()
     return Traced(program, flat, inputs, tuple(names), tuple(name for name, _ in module.named_buffers()))
+
+
+def _told_apart(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors, copies where one comes again: torch.export would take both for one input."""
+    seen: set[int] = set()
+    made = []
+    for tensor in tensors:
+        again = id(tensor) in seen
+        made.append(tensor.detach().clone().requires_grad_(tensor.requires_grad) if again else tensor)
+        seen.add(id(tensor))
+    return made
 
 
 def translate(
@@ -129,7 +149,7 @@ def translate(
     assert result.schema is not None, "the forward ran, or export raised"
     guards = size_guards(traced.program, result.not_one)
     refuse_read(traced.flat.module, result.left, (t for t in traced.program.constants.values() if torch.is_tensor(t)))
-    return Captured(graph, traced.inputs, result.schema, result.sources, guards, result.left)
+    return Captured(graph, traced.inputs, result.schema, result.sources, guards, result.left, result.path)
 
 
 def capture(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, opset: int = 20) -> Captured:
@@ -138,21 +158,28 @@ def capture(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, A
 
 
 __all__ = [
+    "Answers",
     "Autocast",
     "Captured",
     "Functions",
     "GraphCache",
+    "Key",
     "Kind",
+    "Look",
     "Numbers",
+    "Path",
     "Place",
     "Schema",
     "Traced",
     "Watch",
-    "capture",
     "arguments_of",
+    "capture",
+    "content_of",
     "flatten",
     "leave",
     "register_custom_function_schema_supplementary",
+    "rehearse",
+    "same",
     "trace",
     "translate",
 ]

@@ -1,4 +1,8 @@
-"""Statements that look into a tensor only to raise: a graph goes on as if they did not."""
+"""Statements that look into a tensor only to raise.
+
+Those of installed libraries are left out of graphs, which go on as if they did not look. Those of the user's own code
+are looks like others where a module can have several paths, so that they raise when they do in eager PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +11,34 @@ import functools
 import itertools
 import linecache
 import logging
+import sysconfig
 import types
 from collections.abc import Iterator
 from typing import TypeAlias
 
 _LOG = logging.getLogger(__name__)
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")})
 _Range: TypeAlias = tuple[int, int, int, int]  # first and last line, first and last column
 
 
 def expected(frame: types.FrameType) -> bool | None:
     """What the condition that a frame evaluates must be for ``assert``, or for an ``if`` that raises, to do nothing.
 
-    None where the statement does something else; a condition left out is told of once.
+    None where the statement does something else.
     """
     code = frame.f_code
     place = next(itertools.islice(code.co_positions(), frame.f_lasti // 2 - 1, None))
-    found = None if None in place else _expected(code.co_filename, place)  # type: ignore[arg-type]
-    if found is not None:
-        _tell(f"{code.co_filename}:{frame.f_lineno}")
-    return found
+    return None if None in place else _expected(code.co_filename, place)  # type: ignore[arg-type]
+
+
+def is_librarys_check(frame: types.FrameType) -> bool:
+    """Whether a frame of an installed library evaluates a condition only to raise."""
+    return frame.f_code.co_filename.startswith(_LIBRARIES) and expected(frame) is not None
 
 
 @functools.cache
-def _tell(place: str) -> None:
+def tell(place: str) -> None:
+    """Say once that a line's check is left out."""
     _LOG.warning("%s looks into a tensor and would raise: the graph does not look", place)
 
 

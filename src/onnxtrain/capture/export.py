@@ -20,12 +20,14 @@ from onnxtrain.capture.autograd_functions import Functions
 from onnxtrain.capture.left_behind import Place, Watch
 from onnxtrain.capture.lowering.aliases import memory_of
 from onnxtrain.capture.quiet import loggers_at
+from onnxtrain.capture.rehearsal import Answers
+from onnxtrain.capture.replay import Path, Replay
 from onnxtrain.capture.schema import Schema, flatten
 from onnxtrain.capture.size_guards import size_guards
 from onnxtrain.capture.source_lines import is_users, places_in, user_place
 from onnxtrain.capture.substitutes import Substitutes
 from onnxtrain.capture.symbolic_sizes import Axis, OvergrownSizesError, expression_of, symbolic_sizes
-from onnxtrain.errors import CaptureError, OnnxTrainError, first_line
+from onnxtrain.errors import CaptureError, ContentError, OnnxTrainError, first_line
 
 PREFIX = "module."  # what the wrapper below puts before the user's parameter names
 
@@ -60,6 +62,7 @@ class Result:
         changed: for each tensor of the input, whether the forward pass changed it in place.
         calls: the calls of ``torch.autograd.Function`` that were recorded; operators of the program name them.
         left: where the call left something on the module.
+        path: what the call saw in tensors.
         settle: does to the module what the call did to it, but for tensors.
     """
 
@@ -70,11 +73,20 @@ class Result:
         self.schema: Schema | None = None
         self.sources: tuple[int, ...] = ()
         self.left: tuple[Place, ...] = ()
+        self.path = Path()
         self.settle: Callable[[], None] = lambda: None
 
 
 class FlatModule(torch.nn.Module):
     """The user's module as a function of flat tensors that returns flat tensors.
+
+    Args:
+        module: the user's module.
+        inputs: schema of the call.
+        autocast: the state to run it in.
+        functions: what becomes of classes of ``torch.autograd.Function``.
+        ignored: names of attributes that do not concern the forward pass.
+        answers: what looks at tensors saw in a rehearsal; None where checks are to be left out and other looks refused.
 
     Attributes:
         result: filled by the forward pass.
@@ -87,9 +99,10 @@ class FlatModule(torch.nn.Module):
         autocast: Autocast,
         functions: Functions | None = None,
         ignored: Collection[str] = (),
+        answers: Answers | None = None,
     ) -> None:
         super().__init__()
-        self.module, self._ignored = module, ignored
+        self.module, self._ignored, self._answers = module, ignored, answers
         self._inputs, self._autocast, self._functions = inputs, autocast, functions or Functions()
         self.result = Result()
         self.train(module.training)
@@ -100,15 +113,17 @@ class FlatModule(torch.nn.Module):
         return self
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The module's distinct output tensors, what it left on itself too, then the content of all its buffers."""
+        """The module's distinct output tensors, what it left on itself too, what was looked at, then its buffers."""
         args, kwargs = self._inputs.restore(tensors)
         self.result.not_one.clear()
         versions = [t._version for t in tensors]
         functions = autograd_functions.recording(self.module, self.result.calls, self._functions)
         sizes = symbolic_sizes(tensors, self.result.not_one)
         buffers, watch = dict(self.module.named_buffers()), Watch(self.module, self._ignored)
+        replay = Replay(self._answers or Answers(), tensors)
+        looks = contextlib.nullcontext() if self._answers is None else replay.within()
         try:
-            with self._autocast.enter(), functions, sizes, Substitutes():
+            with self._autocast.enter(), functions, sizes, Substitutes(), looks:
                 result = self.module.forward(*args, **kwargs)  # the module's own hooks run at every call, outside
             changes = watch.changes()
         finally:
@@ -120,7 +135,8 @@ class FlatModule(torch.nn.Module):
         distinct = list({id(t): t for t in found}.values())
         place = {id(t): i for i, t in enumerate(distinct)}
         self.result.sources = tuple(place[id(t)] for t in found)
-        return (*distinct, *(changes.buffers.get(name, buffer).clone() for name, buffer in buffers.items()))
+        seen, self.result.path = replay.path(len(distinct))
+        return (*distinct, *seen, *(changes.buffers.get(name, buffer).clone() for name, buffer in buffers.items()))
 
 
 def export(
@@ -159,6 +175,8 @@ def _export_any(
                 example = _enlarged(tensors, kept)
                 program = _export(module, example, kept)
             return program
+        except ContentError:
+            raise
         except CaptureError as error:
             raise CaptureError(error.what, source=error.source or _user_line(error), cure=error.cure) from None
         except (OnnxTrainError, OvergrownSizesError):
@@ -298,20 +316,12 @@ class _WithoutGraphs(io.TextIOBase):
 
 def _explain(error: Exception) -> CaptureError:
     text = str(error)
-    if "data-dependent" in text.lower() or "Could not guard" in text or "GuardOnDataDependent" in type(error).__name__:
-        return data_dependent(_user_line(error))
+    kind = type(error).__name__
+    if any(part in f"{kind}: {text}" for part in ("ata-dependent", "Could not guard", "DataDependent", "FakeTensor")):
+        return ContentError(_user_line(error))
     what = f"the forward pass cannot be captured: {first_line(error)}"
     cure = "run the module once without onnxtrain; if that works, wrap the largest part that torch.export accepts"
     return CaptureError(what, source=_user_line(error), cure=cure)
-
-
-def data_dependent(source: str) -> CaptureError:
-    """The error for a line that steers the forward pass by what is in a tensor."""
-    return CaptureError(
-        "the module's control flow depends on the content of a tensor",
-        source=source,
-        cure="replace the Python branch by torch.where or torch.cond, or keep that part outside the wrapped module",
-    )
 
 
 def _user_line(error: BaseException) -> str:

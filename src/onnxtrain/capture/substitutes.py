@@ -6,18 +6,19 @@ are to be left alone. What torch writes in Python and asks nobody about is in a 
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from onnxtrain.capture.assertions import expected
+from onnxtrain.capture.assertions import expected, tell
 from onnxtrain.capture.source_lines import is_users
 from onnxtrain.errors import CaptureError
 
@@ -42,20 +43,31 @@ UNSEEN: list[tuple[Any, str, Any]] = [
 ]  # neither name is promised by torch
 
 
+@contextlib.contextmanager
+def unseen() -> Iterator[None]:
+    """Within it torch does not look at tensors where it asks nobody (``UNSEEN``)."""
+    before = [getattr(owner, name) for owner, name, _ in UNSEEN]
+    for owner, name, content in UNSEEN:
+        setattr(owner, name, content)
+    try:
+        yield
+    finally:
+        for (owner, name, _), content in zip(UNSEEN, before, strict=True):
+            setattr(owner, name, content)
+
+
 class Substitutes(TorchFunctionMode):
     """Within it the functions of the table are replaced, and changes that autograd does not see are refused."""
 
     def __enter__(self) -> Substitutes:
         self._detached: list[tuple[weakref.ref[Tensor], Tensor]] = []
-        self._before = [getattr(owner, name) for owner, name, _ in UNSEEN]
-        for owner, name, content in UNSEEN:
-            setattr(owner, name, content)
+        self._unseen = unseen()
+        self._unseen.__enter__()
         return super().__enter__()
 
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)
-        for (owner, name, _), content in zip(UNSEEN, self._before, strict=True):
-            setattr(owner, name, content)
+        self._unseen.__exit__(None, None, None)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -223,8 +235,10 @@ def truth(condition: Tensor) -> Any:
     frame = sys._getframe(1) if condition.dtype == torch.bool else None
     while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
-    answer = None if frame is None or getattr(condition, "constant", None) is not None else expected(frame)
-    return NotImplemented if answer is None else answer
+    if frame is None or getattr(condition, "constant", None) is not None or (answer := expected(frame)) is None:
+        return NotImplemented
+    tell(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+    return answer
 
 
 @substitute(torch.chunk, Tensor.chunk)

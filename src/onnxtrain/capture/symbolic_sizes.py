@@ -1,13 +1,15 @@
 """Sizes as symbols while a module is traced: none becomes a number by ``len``, none outgrows what sympy can handle.
 
-This is the one module that replaces something of Python's own, ``len``, and only while the user's forward pass runs.
+This is the one module that replaces something of Python's own, ``len``, ``int`` and ``float``, and only while the
+user's forward pass runs; the last two only for modules of which a line calls them on a number that shall stay free.
 """
 
 from __future__ import annotations
 
 import builtins
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import sympy
@@ -59,6 +61,46 @@ def _symbolic_len() -> Iterator[None]:
         yield
     finally:
         builtins.len = plain
+
+
+class _Number(type):
+    """The class of what stands for ``int`` or ``float``: itself in all but calls with a tensor."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        kind = cls.__mro__[1]
+        if len(args) == 1 and isinstance(args[0], torch.Tensor):
+            return getattr(torch.Tensor, f"__{kind.__name__}__")(args[0])
+        return kind(*args, **kwargs)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, cls.__mro__[1])
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, cls.__mro__[1])
+
+
+_NUMBERS = {f"__{kind.__name__}__": _Number(kind.__name__, (kind,), {}) for kind in (int, float)}
+
+
+@contextlib.contextmanager
+def symbolic_numbers(free: Iterable[tuple[str, str]]) -> Iterator[None]:
+    """Make ``int(tensor)`` and ``float(tensor)`` symbols: of ``__int__`` and ``__float__`` Python takes numbers only.
+
+    Args:
+        free: how and where tensors are looked at, ``("__int__", "file:line")``; concerned are the modules of the files.
+    """
+    wanted = {(place.rpartition(":")[0], _NUMBERS[kind]) for kind, place in free if kind in _NUMBERS}
+    changed: list[tuple[dict[str, Any], str]] = []
+    for module in list(sys.modules.values()) if wanted else ():
+        for file, number in wanted:
+            if getattr(module, "__file__", None) == file and number.__name__ not in vars(module):
+                vars(module)[number.__name__] = number
+                changed.append((vars(module), number.__name__))
+    try:
+        yield
+    finally:
+        for table, name in changed:
+            del table[name]
 
 
 class _Watch(TorchFunctionMode):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+
 from onnxtrain.ir import shapes
 from onnxtrain.ir.graphs import DOMAIN
 from onnxtrain.ir.python_calls import is_call
@@ -75,13 +77,15 @@ def _cast_propagation(options: Options) -> str:
 
 
 def explain(sessions: Sessions) -> str:
-    """Every graph of a module: why it was captured, what it serves, which sizes are free."""
+    """Every graph of a module: why it was captured, what it serves, on which path, which sizes are free."""
     if not sessions.entries:
         return "no graph yet: the module was not called"
     lines = [f"{_count(sessions.calls, 'call')}, {_count(len(sessions.entries), 'graph')}"]
+    if sessions.eager:
+        lines.append(f"{_count(sessions.eager, 'call')} in eager PyTorch, which saw in tensors what no graph stands on")
     for number, entry in enumerate(sessions.entries, 1):
         lines += [f"graph {number}: captured at call {entry.first}, because", *(f"    {r}" for r in entry.reasons)]
-        lines += [f"  served {_count(entry.served, 'call')} in {_mode(entry)} mode", *_sizes(entry)]
+        lines += [f"  served {_count(entry.served, 'call')} in {_mode(entry)} mode", *_path(entry), *_sizes(entry)]
         lines += [f"  {variant}" for variant in entry.session.variants()]
     return "\n".join(lines)
 
@@ -102,6 +106,14 @@ def _count(number: int, noun: str) -> str:
 
 def _mode(entry: Entry) -> str:
     return "training" if entry.session.was_training else "inference"
+
+
+def _path(entry: Entry) -> list[str]:
+    """What the calls saw in tensors that a graph serves."""
+    path = entry.path
+    counts = collections.Counter(map(str, path.looks))
+    lines = [f"  path: {look}" + (f", {count} times" if count > 1 else "") for look, count in counts.items()]
+    return lines + [f"  path: {asked}" for asked in path.conditions.told()]
 
 
 def _sizes(entry: Entry) -> list[str]:

@@ -22,7 +22,6 @@ from onnxtrain.ortmodule.forwards import GraphForward, bound_to, is_around
 from onnxtrain.ortmodule.session import Session
 from onnxtrain.ortmodule.sessions import Sessions
 from onnxtrain.ortmodule.special_methods import class_for
-from onnxtrain.ortmodule.step import run
 from onnxtrain.ortmodule.verification import Report
 from onnxtrain.ortmodule.with_loss import ModuleWithLoss
 
@@ -175,15 +174,14 @@ class ORTModule(torch.nn.Module):
             if own["_sessions"] is None:
                 own["_bypass"].end()
                 own["_sessions"] = Sessions(own["_wrapped"], own["_options"])
-            session, tensors = own["_sessions"].find(args, kwargs)
-            outputs = run(session, tensors)
+            session, result = own["_sessions"].run(args, kwargs)
         except OnnxTrainError as error:
             if not fallback.catches(error):
                 raise
             return own["_wrapped"].forward(*args, **kwargs)
-        if session is not own["_last"]:
+        if session is not None and session is not own["_last"]:
             self._use(session)
-        return session.restore(outputs)
+        return result
 
     def _use(self, session: Session) -> None:
         """Remember the graph in use; say once for each what it does and what it cost."""

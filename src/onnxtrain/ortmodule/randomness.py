@@ -17,7 +17,8 @@ def state() -> State:
     return torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
 
 
-def _set(wanted: State) -> None:
+def restore(wanted: State) -> None:
+    """Let the generators go on from an earlier state."""
     torch.set_rng_state(wanted[0])
     if wanted[1]:
         torch.cuda.set_rng_state_all(wanted[1])
@@ -41,8 +42,8 @@ def override_torch_manual_seed(seed: int) -> torch.Generator:
 def replayed(earlier: State) -> Iterator[None]:
     """Within it the generators go on from an earlier state; afterwards from where they were."""
     now = state()
-    _set(earlier)
+    restore(earlier)
     try:
         yield
     finally:
-        _set(now)
+        restore(now)

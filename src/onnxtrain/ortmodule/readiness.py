@@ -15,10 +15,11 @@ from onnxtrain.blockers import Check, graph_errors, make_check
 from onnxtrain.capture import Captured, arguments_of, flatten, translate
 from onnxtrain.capture.source_lines import user_place
 from onnxtrain.capture.survey import calm, survey
-from onnxtrain.errors import CaptureError, ModuleError, OnnxTrainError, first_line
+from onnxtrain.errors import ModuleError, OnnxTrainError, first_line
 from onnxtrain.ir.graphs import ForwardGraph
 from onnxtrain.optimize import optimize
 from onnxtrain.options import Options
+from onnxtrain.ortmodule import randomness
 from onnxtrain.ortmodule.checks import check_module, device_errors, hook_errors, sharding_errors
 from onnxtrain.ortmodule.module import ORTModule
 
@@ -28,8 +29,8 @@ _FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 def check(module: torch.nn.Module, batch: Any, *, options: Options | None = None) -> Check:
     """Look for everything that would keep a module from being trained; nothing is trained and nothing is changed.
 
-    Looked at are hooks, devices, shards and types of parameters; each line whose control flow depends on data, along
-    the branches that this batch takes; each operator between a trained parameter and an output without gradient rule,
+    Looked at are hooks, devices, shards and types of parameters; what cannot be captured on the path that this batch
+    takes; each operator between a trained parameter and an output without gradient rule,
     or without a form on the backend. What cannot be looked at is told like all else; nothing is raised.
 
     Args:
@@ -119,7 +120,8 @@ def _capture_errors(
             notes.append(f"operators were not looked at: the module cannot be copied ({first_line(error)})")
             return errors
     try:
-        traced, found = survey(module, args, kwargs, static_shapes=options.static_shapes)
+        with randomness.replayed(randomness.state()):
+            traced, found = survey(module, args, kwargs, static_shapes=options.static_shapes)
         errors += found
         if traced is None:
             notes.append("operators were not looked at: there is no graph")
@@ -127,10 +129,11 @@ def _capture_errors(
         with calm():
             captured = translate(traced, opset=options.opset)
     except OnnxTrainError as error:
-        if errors and isinstance(error, CaptureError):
-            notes.append("operators were not looked at: the branches that this batch takes make no graph")
-            return errors
         return [*errors, error]
+    if captured.path:
+        lines = dict.fromkeys(str(look) for look in captured.path.looks)
+        told = "; ".join([*lines, *captured.path.conditions.told()])
+        notes.append(f"each thing that is seen in a tensor is a path, with a graph of its own; here {told}")
     return [*errors, *_graph_errors(module, captured, options, notes)]
 
 

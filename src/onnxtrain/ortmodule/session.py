@@ -11,9 +11,10 @@ import onnx_ir as ir
 import torch
 from torch.utils import _pytree as pytree
 
-from onnxtrain.capture import Captured, Numbers, leave
+from onnxtrain.capture import Answers, Captured, Numbers, leave
 from onnxtrain.compiler import Compiled, Report, capture_module, compile_graph
-from onnxtrain.errors import BackendError, UnsupportedDataError
+from onnxtrain.errors import BackendError
+from onnxtrain.ir.graphs import ForwardGraph
 from onnxtrain.ir.traits import Trait, traits_of
 from onnxtrain.optimize.rows import RowSet, Sizes, text_of
 from onnxtrain.options import Options
@@ -21,8 +22,10 @@ from onnxtrain.ortmodule import verification
 from onnxtrain.ortmodule.casts import CastCache
 from onnxtrain.ortmodule.checks import is_gathered
 from onnxtrain.ortmodule.guards import size_check
+from onnxtrain.ortmodule.path_check import PathCheck
 from onnxtrain.ortmodule.rows import DENSE, NOTHING, Batch, RowPlan, beside, rows_in_order
 from onnxtrain.ortmodule.sizes import InputSizes
+from onnxtrain.ortmodule.tensors import as_torch
 from onnxtrain.plan.cost import Flops, flops, training_flops
 
 _LOG = logging.getLogger(__name__)
@@ -61,6 +64,7 @@ class Session:
         kwargs: keyword arguments of the first call.
         options: backend and checks.
         numbers: for a structure of arguments, the positions of numbers that are captured as tensors.
+        answers: what the call saw in tensors, where it was rehearsed.
 
     Raises:
         CaptureError: the module cannot be captured; names the source line.
@@ -73,6 +77,7 @@ class Session:
         kwargs: dict[str, Any],
         options: Options,
         numbers: Numbers | None = None,
+        answers: Answers | None = None,
     ) -> None:
         self.module, self.report = module, Report()
         self.options = dataclasses.replace(
@@ -80,11 +85,12 @@ class Session:
             deterministic=torch.are_deterministic_algorithms_enabled(),
             cache_casts=options.cache_casts and not is_gathered(module),
         )
-        self.captured: Captured = capture_module(module, args, kwargs, self.options, self.report, numbers)
+        self.captured: Captured = capture_module(module, args, kwargs, self.options, self.report, numbers, answers)
         self.announced = False  # whether the user was told what this graph does
         self.was_training = module.training
         self.fits = size_check(self.captured)
         self.signature = self.captured.graph.signature
+        self.seen = frozenset(self.signature.outputs[p] for p in self.captured.path.outputs)
         self._parameters = [self._place(name) for name in self.signature.parameters]
         self._buffers = [self._place(name) for name in self.signature.buffers]
         self._updated = [self._place(name) for name in self.signature.buffer_updates]
@@ -104,6 +110,7 @@ class Session:
         self.expected: tuple[str, ...] | None = None  # outputs that will receive a gradient
         self.confirmed = False  # whether a backward pass has shown which outputs do
         self.verification: verification.Report | None = None
+        self.path_check = PathCheck(self.captured, self._compile_inspection)
         self.is_random = any(Trait.RANDOM in traits_of(node) for node in self.captured.graph.model.graph)
 
     def _place(self, name: str) -> tuple[torch.nn.Module, str]:
@@ -206,9 +213,11 @@ class Session:
             lazy = self.options.lazy_outputs and any(_is_scalar(named[n]) for n in outputs)
             beside = [n for n in self.signature.outputs if n not in outputs]
             known = Sizes(self.captured.graph.model.graph)
-            late = [n for n in beside if lazy and n not in self.read and _can_wait(named[n], known)]
+            kept = self.read | self.seen
+            late = [n for n in beside if lazy and n not in kept and _can_wait(named[n], known)]
             strict = self.options.strict or not differentiable
-            shown = dict.fromkeys(outputs, not relaxed) | {n: strict for n in beside if n not in late}
+            shown = dict.fromkeys(outputs, not relaxed)
+            shown |= {n: strict or n in self.seen for n in beside if n not in late}
             with self.report.stage("skip"):
                 trained = {*self.signature.parameters, *differentiable}  # a mask that is learned hides nothing
                 plan = RowPlan(self.captured.graph, trained, shown, late, same, self.options)
@@ -222,13 +231,16 @@ class Session:
         if id(plan) not in self._inspectors:
             graph = plan.inspection.graph
             try:
-                self._inspectors[id(plan)] = compile_graph(graph, (), (), self.options, self.report, self._device())
+                self._inspectors[id(plan)] = self._compile_inspection(graph)
             except BackendError as error:
                 _LOG.warning("no rows are dropped: the backend cannot inspect batches: %s", error.what)
                 plan.inspection, plan.sets = None, []
                 return NOTHING
         found, _ = self._inspectors[id(plan)].executable.forward(list(inputs.values()))
         return plan.batch([as_torch(t) for t in found], sizes)
+
+    def _compile_inspection(self, graph: ForwardGraph) -> Compiled:
+        return compile_graph(graph, (), (), self.options, self.report, self._device())
 
     def _device(self) -> str:
         return next((str(t.device) for t in self.module.parameters()), "cpu")
@@ -283,7 +295,9 @@ class Session:
         if self.expected is None:
             named = {str(v.name): v for v in self.captured.graph.model.graph.outputs}
             floating = [
-                n for n in self.signature.outputs if (d := named[n].dtype) is not None and d.is_floating_point()
+                n
+                for n in self.signature.outputs
+                if n not in self.seen and (d := named[n].dtype) is not None and d.is_floating_point()
             ]
             scalars = [n for n in floating if (shape := named[n].shape) is not None and len(shape) == 0]
             self.expected = tuple(scalars or floating)
@@ -346,14 +360,3 @@ def _root(value: ir.Value) -> ir.Value:
         value = node.inputs[0]
         node = value.producer()
     return value
-
-
-def as_torch(value: Any) -> torch.Tensor:
-    """A backend's tensor as torch's, without copying."""
-    if isinstance(value, torch.Tensor):
-        return value
-    if hasattr(value, "__dlpack__"):
-        made = torch.from_dlpack(value)
-        is_bool = hasattr(value, "data_type") and value.data_type() == "tensor(bool)"
-        return made.view(torch.bool) if is_bool else made
-    raise UnsupportedDataError(f"the backend returned a {type(value).__name__}")

@@ -10,15 +10,18 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from onnxtrain.capture import Kind
-from onnxtrain.errors import CaptureError
+from onnxtrain.capture import Answers, Key, Kind, Path, rehearse
+from onnxtrain.errors import CaptureError, ContentError, OnnxTrainError
 from onnxtrain.options import Options
+from onnxtrain.ortmodule import randomness
 from onnxtrain.ortmodule.checks import check_devices, check_hooks, check_sharding
 from onnxtrain.ortmodule.guards import Call, Inspector
+from onnxtrain.ortmodule.paths import MissedError, can_follow, difference, too_many, varying
 from onnxtrain.ortmodule.session import Session
+from onnxtrain.ortmodule.step import run
 
 _LOG = logging.getLogger(__name__)
-_MANY = 8  # graphs of one module after which something is said
+_MANY = 8  # graphs of one module, or paths of one call, after which something is said
 
 
 @dataclasses.dataclass
@@ -31,6 +34,11 @@ class Entry:
     reasons: list[str]
     served: int = 0
 
+    @property
+    def path(self) -> Path:
+        """What the graph stands on that is seen in tensors."""
+        return self.session.captured.path
+
 
 class Sessions:
     """The graphs of a module, found by what a call looks like.
@@ -42,21 +50,25 @@ class Sessions:
     Attributes:
         entries: all graphs, in the order of their capture.
         calls: how many calls there were.
-        constants: how many times a number that varies had to stay a constant.
+        eager: how many of them ran in eager PyTorch, because they saw something in a tensor that no graph stands on.
     """
 
     def __init__(self, module: torch.nn.Module, options: Options) -> None:
         self.module, self.options = module, options
         self.inspector = Inspector(module, options.ignored_attributes)
         self.entries: list[Entry] = []
-        self.calls = 0
+        self.calls = self.eager = 0
+        self._in_vain = 0  # calls since the last one that was on a known path
+        self._looks = self._told = False
+        self._free: frozenset[Key] = frozenset()
+        self._constant: frozenset[Key] = frozenset()
         self._latest: Entry | None = None
         self._by_call: dict[Call, list[Entry]] = {}
         self._numbers: dict[pytree.TreeSpec, frozenset[int]] = {}
         self._fixed: dict[pytree.TreeSpec, frozenset[int]] = {}
 
-    def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Session, list[torch.Tensor]]:
-        """The graph for a call and the call's tensors; captured where there is none.
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Session | None, Any]:
+        """The graph that serves a call, captured where there is none, None where eager PyTorch does; what is returned.
 
         Raises:
             UnsupportedDataError: an input has a type that a graph cannot take.
@@ -66,32 +78,83 @@ class Sessions:
         """
         self.calls += 1
         call = self.inspector.call(args, kwargs, self._numbers)
-        entry = self._latest
-        if entry is None or entry.call != call or not entry.session.fits(call.tensors):
-            entry = self._latest = self._fitting(call) or self._new(call, args, kwargs)
+        served = self._served(call)
+        if served is None and not self._is_full(call):
+            served = self._new(call, args, kwargs)
+        if served is not None:
+            self._in_vain = 0
+            return served
+        self.eager += 1
+        self._in_vain += 1
+        return None, self.module.forward(*args, **kwargs)
+
+    def _served(self, call: Call) -> tuple[Session, Any] | None:
+        """What a call returns on one of the paths that there are; None where it is on another one."""
+        if self._in_vain >= _MANY and self.calls % _MANY and self._is_full(call):
+            return None  # calls were on no known path for long: few are tried, which costs a forward pass each
+        waiting = self._fitting(call)
+        while waiting:
+            try:
+                return self._run(waiting[0], call)
+            except MissedError as missed:
+                waiting = [e for e in waiting[1:] if can_follow(missed.found, e.path.looks)]
+        return None
+
+    def _run(self, entry: Entry, call: Call) -> tuple[Session, Any]:
+        outputs = run(entry.session, call.tensors)
+        self._latest = entry
         entry.served += 1
-        return entry.session, entry.call.tensors if entry.first == self.calls else call.tensors
+        return entry.session, entry.session.restore(outputs)
 
-    def _fitting(self, call: Call) -> Entry | None:
-        return next((e for e in self._by_call.get(call, ()) if e.session.fits(call.tensors)), None)
+    def _fitting(self, call: Call) -> list[Entry]:
+        """The graphs that may serve a call, the one that served the latest call first."""
+        latest = self._latest
+        if latest is not None and latest.call == call and latest.session.fits(call.tensors):
+            if not latest.path:
+                return [latest]
+        else:
+            latest = None
+        others = [e for e in self._by_call.get(call, ()) if e is not latest and e.session.fits(call.tensors)]
+        return others if latest is None else [latest, *others]
 
-    def _new(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
+    def _paths(self, call: Call) -> list[Path]:
+        return [e.path for e in self._by_call.get(call, ()) if e.path]
+
+    def _is_full(self, call: Call) -> bool:
+        """Whether there are so many paths of a call that no further one is captured; says so once."""
+        paths = self._paths(call)
+        if len(paths) < _MANY:
+            return False
+        if not self._told:
+            self._told = True
+            _LOG.warning("%s", too_many(type(self.module).__name__, paths))
+        return True
+
+    def _new(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Session, Any] | None:
+        """What a call returns on a graph that is captured for it; None where only eager PyTorch can tell."""
         check_sharding(self.module)
         check_hooks(self.module, self.options.hooks)
         check_devices(self.module, call.tensors)
         spec, varying = call.schema.spec, self._varying_numbers(call)
         if not varying:
-            return self._capture(call, args, kwargs)
+            return self._on_new_graph(call, args, kwargs)
         before = self._numbers.get(spec, frozenset())
         self._numbers[spec] = before | varying
         try:
             wider = self.inspector.call(args, kwargs, self._numbers)
-            return self._fitting(wider) or self._capture(wider, args, kwargs)
+            return self._served(wider) or self._on_new_graph(wider, args, kwargs)
         except CaptureError as error:
             _LOG.info("a number among the inputs steers the forward pass, so each value has a graph: %s", error.what)
             self._numbers[spec] = before
             self._fixed[spec] = self._fixed.get(spec, frozenset()) | varying
-            return self._capture(call, args, kwargs)
+            return self._on_new_graph(call, args, kwargs)
+
+    def _on_new_graph(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Session, Any] | None:
+        entry = self._capture(call, args, kwargs)
+        try:
+            return None if entry is None else self._run(entry, call)
+        except MissedError:  # what it computes is off by a rounding error, which decides
+            return None
 
     def _varying_numbers(self, call: Call) -> frozenset[int]:
         """Positions of numbers that had another value in an earlier call of the same structure."""
@@ -101,10 +164,56 @@ class Sessions:
         varying = {i for i, v in now.items() for constants in earlier if i in constants and constants[i] != v}
         return frozenset(varying - self._fixed.get(spec, frozenset()))
 
-    def _capture(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
-        reasons = self._reasons(call)
+    def _capture(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry | None:
+        """A graph for a call; where the call looks into tensors, for what it sees there, which eager PyTorch tells.
+
+        None where the forward pass raises.
+        """
+        if not self._looks:
+            try:
+                return self._record(call, args, kwargs, Answers())
+            except ContentError as error:
+                refused: ContentError | None = error
+        else:
+            refused = None
+        answers = self._rehearse(args, kwargs)
+        known = None if answers is None else self._known(call, answers)
+        if answers is None or known is not None:
+            return known
+        if refused is not None and not answers.looks and not answers.sizes:
+            raise refused
+        self._looks = True
+        fresh = varying(self._paths(call), answers) - self._free - self._constant
+        for free in filter(None, dict.fromkeys((self._free | fresh, self._free))):
+            try:
+                return self._record(call, args, kwargs, dataclasses.replace(answers, free=free))
+            except CaptureError as error:
+                _LOG.info("numbers that %s reads stay constants: %s", type(self.module).__name__, error.what)
+                self._constant |= free - self._free
+        return self._record(call, args, kwargs, answers)
+
+    def _known(self, call: Call, answers: Answers) -> Entry | None:
+        """The graph that there is already for what a call sees, which may compute it with an error that decides."""
+        shapes = [t.shape for t in call.tensors]
+        paths = [e for e in self._fitting(call) if e.path]
+        return next((e for e in paths if answers.agree(e.path.looks, e.path.conditions, shapes)), None)
+
+    def _rehearse(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answers | None:
+        """What a call sees in tensors; None where it raises."""
+        _LOG.info("rehearses %s: a call in eager PyTorch, to see what it looks at", type(self.module).__name__)
+        try:
+            with randomness.replayed(randomness.state()):
+                return rehearse(self.module, args, kwargs, self.options.ignored_attributes)
+        except OnnxTrainError:
+            raise
+        except Exception as error:
+            _LOG.info("the rehearsal stopped: %s", error)
+            return None
+
+    def _record(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], answers: Answers) -> Entry:
+        reasons = self._reasons(call, answers)
         _LOG.info("captures %s: %s", type(self.module).__name__, "; ".join(reasons))
-        session = Session(self.module, args, dict(sorted(kwargs.items())), self.options, self._numbers)
+        session = Session(self.module, args, dict(sorted(kwargs.items())), self.options, self._numbers, answers)
         if session.captured.left:
             self.inspector.leaves(session.captured.left)
         # what the forward pass sets on its own (a configuration's problem_type) is no reason to capture it again, but
@@ -114,18 +223,27 @@ class Sessions:
         entry = Entry(call if flips else after, session, self.calls, reasons)
         self.entries.append(entry)
         for key in {call, entry.call}:
-            self._by_call.setdefault(key, []).append(entry)
-        if len(self.entries) == _MANY:
+            self._replace(key, entry, answers.free)
+        if len(self.entries) == _MANY and not entry.path:
             _LOG.warning(
                 "%s has %d graphs by now, each captured anew; the last one because %s (model.explain() lists all)",
                 *(type(self.module).__name__, _MANY, "; ".join(reasons)),
             )
         return entry
 
-    def _reasons(self, call: Call) -> list[str]:
+    def _replace(self, call: Call, entry: Entry, free: frozenset[Key]) -> None:
+        """Add a graph to those of a call; those for one number that may be any now are no longer looked for."""
+        self._free |= free
+        kept = [e for e in self._by_call.get(call, ()) if not any(look.key in free for look in e.path.looks)]
+        self._by_call[call] = [*kept, entry]
+
+    def _reasons(self, call: Call, answers: Answers) -> list[str]:
         """Why no graph serves a call: how it differs from the earlier call it is nearest to."""
         if not self.entries:
             return ["it is the first call"]
+        others = [e.path for e in self._fitting(call) if e.path]
+        if others:
+            return [difference(others[0], answers)]
         alike = [e for e in self.entries if e.call.schema.spec == call.schema.spec] or self.entries
         return min((self._differences(entry.call, call) for entry in reversed(alike)), key=len)
 

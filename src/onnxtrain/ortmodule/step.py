@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,10 +16,12 @@ from onnxtrain.execute.torch.dtypes import torch_dtype
 from onnxtrain.ir import shapes
 from onnxtrain.ortmodule import randomness
 from onnxtrain.ortmodule.deferred import DeferredTensor
+from onnxtrain.ortmodule.paths import MissedError
 from onnxtrain.ortmodule.rows import beside
-from onnxtrain.ortmodule.session import Chosen, Session, as_torch
+from onnxtrain.ortmodule.session import Chosen, Session
 from onnxtrain.ortmodule.sizes import size_of
 from onnxtrain.ortmodule.sparsity import density_table, step_line
+from onnxtrain.ortmodule.tensors import as_torch
 from onnxtrain.ortmodule.verification import Verification
 
 _LOG = logging.getLogger(__name__)
@@ -32,18 +34,44 @@ def run(session: Session, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]
     named = dict(zip(session.signature.inputs, inputs, strict=True))
     if not differentiable:
         chosen = session.choose(named, (), ())
-        outputs, _ = chosen.compiled.executable.forward([*inputs, *chosen.rows])
+        forward = chosen.compiled.executable.forward
+        outputs = _on_its_path(session, chosen.compiled, inputs, lambda: forward([*inputs, *chosen.rows])[0])
         return _finish(session, chosen.compiled, outputs)
     starts_verification = session.options.verify and session.verification is None
     session.exact = starts_verification and session.is_random
     chosen = session.choose(named, differentiable, session.predicted_outputs())
-    _report(session, chosen, named)
     state = _State(session, chosen, named, differentiable)
     made = _Step.apply(state, *(named[name] for name in differentiable))
+    _report(session, chosen, named)
     found = dict(zip(state.compiled.plan.signature.outputs, made, strict=True))
     if not state.chosen.waiting:
         return list(found.values())
     return [found[n] if n in found else state.deferred(n) for n in session.signature.outputs]
+
+
+def _on_its_path(
+    session: Session, compiled: Compiled, inputs: Sequence[torch.Tensor], compute: Callable[[], list[Any]]
+) -> list[Any]:
+    """What a forward pass computes, where it sees in tensors what the session's path says.
+
+    Raises:
+        MissedError: it does not, or stops where a number that was seen does not fit; random numbers are as before.
+    """
+    if not session.captured.path:
+        return compute()
+    shapes = [x.shape for x in inputs[: len(session.signature.user_inputs)]]
+    before = randomness.state()
+    try:
+        session.path_check.before(inputs, shapes)
+        outputs = compute()
+        session.path_check.after(dict(zip(compiled.plan.signature.outputs, outputs, strict=False)), shapes)
+    except MissedError:
+        randomness.restore(before)
+        raise
+    except Exception as error:  # whatever a kernel raises for sizes that do not fit
+        randomness.restore(before)
+        raise MissedError() from error
+    return outputs
 
 
 def _report(session: Session, chosen: Chosen, inputs: dict[str, torch.Tensor]) -> None:
@@ -101,11 +129,11 @@ class _State:
         """Run the forward pass and note the versions of all tensors that the user could change before the backward."""
         session = self.session
         if session.options.verify and session.verification is None:
-            self.verification = Verification(
-                session.module, session.captured, [self.inputs[n] for n in session.signature.user_inputs]
-            )
+            tensors = [self.inputs[n] for n in session.signature.user_inputs]
+            self.verification = Verification(session.module, session.captured, tensors)
+        outputs = _on_its_path(session, self.compiled, list(self.inputs.values()), self.compute)
+        if self.verification is not None:
             session.verification = self.verification.report
-        outputs = self.compute()
         made = _finish(session, self.compiled, outputs)
         names = self.compiled.plan.signature.outputs
         self.like = {n: (t.shape, t.dtype, t.device) for n, t in zip(names, made, strict=True)}

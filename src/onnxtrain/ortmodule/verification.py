@@ -154,9 +154,9 @@ class Verification:
             made = self.eager(*args, **kwargs)
             whole = (made, tuple(watch.changes().left[place] for place in left)) if left else made
             found, _ = flatten(whole, "output", self.captured.outputs)
-        names = self.captured.graph.signature.outputs
+        names = self.captured.graph.signature.outputs  # some of them only what was looked at
         self.outputs = {names[i]: y for i, y in zip(self.captured.sources, found, strict=True)}
-        pairs = {n: (ours, _beside(self.outputs[n], zeros.get(n))) for n, ours in outputs.items()}
+        pairs = {n: (ours, _beside(self.outputs[n], zeros.get(n))) for n, ours in outputs.items() if n in self.outputs}
         self.report.comparisons += compare("loss", {n: p for n, p in pairs.items() if p[0].dim() == 0})
         self.report.comparisons += compare("output", {n: p for n, p in pairs.items() if p[0].dim() > 0})
         after = dict(self.module.named_buffers())

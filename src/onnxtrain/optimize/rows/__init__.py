@@ -17,6 +17,7 @@ from onnxtrain.ir.bodies import remove_unread
 from onnxtrain.ir.graphs import ForwardGraph
 from onnxtrain.ir.traits import Trait, traits_of
 from onnxtrain.optimize.rows import passage_rules  # noqa: F401  (fills the table of passages)
+from onnxtrain.optimize.rows.attention import early_values
 from onnxtrain.optimize.rows.choice import chosen_sets
 from onnxtrain.optimize.rows.demand import Liveness, Rows, Whole
 from onnxtrain.optimize.rows.inspection import BLIND, Inspection, inspection
@@ -83,6 +84,7 @@ __all__ = [
     "Whole",
     "Within",
     "chosen_sets",
+    "early_values",
     "inspection",
     "labels_of",
     "is_by_attention",

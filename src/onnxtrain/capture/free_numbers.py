@@ -1,0 +1,165 @@
+"""Numbers read out of tensors that stay free in a graph, and what was asked of them while it was traced.
+
+A size that depends on content (``mask.nonzero()``), or a number that was looked at and is only used as a size or a
+factor, is a symbol. What Python code or torch asks of it (``if n > 0``) is answered for the rehearsed call, and is a
+condition under which the graph is what the module computes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+
+from onnxtrain.capture.looks import Look
+from onnxtrain.capture.symbolic_sizes import Axis
+
+_ASKED = "propagate_real_tensors"  # how torch marks a question that it answered with a number it was told
+Tensor = torch.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class FreeNumber:
+    """A number that a graph does not stand on.
+
+    Args:
+        look: where it was read, and what it was in the rehearsal.
+        nth: how many numbers were read before at the same line.
+        symbol: what stands for it.
+    """
+
+    look: Look
+    nth: int
+    symbol: sympy.Symbol
+
+
+@dataclasses.dataclass(frozen=True)
+class Conditions:
+    """What was asked of free numbers, true for the rehearsed call.
+
+    Args:
+        relations: what was asked.
+        numbers: the numbers that it was asked of.
+        sizes: for symbols that are sizes of inputs, an input axis that has this size.
+    """
+
+    relations: tuple[sympy.Basic, ...] = ()
+    numbers: tuple[FreeNumber, ...] = ()
+    sizes: tuple[tuple[sympy.Symbol, Axis], ...] = ()
+
+    def hold(self, answers: Sequence[Any], shapes: Sequence[Sequence[int]]) -> bool:
+        """Whether all is so for other numbers.
+
+        Args:
+            answers: the content of each number.
+            shapes: sizes of the inputs.
+        """
+        values = {n.symbol: sympy.sympify(a) for n, a in zip(self.numbers, answers, strict=True)}
+        values |= {symbol: sympy.Integer(shapes[position][axis]) for symbol, (position, axis) in self.sizes}
+        return all(relation.xreplace(values) == sympy.true for relation in self.relations)
+
+    def told(self) -> list[str]:
+        """What was asked, for a person to read."""
+        names = [
+            sympy.Symbol(f"n{i}" if len(self.numbers) > 1 else "n", integer=True) for i in range(len(self.numbers))
+        ]
+        named = {number.symbol: name for number, name in zip(self.numbers, names, strict=True)}
+        read = [f"{number.look.place} reads {name}" for number, name in zip(self.numbers, names, strict=True)]
+        asked = [str(relation.xreplace(named)) for relation in self.relations]
+        return [", ".join([*read, f"and {' and '.join(asked)}"])] if asked else []
+
+
+class FreeNumbers:
+    """The free numbers of one trace.
+
+    Args:
+        tensors: the inputs, as torch.export passes them to the forward pass.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._axes: dict[sympy.Symbol, Axis] = {}
+        for position, tensor in enumerate(tensors):
+            for axis, size in enumerate(tensor.shape):
+                if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
+                    self._axes.setdefault(size.node.expr, (position, axis))
+        self._read: dict[sympy.Symbol, tuple[FreeNumber, Tensor]] = {}
+        self._environment: Any = None
+
+    def add(self, number: Any, look: Look, nth: int, content: Tensor) -> None:
+        """Say what a number was in the rehearsal, for torch to answer questions with.
+
+        Args:
+            number: the number as it is traced; one whose value is known is left alone.
+            look: where it was read, and what it was.
+            nth: how many were read before at the same line.
+            content: a tensor that holds it.
+        """
+        if not isinstance(number, torch.SymInt | torch.SymFloat) or not isinstance(number.node.expr, sympy.Symbol):
+            return
+        symbol, self._environment = number.node.expr, number.node.shape_env
+        if symbol not in self._read and symbol not in self._axes:
+            self._environment.set_real_tensor_prop_unbacked_vals(symbol, look.answer)
+            self._read[symbol] = FreeNumber(look, nth, symbol), content.clone()
+
+    def asked(self) -> tuple[Conditions, list[Tensor]]:
+        """What was asked, and for each number of which something was asked a tensor that holds it."""
+        relations = dict.fromkeys(self._relations())
+        symbols = {s for relation in relations for s in relation.free_symbols}
+        kept = [(number, content) for symbol, (number, content) in self._read.items() if symbol in symbols]
+        known = {number.symbol for number, _ in kept} | set(self._axes)
+        sizes = tuple((s, axis) for s, axis in self._axes.items() if s in symbols)
+        conditions = tuple(r for r in relations if r.free_symbols <= known)
+        return Conditions(conditions, tuple(number for number, _ in kept), sizes), [content for _, content in kept]
+
+    def _relations(self) -> Iterator[sympy.Basic]:
+        asked = {} if self._environment is None else self._environment.deferred_runtime_asserts
+        for assertions in asked.values():
+            yield from (a.expr for a in assertions if a.msg.startswith(_ASKED))
+
+
+def counted_by(
+    func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], made: Any
+) -> tuple[str, Tensor, Callable[[], Tensor]] | None:
+    """Where the size of a result depends on content: the call's name, the result, what computes its size from content.
+
+    The size itself would not do: what a graph knows of it would be what is known of the rehearsed call.
+    """
+    name = getattr(func, "__name__", "")
+    result = made[0] if isinstance(made, tuple) and made else made
+    if not isinstance(result, Tensor) or not result.dim():
+        return None
+    content = _content(name, args, kwargs)
+    return None if content is None else (name, result, content)
+
+
+def _content(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[], Tensor] | None:
+    first = args[0] if args and isinstance(args[0], Tensor) else None
+    if first is None:
+        return None
+    if name in ("nonzero", "argwhere") or (name == "where" and len(args) == 1):
+        return lambda: (first != 0).sum()
+    if name == "masked_select" and len(args) > 1:
+        return lambda: (args[1].expand(first.shape) if args[1].dim() < first.dim() else args[1]).sum()
+    if name == "__getitem__":
+        masks = [p for p in (args[1] if isinstance(args[1], tuple) else (args[1],)) if _is_mask(p)]
+        return (lambda: (masks[0] != 0).sum()) if len(masks) == 1 else None
+    if name == "repeat_interleave":
+        repeats = args[1] if len(args) > 1 else kwargs.get("repeats", first)
+        return repeats.sum if isinstance(repeats, Tensor) and repeats.dim() else None
+    if name in ("unique", "unique_consecutive") and kwargs.get("dim") is None and len(args) < 5:
+        return lambda: _distinct(first, name == "unique")
+    return None
+
+
+def _is_mask(part: Any) -> bool:
+    return isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8)
+
+
+def _distinct(x: Tensor, is_sorted: bool) -> Tensor:
+    """How many different elements there are, or runs of equal ones."""
+    flat = x.detach().flatten()
+    flat = flat.sort().values if is_sorted else flat
+    return (flat[1:] != flat[:-1]).sum() + 1

@@ -1,0 +1,112 @@
+"""A rehearsal: one call of a module in eager PyTorch, which records all that its Python code saw in tensors."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from onnxtrain.capture.free_numbers import Conditions, counted_by
+from onnxtrain.capture.left_behind import Watch
+from onnxtrain.capture.looks import Key, Look, Looks, Way, content_of, place_of, same, user_frame
+from onnxtrain.capture.substitutes import unseen
+
+
+@dataclasses.dataclass(frozen=True)
+class Answers:
+    """What a call saw in tensors, in order.
+
+    Args:
+        looks: the looks.
+        sizes: the sizes that depend on content, as looks at them.
+        free: the looks whose answer may be any number, and does not become part of a graph.
+        rehearsed: whether there was a rehearsal.
+    """
+
+    looks: tuple[Look, ...] = ()
+    sizes: tuple[Look, ...] = ()
+    free: frozenset[Key] = frozenset()
+    rehearsed: bool = False
+
+    @property
+    def by_key(self) -> dict[Key, list[Any]]:
+        """For each line, what it saw one time after the other."""
+        return _by_key(self.looks)
+
+    def agree(self, looks: Sequence[Look], conditions: Conditions, shapes: Sequence[Sequence[int]]) -> bool:
+        """Whether looks, some of them maybe left out, have these answers, and conditions hold for them."""
+        mine, theirs = self.by_key, _by_key(looks)
+        if any(not same(tuple(mine.get(key, ())), tuple(answers)) for key, answers in theirs.items()):
+            return False
+        numbers = _by_key((*self.looks, *self.sizes))
+        found = [numbers.get(n.look.key, []) for n in conditions.numbers]
+        if any(n.nth >= len(answers) for n, answers in zip(conditions.numbers, found, strict=True)):
+            return False
+        values = [answers[n.nth] for n, answers in zip(conditions.numbers, found, strict=True)]
+        return conditions.hold(values, shapes)
+
+
+def _by_key(looks: Sequence[Look]) -> dict[Key, list[Any]]:
+    found: dict[Key, list[Any]] = {}
+    for look in looks:
+        found.setdefault(look.key, []).append(look.answer)
+    return found
+
+
+class _Recorder(Looks):
+    """Records the looks of what runs within it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks: list[Look] = []
+        self.sizes: list[Look] = []
+
+    def _look(self, kind: str, frame: Any, way: Way, seen: torch.Tensor, run: Callable[[], Any]) -> Any:
+        made, place = run(), place_of(frame)
+        if kind == "tolist":  # traced, a tensor reads its elements one by one
+            self.looks += [Look("item", place, x) for x in seen.detach().flatten().tolist()]
+        else:
+            self.looks.append(Look(kind, place, content_of(seen)))
+        return made
+
+    def _after(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], made: Any) -> None:
+        counted = counted_by(func, args, kwargs, made)
+        if counted is not None and (frame := user_frame()) is not None:
+            name, _, count = counted
+            self.sizes.append(Look(name, place_of(frame), int(count())))
+
+
+def rehearse(
+    module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], ignored: Collection[str] = ()
+) -> Answers:
+    """Run a call in eager PyTorch, leave the module as it was, and say what the call saw in tensors.
+
+    Random numbers are drawn from the generators as they are.
+
+    Raises:
+        Exception: what the module raises.
+    """
+    recorder = _Recorder()
+    given = [x for x in pytree.tree_leaves((tuple(args), dict(kwargs))) if isinstance(x, torch.Tensor)]
+    with _untouched(module, given, ignored), unseen(), recorder:
+        module.forward(*args, **kwargs)
+    return Answers(tuple(recorder.looks), tuple(recorder.sizes), rehearsed=True)
+
+
+@contextlib.contextmanager
+def _untouched(module: torch.nn.Module, given: Sequence[torch.Tensor], ignored: Collection[str]) -> Iterator[None]:
+    """Take back what a call does to a module: what it sets, and what it writes into buffers and inputs."""
+    watch = Watch(module, ignored)
+    owned = [(t, t.detach().clone()) for t in (*module.buffers(), *given)]
+    try:
+        yield
+    finally:
+        watch.take_back()
+        with torch.no_grad():
+            for tensor, content in owned:
+                if not torch.equal(tensor, content):  # versions do not tell: normalization counts none
+                    tensor.copy_(content)
