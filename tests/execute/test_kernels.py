@@ -52,3 +52,15 @@ def test_sorting_orders_equal_elements_as_eager_does(descending: bool) -> None:
 )
 def test_numbers_of_an_activation_are_float64(function: Callable[[Tensor], Tensor]) -> None:
     compare(function, torch.randn(3, 4, dtype=torch.float64))
+
+
+def test_attention_whose_heads_do_not_lie_in_one_piece() -> None:
+    """Flash attention reads a row of a head as one piece."""
+
+    def attend(x: Tensor) -> Tensor:
+        hidden = torch.arange(7) < torch.tensor([[3], [1], [2]])
+        q, k = (x + 0).exp(), x.view(3, 8, 7).mT
+        q, k = (t[:, None].expand(3, 2, 7, 8) for t in (q, k))
+        return F.scaled_dot_product_attention(q, k, k, hidden[:, None, None])
+
+    compare(attend, torch.randn(3, 7, 8, dtype=torch.float64))

@@ -8,7 +8,7 @@ from fuzz.modules.program import Argument, Program, indented
 from fuzz.modules.vocabulary import transformers as parts
 
 SIZES = ((3, 7), (2, 9), (4, 6), (5, 8), (2, 12), (4, 9))
-SMALL = ((1, 6), (3, 2), (1, 1), (2, 3), (4, 1), (1, 9))
+SMALL = ((1, 6), (1, 2), (1, 1), (2, 1), (4, 1), (1, 9))
 _LAYER = (
     "self.layers = nn.ModuleList(\n"
     "    nn.ModuleDict(\n"

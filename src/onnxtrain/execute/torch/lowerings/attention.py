@@ -64,6 +64,11 @@ def _fused(q: Tensor, k: Tensor, v: Tensor) -> bool:
     return q.device.type == "cpu" and q.dim() == 4 and q.shape[-1] == k.shape[-1] == v.shape[-1]
 
 
+def dense(*tensors: Tensor) -> list[Tensor]:
+    """The tensors with their last axis in one piece: the kernel reads it so; eager takes another where it is not."""
+    return [t if t.stride(-1) == 1 else t.contiguous() for t in tensors]
+
+
 def _mask_for(mask: Tensor | None, q: Tensor) -> Tensor | None:
     """The mask with as many axes as the kernel wants, and of doubles where those are: it reads others wrongly then."""
     if mask is None:
@@ -78,6 +83,7 @@ def _forward(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
     if _fused(q, k, v):
+        q, k, v = dense(q, k, v)
         made = aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, 0.0, is_causal, attn_mask=_mask_for(mask, q), scale=scale
         )
@@ -108,6 +114,7 @@ def _backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     if _fused(q, k, v):
+        dy, q, k, v = dense(dy, q, k, v)
         return aten._scaled_dot_product_flash_attention_for_cpu_backward(
             dy, q, k, v, y, lse, 0.0, is_causal, attn_mask=_mask_for(mask, q), scale=scale
         )

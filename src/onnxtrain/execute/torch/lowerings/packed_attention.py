@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from onnxtrain.execute.torch import padded_attention
+from onnxtrain.execute.torch.lowerings.attention import dense
 from onnxtrain.execute.torch.lowerings.random import drawn_mask
 from onnxtrain.execute.torch.packed_rows import MINUS_INFINITY, Packing, Part, scale_of_kept
 from onnxtrain.execute.torch.registry import lowering
@@ -92,6 +93,7 @@ def _fused(
     q: Tensor, k: Tensor, v: Tensor, packing: Packing, scale: float, all_kept: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Flash attention of each sequence."""
+    q, k, v = dense(q, k, v)
     y = torch.empty(q.shape, dtype=q.dtype)
     log_sum_exp = torch.empty(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
     by_order, parts = _parts_in_order(q, packing)
@@ -130,6 +132,7 @@ def _count(parts: Sequence[Part]) -> int:
 def _fused_backward(
     dy: Tensor, q: Tensor, k: Tensor, v: Tensor, packing: Packing, y: Tensor, log_sum_exp: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
+    dy, q, k, v = dense(dy, q, k, v)
     dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype) for t in (q, k, v))
     by_order, parts = _parts_in_order(q, packing)
     for part in parts:
