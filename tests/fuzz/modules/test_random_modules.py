@@ -17,8 +17,8 @@ from fuzz.run import report
 from onnxtrain.gradient.registry import RULES
 
 TENSORS = (0, 1, 3, 5, 9, 12)
-ROWS = (0, 1, 2, 3, 4, 6)
-SCRIPTS = (1, 2, 3, 4)
+ROWS = (0, 2, 4)
+SCRIPTS = (1, 2, 3)
 
 
 @pytest.mark.parametrize(("kind", "seeds"), [("tensors", TENSORS), ("rows", ROWS), ("scripts", SCRIPTS)])
