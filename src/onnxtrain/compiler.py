@@ -144,7 +144,7 @@ def compile_graph(
         device: where the executable runs.
     """
     mode = "training" if differentiable else "inference"
-    training, chosen = None, _with(graph, differentiable)
+    training, chosen = None, differentiated(graph, differentiable)
     if differentiable:
         # saved before the gradient is built, so that a failure there leaves something to look at
         _dump(options, "optimized_pre_grad", mode, graph.model)
@@ -165,7 +165,8 @@ def compile_graph(
     return Compiled(executable, graph, training, plan, report, frozenset(tracked_outputs(chosen)))
 
 
-def _with(graph: ForwardGraph, differentiable: Sequence[str]) -> ForwardGraph:
+def differentiated(graph: ForwardGraph, differentiable: Sequence[str]) -> ForwardGraph:
+    """A graph with other inputs whose gradient is wanted."""
     signature: Signature = dataclasses.replace(graph.signature, differentiable=tuple(differentiable))
     return ForwardGraph(graph.model, signature)
 

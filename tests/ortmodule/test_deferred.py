@@ -311,3 +311,28 @@ def test_two_steps_that_are_read_in_the_other_order() -> None:
     a, b = wrapped(*first), wrapped(*second)
     torch.testing.assert_close(b["logits"].detach(), eager(*second)["logits"].detach(), **TOLERANCE)
     torch.testing.assert_close(a["logits"].detach(), eager(*first)["logits"].detach(), **TOLERANCE)
+
+
+class Beside(nn.Module):
+    """A loss, and beside it what depends on an input that is trained, and what depends on nothing that is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, dtype=torch.float64))
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return (x * self.weight).square().mean(), (x * self.weight).exp(), y * 2
+
+
+def test_what_is_read_late_gives_gradients_to_inputs_and_says_whether_it_requires_one() -> None:
+    eager = Beside()
+    wrapped = ORTModule(copy.deepcopy(eager))
+    gradients = []
+    for module in (eager, wrapped):
+        x = torch.full((3, 4), 0.5, dtype=torch.float64, requires_grad=True)
+        loss, seen, apart = module(2 * x, torch.ones(3, dtype=torch.float64))
+        assert seen.requires_grad and not apart.requires_grad
+        (loss + seen.sum() + apart.sum()).backward()
+        gradients.append((x.grad, module.weight.grad))
+    for found, wanted in zip(*reversed(gradients), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)

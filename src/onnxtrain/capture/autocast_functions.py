@@ -1,4 +1,4 @@
-"""Products that autocast leaves alone, of tensors that it has given two types: eager PyTorch multiplies them as they are.
+"""Products that autocast leaves alone, of tensors that it gave two types: eager PyTorch multiplies them as they are.
 
 They are written in functions that bring their operands to one type.
 """

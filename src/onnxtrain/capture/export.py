@@ -269,7 +269,8 @@ def _export(
     module: FlatModule, example: Sequence[torch.Tensor], constant: frozenset[Axis]
 ) -> torch.export.ExportedProgram:
     kinds = (torch.export.Dim.AUTO, torch.export.Dim.STATIC)
-    dynamic = tuple({a: kinds[(i, a) in constant] for a in range(t.dim())} for i, t in enumerate(example))
+    fixed = constant | {(i, a) for i, t in enumerate(example) for a in range(t.dim()) if t.shape[a] == 0}
+    dynamic = tuple({a: kinds[(i, a) in fixed] for a in range(t.dim())} for i, t in enumerate(example))
     with recording():
         example = [_ordinary(t) for t in example]
         return torch.export.export(module, tuple(example), dynamic_shapes=(dynamic,), strict=False)
@@ -285,7 +286,9 @@ def _ordinary(tensor: torch.Tensor) -> torch.Tensor:
 @contextlib.contextmanager
 def recording() -> Iterator[None]:
     """What torch.export runs the user's module in."""
-    with _quiet(), torch.inference_mode(False), torch.enable_grad():
+    from torch.fx.experimental import _config
+
+    with _quiet(), torch.inference_mode(False), torch.enable_grad(), _config.patch(backed_size_oblivious=True):
         yield
 
 

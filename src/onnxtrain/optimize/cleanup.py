@@ -142,7 +142,6 @@ class KnownShapesPass(ir.passes.InPlacePass):
                 modified = True
         return ir.passes.PassResult(model, modified)
 
-
     @staticmethod
     def _read_from_inputs(graph: ir.Graph) -> bool:
         places: dict[str, tuple[ir.Value, int]] = {}

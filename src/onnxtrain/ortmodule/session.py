@@ -12,8 +12,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from onnxtrain.capture import Answers, Captured, Numbers, leave
-from onnxtrain.compiler import Compiled, Report, capture_module, compile_graph
+from onnxtrain.compiler import Compiled, Report, capture_module, compile_graph, differentiated
 from onnxtrain.errors import BackendError
+from onnxtrain.gradient import tracked_outputs
 from onnxtrain.ir.graphs import ForwardGraph
 from onnxtrain.ir.traits import Trait, traits_of
 from onnxtrain.optimize.rows import RowSet, Sizes, text_of
@@ -107,6 +108,7 @@ class Session:
         self.exact = False  # whether nothing may be skipped: a step is compared with eager's random numbers
         self.casts = CastCache() if self.options.cache_casts else None
         self._watched: dict[int, frozenset[str]] = {}
+        self._tracked: dict[_Names, frozenset[str]] = {}
         self.expected: tuple[str, ...] | None = None  # outputs that will receive a gradient
         self.confirmed = False  # whether a backward pass has shown which outputs do
         self.verification: verification.Report | None = None
@@ -308,6 +310,13 @@ class Session:
         with torch.no_grad():
             for (owner, leaf), content in zip(self._updated, updates, strict=True):
                 owner._buffers[leaf].copy_(content)  # type: ignore[union-attr]
+
+    def is_tracked(self, output: str, differentiable: Sequence[str]) -> bool:
+        """Whether eager PyTorch says of an output that it requires a gradient, where these inputs do."""
+        key = tuple(differentiable)
+        if key not in self._tracked:
+            self._tracked[key] = frozenset(tracked_outputs(differentiated(self.captured.graph, key)))
+        return output in self._tracked[key]
 
     def watched(self, compiled: Compiled) -> frozenset[str]:
         """Names of inputs and outputs whose memory the backward pass of a variant reads."""

@@ -46,7 +46,8 @@ def run(session: Session, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]
     found = dict(zip(state.compiled.plan.signature.outputs, made, strict=True))
     if not state.chosen.waiting:
         return list(found.values())
-    return [found[n] if n in found else state.deferred(n) for n in session.signature.outputs]
+    sources = [named[name] for name in differentiable]
+    return [found[n] if n in found else state.deferred(n, sources) for n in session.signature.outputs]
 
 
 def _on_its_path(
@@ -232,16 +233,17 @@ class _State:
         held = self.chosen.batch.held
         return {name: held[rows] for name, rows in self.chosen.zeros.items()}
 
-    def deferred(self, name: str) -> torch.Tensor:
-        """An output that is computed when it is read."""
+    def deferred(self, name: str, sources: Sequence[torch.Tensor]) -> torch.Tensor:
+        """An output that is computed when it is read, and whose gradient goes to these tensors of the user's."""
         session = self.session
         value = next(v for v in session.captured.graph.model.graph.outputs if v.name == name)
         sizes = session.sizes.of(self.inputs)
         shape = [size_of(d, sizes) for d in shapes.known_dims(value)]
         dtype, device = torch_dtype(int(shapes.dtype_of(value))), next(iter(self.inputs.values())).device
         if self.late is None:
-            self.late = Late(session, self.inputs | self.before, self.differentiable, self.random)
-        return DeferredTensor(shape, dtype, device, dtype.is_floating_point, functools.partial(self.late.value, name))
+            self.late = Late(session, self.inputs | self.before, self.differentiable, self.random, sources)
+        tracked = session.is_tracked(name, self.differentiable)
+        return DeferredTensor(shape, dtype, device, tracked, functools.partial(self.late.value, name))
 
     def _check_unchanged(self, first: bool) -> None:
         """Running forward again needs the inputs it had.
@@ -272,6 +274,7 @@ class Late:
         inputs: the step's inputs, buffers with their content before it.
         differentiable: names of the inputs that require a gradient.
         random: the generators' state before the step; None where nothing is random.
+        sources: the tensors that require a gradient, as the user has them.
     """
 
     def __init__(
@@ -280,8 +283,10 @@ class Late:
         inputs: dict[str, torch.Tensor],
         differentiable: Sequence[str],
         random: randomness.State | None,
+        sources: Sequence[torch.Tensor],
     ) -> None:
         self.session, self.inputs, self.differentiable, self.random = session, inputs, differentiable, random
+        self._sources = sources
         self.versions = [x._version for x in inputs.values()]
         self._outputs: dict[str, torch.Tensor] = {}
 
@@ -298,9 +303,9 @@ class Late:
                     "From the next step on it is computed with the loss; Options(lazy_outputs=False) does so always",
                     stacklevel=2,
                 )
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or not session.is_tracked(name, self.differentiable):
             return self.outputs()[name]
-        return _LateStep.apply(self, name, *(self.inputs[n] for n in self.differentiable))
+        return _LateStep.apply(self, name, *self._sources)
 
     def outputs(self) -> dict[str, torch.Tensor]:
         """All outputs; buffers are not written a second time."""

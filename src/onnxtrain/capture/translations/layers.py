@@ -51,6 +51,17 @@ def split(x, size, dim=0):
     return _split(x, sizes, dim)
 
 
+@translation(aten.chunk.default)
+def chunk(x, chunks, dim=0):
+    """One Split node; all parts of nothing are empty. As a sequence where the number of parts is not known."""
+    total = x.shape[dim]
+    if not isinstance(total, int):
+        from onnxscript.function_libs.torch_lib.ops.core import aten_chunk
+
+        return aten_chunk(x, chunks, dim)
+    return split(x, (total + chunks - 1) // chunks, dim) if total else _split(x, [0] * chunks, dim)
+
+
 @translation(aten.split_with_sizes.default)
 def split_with_sizes(x, sizes, dim=0):
     """One Split node; as a sequence where the number of parts is not known."""

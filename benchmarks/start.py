@@ -1,0 +1,148 @@
+"""How long the first step takes: ``python -m benchmarks.start [MODEL ...] [--layers N]``.
+
+Each variant starts in a process of its own, imports included: eager PyTorch, ``torch.compile(dynamic=True)``,
+ORTModule, and ORTModule with a graph cache that an earlier process filled. What counts is what a first step costs
+beyond the eager one's own, in wall seconds and in seconds of the processor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+VARIANTS = ("eager", "compile", "onnxtrain", "cached")
+_Case = tuple[Any, dict[str, Any]]  # a model whose output has a loss, and a batch
+
+
+def _bert(layers: int) -> _Case:
+    import torch
+    from transformers import BertConfig, BertForSequenceClassification
+
+    ids = torch.randint(0, 30000, (8, 128))
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": torch.zeros(8, dtype=torch.long)}
+    return BertForSequenceClassification(BertConfig(num_hidden_layers=layers or 12)), batch
+
+
+def _gpt2(layers: int) -> _Case:
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    ids = torch.randint(0, 5000, (2, 64))
+    return GPT2LMHeadModel(GPT2Config(n_layer=layers or 12, vocab_size=5000)), {"input_ids": ids, "labels": ids}
+
+
+def _llama(layers: int) -> _Case:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    ids = torch.randint(0, 5000, (2, 64))
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "vocab_size": 5000}
+    return LlamaForCausalLM(LlamaConfig(num_hidden_layers=layers or 4, **sizes)), {"input_ids": ids, "labels": ids}
+
+
+def _resnet(layers: int) -> _Case:
+    import torch
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    batch = {"pixel_values": torch.randn(2, 3, 112, 112), "labels": torch.zeros(2, dtype=torch.long)}
+    return ResNetForImageClassification(ResNetConfig(num_labels=10)), batch
+
+
+def _segmentation(layers: int) -> _Case:
+    import torch
+    from transformers import MobileNetV2Config, MobileNetV2ForSemanticSegmentation
+
+    batch = {"pixel_values": torch.randn(2, 3, 128, 128), "labels": torch.zeros(2, 128, 128, dtype=torch.long)}
+    return MobileNetV2ForSemanticSegmentation(MobileNetV2Config(num_labels=5)), batch
+
+
+MODELS: dict[str, Callable[[int], _Case]] = {
+    "bert": _bert,
+    "gpt2": _gpt2,
+    "llama": _llama,
+    "resnet": _resnet,
+    "segmentation": _segmentation,
+}
+
+
+def first_step(name: str, variant: str, layers: int) -> dict[str, float]:
+    """Seconds of the first step in this process: of the wall clock and of the processor."""
+    import torch
+
+    torch.manual_seed(0)
+    model, batch = MODELS[name](layers)
+    model.train()
+    began = time.perf_counter(), time.process_time()
+    runs: Any = model
+    if variant == "compile":
+        runs = torch.compile(model, dynamic=True)
+    elif variant != "eager":
+        from onnxtrain import ORTModule
+
+        runs = ORTModule(model)
+    loss = runs(**batch).loss
+    loss.backward()
+    return {
+        "wall": time.perf_counter() - began[0],
+        "processor": time.process_time() - began[1],
+        "loss": float(loss.detach()),
+    }
+
+
+def measure(name: str, variant: str, layers: int, cache: Path) -> dict[str, float]:
+    """The same in a process of its own."""
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor")}
+    if variant == "cached":
+        environment["ORTMODULE_CACHE_DIR"] = str(cache / "graphs")
+    command = [sys.executable, "-m", "benchmarks.start", name, "--one", variant, "--layers", str(layers)]
+    for _ in range(2 if variant == "cached" else 1):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{name}, {variant}: {done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def report(name: str, found: dict[str, dict[str, float]]) -> str:
+    """What each variant's first step costs beyond eager's."""
+    eager = found["eager"]
+    lines = [f"{name}: eager's first step {eager['wall']:.2f} s, {eager['processor']:.2f} s of the processor"]
+    for variant, one in found.items():
+        if variant != "eager":
+            beyond = {k: one[k] - eager[k] for k in ("wall", "processor")}
+            lines.append(
+                f"  {variant:<10} {beyond['wall']:7.2f} s beyond it, {beyond['processor']:7.2f} s of the processor;"
+                f" loss {one['loss'] - eager['loss']:+.1e}"
+            )
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure the models in turn and print what was found."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.start", description=__doc__)
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(MODELS))
+    parser.add_argument("--layers", type=int, default=0, help="0 takes the model's own")
+    parser.add_argument("--variants", default=",".join(VARIANTS))
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    names = options.models or list(MODELS)
+    if unknown := {*names} - {*MODELS}:
+        parser.error(f"unknown models {', '.join(sorted(unknown))}; known are {', '.join(MODELS)}")
+    if options.one:
+        print(json.dumps(first_step(names[0], options.one, options.layers)))
+        return
+    variants = ["eager", *(v for v in options.variants.split(",") if v != "eager")]
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder:
+            print(report(name, {v: measure(name, v, options.layers, Path(folder)) for v in variants}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
