@@ -63,7 +63,8 @@ class Writer:
             val: what it returns for tensors without content; found by calling it where this is None.
         """
         kwargs = dict(kwargs or {})
-        node = self.graph.call_function(target, tuple(args), kwargs)
+        name = target.overloadpacket.__name__ if isinstance(target, torch._ops.OpOverload) else None
+        node = self.graph.create_node("call_function", target, tuple(args), kwargs, name=name)
         if self._like is not None:
             node.meta.update((k, v) for k, v in self._like.meta.items() if k in _KEPT)
         node.meta[ORIGINS] = self.origins
