@@ -25,10 +25,13 @@ from onnxtrain.capture import aten, exact_constants
 from onnxtrain.capture.library import Library
 from onnxtrain.capture.lowering import ORIGINS, Lowering
 from onnxtrain.capture.quiet import loggers_at
-from onnxtrain.capture.translations import WHOLE, stays_whole
+from onnxtrain.capture.translations import TRANSLATIONS, WHOLE, stays_whole
 from onnxtrain.errors import CaptureError
 
 Overload: TypeAlias = torch._ops.OpOverload
+
+
+_VIEWS = (torch.ops.aten.reshape.default, torch.ops.aten.contiguous.default)  # which are as simple as they can be
 
 
 class Translator:
@@ -90,6 +93,8 @@ class Translator:
 
         if (stays_whole(call) or _is_complex(call)) and aten.can_be_node(call):
             return False
+        if _is_made_of_views(call.target):
+            return None
         return True if _dispatching.dispatch(call, self._library)[0] is not None else None
 
     def keep(self, node: ir.Node) -> bool:
@@ -135,6 +140,14 @@ class Translator:
                 node=str(node.target if node is not None else ""),
                 cure="keep that part outside the wrapped module",
             ) from error
+
+
+def _is_made_of_views(target: Any) -> bool:
+    """Whether an operator is a name for simpler views, of which later stages know more (mT, unflatten, movedim)."""
+    if target in TRANSLATIONS or target in _VIEWS or not isinstance(target, Overload):
+        return False
+    returns = target._schema.returns
+    return target._can_decompose() and any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
 
 
 def _known(target: Any) -> Overload | None:

@@ -187,9 +187,9 @@ class Lowering:
         is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
         return self._writer.call(_ops.detach.default, (result,), val=value) if is_float else result
 
-    def _write(self, node: Node, written: str, aliases: Aliases) -> None:
+    def _write(self, node: Node, written: Sequence[str], aliases: Aliases) -> None:
         """Write the call that returns what an in-place one writes; the tensor is that from now on."""
-        changed = arguments_of(node)[written]
+        changed = arguments_of(node)[written[0]]
         target, args, kwargs = functional_of(node, written)
         if is_view_in_place(node.target):
             args, kwargs = aliases.contents((args, kwargs))
@@ -200,7 +200,7 @@ class Lowering:
             args, kwargs = aliases.contents((args, kwargs))
             made = self._issue(target, args, kwargs)
         if returns_also(target):
-            return self._write_beside(node, changed, made, aliases)
+            return self._write_beside(node, [arguments_of(node)[w] for w in written], made, aliases)
         old = changed.meta["val"]
         if not isinstance(made, Node) or not isinstance(made.meta["val"], torch.Tensor):
             made = self._issue(_ops.full_like.default, (aliases.content(changed), made), {})
@@ -210,11 +210,12 @@ class Lowering:
         aliases.write(changed, made if self._region.gradients else self._stopped(made))
         aliases.same(node, changed)
 
-    def _write_beside(self, node: Node, changed: Node, made: Any, aliases: Aliases) -> None:
-        """Take apart what an operator returned, the last of it what it writes to an argument."""
+    def _write_beside(self, node: Node, changed: Sequence[Node], made: Any, aliases: Aliases) -> None:
+        """Take apart what an operator returned, the last of it what it writes to arguments."""
         count = len(made.meta["val"]) if isinstance(made, Node) else len(made)
         parts = [self._part(made, i) for i in range(count)]
-        aliases.write(changed, parts.pop())
+        for tensor in reversed(changed):
+            aliases.write(tensor, parts.pop())
         aliases.add(node, parts[0] if len(parts) == 1 else tuple(parts))
 
     def _normalize(self, node: Node, aliases: Aliases) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,23 +17,12 @@ _BESIDE = "_functional"  # how torch names what returns, besides its results, wh
 
 
 @functools.cache
-def written_by(target: Any) -> str:
-    """The name of the argument that an operator writes to; empty where there is none.
-
-    Raises:
-        CaptureError: it writes to several.
-    """
+def written_by(target: Any) -> tuple[str, ...]:
+    """The names of the arguments that an operator writes to."""
     schema = target._schema
     if not schema.is_mutable:
-        return ""
-    written = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-    if len(written) != 1:
-        raise CaptureError(
-            f"the forward pass calls {target}, which writes to several of its arguments ({', '.join(written)})",
-            node=str(target),
-            cure="let the operator return new tensors, or wrap it in a torch.autograd.Function",
-        )
-    return written[0]
+        return ()
+    return tuple(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write)
 
 
 def is_view_in_place(target: Any) -> bool:
@@ -40,37 +30,41 @@ def is_view_in_place(target: Any) -> bool:
     return torch.Tag.inplace_view in target.tags
 
 
-def functional_of(node: Node, written: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+def functional_of(node: Node, written: Sequence[str]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """The call that returns what a recorded one writes: operator and arguments.
 
     Raises:
         CaptureError: there is none.
     """
     target: Any = node.target
-    kwargs = {k: v for k, v in node.kwargs.items() if not (written == "out" and k == "out")}
-    found = _functional(target, written)
+    found = _functional(target, tuple(written))
     if found is None:
         raise CaptureError(
-            f"the forward pass calls {target}, which writes to its argument {written}, and has no other form",
+            f"the forward pass calls {target}, which writes to its argument {' and '.join(written)}, and has no other "
+            "form",
             node=str(target),
-            cure="let the operator return a new tensor, or wrap it in a torch.autograd.Function",
+            cure="let the operator return new tensors, or wrap it in a torch.autograd.Function",
         )
+    kwargs = {k: v for k, v in node.kwargs.items() if k != "out" or "out" not in written}
+    left = target._schema.arguments[len(node.args) :]
+    asked = {a.name for a in found._schema.arguments if not a.has_default_value()}
+    kwargs |= {a.name: a.default_value for a in left if a.name in asked and a.name not in kwargs and not a.is_out}
     return found, tuple(node.args), kwargs
 
 
 def returns_also(target: Any) -> bool:
-    """Whether an operator returns, after its results, what another writes to an argument."""
+    """Whether an operator returns, after its results, what another writes to its arguments."""
     return str(target._schema.name).endswith(_BESIDE) and len(target._schema.returns) > 1
 
 
 @functools.cache
-def _functional(target: Any, written: str) -> Any:
+def _functional(target: Any, written: tuple[str, ...]) -> Any:
     namespace, name = target._schema.name.split("::")
     if name in _NAMED:
         return _NAMED[name]
-    if written == "out":
+    if written == ("out",):
         return next((o for o in _overloads(namespace, name) if _asks_for_the_same(o, target)), None)
-    if not name.endswith("_"):
+    if not name.endswith("_") or len(written) > 1:
         return next((o for o in _overloads(namespace, f"{name}{_BESIDE}") if _asks_for_the_same(o, target)), None)
     found = [o for o in _overloads(namespace, name.removesuffix("_")) if o._overloadname == target._overloadname]
     alike = [o for o in _overloads(namespace, name.removesuffix("_")) if _asks_for_the_same(o, target)]
