@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
-from torch.utils import _pytree as pytree
 
-from onnxtrain.capture import aten
 from onnxtrain.capture.lowering.aliases import Aliases, arguments_of, is_of_size, name_of
-from onnxtrain.capture.lowering.expansions import expansion
+from onnxtrain.capture.lowering.calls import Calls, UnknownCallError, Verdict
 from onnxtrain.capture.lowering.functional import functional_of, is_view_in_place, returns_also, written_by
-from onnxtrain.capture.lowering.types import Region, cast_for_autocast, cast_to, is_cast_by_autocast, promoted
-from onnxtrain.capture.lowering.writer import ORIGINS, Writer, identify_sizes
+from onnxtrain.capture.lowering.types import Region, cast_to
+from onnxtrain.capture.lowering.writer import ORIGINS, Writer
 from onnxtrain.capture.source_lines import user_place
 from onnxtrain.errors import CaptureError
 
@@ -34,11 +32,6 @@ _CHECKS = frozenset(
 )
 _GRADIENTS, _AUTOCAST = torch.ops.higher_order.wrap_with_set_grad_enabled, torch.ops.higher_order.wrap_with_autocast
 _SAME = {_ops.item.default: _ops._local_scalar_dense.default}  # taken apart, an item would be another number
-Verdict = Callable[[Node], bool | None]
-
-
-class _UnknownCallError(Exception):
-    """A call has no translation and is made of nothing that has."""
 
 
 class Lowering:
@@ -55,12 +48,12 @@ class Lowering:
 
     def __init__(self, module: GraphModule, verdict: Verdict, whole: Collection[Any]) -> None:
         self._module, self._verdict, self._whole = module, verdict, whole
-        self._writer, self._region = Writer(module), Region()
-        self._depth, self._takes_parts = 0, False
+        self._writer = Writer(module)
+        self._calls = Calls(self._writer, verdict, whole, self._walk)
+        self._issue = self._calls.issue
         self._bodies: dict[str, GraphModule] = {}
-        self._casts: dict[Any, bool] = {}
         self._left: dict[Any, list[tuple[Node, Any]]] = {}  # of each region: what it returns, and the content of that
-        self.kept: set[Node] = set()
+        self.kept = self._calls.kept
 
     def lowered(self) -> GraphModule:
         """The module with its new graph.
@@ -89,9 +82,9 @@ class Lowering:
         aliases = Aliases(self._writer, self._item, self._issue)
         for node, given in zip(_inputs_of(module), inputs, strict=True):
             aliases.add(node, given)
-        return self._calls(module, aliases)
+        return self._written(module, aliases)
 
-    def _calls(self, module: GraphModule, aliases: Aliases) -> Any:
+    def _written(self, module: GraphModule, aliases: Aliases) -> Any:
         result: Any = None
         for node in module.graph.nodes:
             if node.op == "get_attr":
@@ -108,7 +101,7 @@ class Lowering:
         if isinstance(value, GraphModule):
             return value
         if not isinstance(value, torch.Tensor) or value.numel() != 1:
-            raise _UnknownCallError(f"constant {node.target}")
+            raise UnknownCallError(f"constant {node.target}")
         kwargs = {"dtype": value.dtype, "device": value.device}
         return self._issue(_ops.full.default, (list(value.shape), value.item()), kwargs)
 
@@ -164,21 +157,21 @@ class Lowering:
 
     def _dissolve(self, node: Node, aliases: Aliases) -> None:
         """Write the calls of a region in which gradients or autocast were switched."""
-        before = self._region
+        before = self._calls.region
         if node.target is _GRADIENTS:
             (on, body), given = node.args[:2], node.args[2:]
-            self._region = Region(bool(on), before.autocast)
+            self._calls.region = Region(bool(on), before.autocast)
         else:
             device, dtype, on, _, body = node.args[:5]
             given = node.args[5:]
-            self._region = Region(before.gradients, (device, dtype or torch.get_autocast_dtype(device), bool(on)))  # type: ignore[arg-type]
+            self._calls.region = Region(before.gradients, (device, dtype or torch.get_autocast_dtype(device), bool(on)))  # type: ignore[arg-type]
         content = aliases.content(body)  # type: ignore[arg-type]
         for inner, outer in zip(_inputs_of(content), given, strict=True):
             aliases.same(inner, outer) if isinstance(outer, Node) else aliases.add(inner, outer)
-        results = self._calls(content, aliases)
+        results = self._written(content, aliases)
         (returned,) = (n.args[0] for n in content.graph.nodes if n.op == "output")
-        stopped = before.gradients and not self._region.gradients
-        self._region = before
+        stopped = before.gradients and not self._calls.region.gradients
+        self._calls.region = before
         left = [self._stopped(r) if stopped else r for r in results]
         self._left[node] = list(zip(returned, left, strict=True))
 
@@ -207,7 +200,7 @@ class Lowering:
         made = cast_to(self._writer, made, old.dtype)
         if not is_of_size(made.meta["val"], old):
             made = self._issue(_ops.expand_as.default, (made, aliases.content(changed)), {}, old)
-        aliases.write(changed, made if self._region.gradients else self._stopped(made))
+        aliases.write(changed, made if self._calls.region.gradients else self._stopped(made))
         aliases.same(node, changed)
 
     def _write_beside(self, node: Node, changed: Sequence[Node], made: Any, aliases: Aliases) -> None:
@@ -234,145 +227,6 @@ class Lowering:
             return made[index]
         return self._writer.call(operator.getitem, (made, index), val=made.meta["val"][index])
 
-    def _issue(self, target: Any, args: Any, kwargs: Mapping[str, Any], made: Any = None) -> Any:
-        """Write a call, or what it is made of.
-
-        Args:
-            target: the operator.
-            args: positional arguments.
-            kwargs: keyword arguments.
-            made: what it returns for tensors without content, where that is known.
-
-        Raises:
-            CaptureError: a call of the user's has no translation, and cannot stay whole.
-        """
-        if target in self._writer.origins:
-            raise _UnknownCallError(target)  # it is made of itself
-        with self._writer.from_operator(target):
-            mark = self._writer.mark()
-            try:
-                return self._translatable(target, args, kwargs, made)
-            except _UnknownCallError as error:
-                self._writer.take_back(mark)
-                if self._depth and not self._takes_parts:
-                    raise
-                if (node := self._kept_whole(target, args, kwargs, made)) is not None:
-                    return node
-                if self._depth:
-                    raise
-                with self._taking_parts():
-                    return self._in_parts(target, args, kwargs, made, error)
-
-    def _in_parts(self, target: Any, args: Any, kwargs: Mapping[str, Any], made: Any, error: Exception) -> Any:
-        try:
-            return self._translatable(target, args, kwargs, made)
-        except _UnknownCallError:
-            raise CaptureError(
-                f"there is no translation of {target}: {error}",
-                node=str(target),
-                cure="keep that part outside the wrapped module",
-            ) from error
-
-    @contextlib.contextmanager
-    def _taking_parts(self) -> Iterator[None]:
-        """Within it the parts of a call stay whole, since the call cannot."""
-        self._takes_parts = True
-        try:
-            yield
-        finally:
-            self._takes_parts = False
-
-    def _kept_whole(self, target: Any, args: Any, kwargs: Mapping[str, Any], made: Any) -> Node | None:
-        mark = self._writer.mark()
-        if is_cast_by_autocast(target.name(), self._region.key):
-            args, kwargs = self._cast(target, args, kwargs, made)
-        node = self._writer.call(target, args, kwargs, made)
-        if aten.can_be_node(node):
-            self.kept.add(node)
-            return node
-        self._writer.take_back(mark)
-        return None
-
-    def _translatable(self, target: Any, args: Any, kwargs: Mapping[str, Any], made: Any) -> Any:
-        """Write what has a translation.
-
-        Raises:
-            _UnknownCallError: there is nothing.
-        """
-        if target in self._whole:
-            if (node := self._kept_whole(target, args, kwargs, made)) is not None:
-                return node
-            return self._apart(target, args, kwargs)
-        key = self._region.key
-        if is_cast_by_autocast(target.name(), key):
-            args, kwargs = self._cast(target, args, kwargs, made)
-        elif key and self._looks_inside(target, args, kwargs):
-            return self._apart(target, args, kwargs)
-        if (wider := promoted(self._writer, target, args, kwargs)) is not None:
-            return cast_to(self._writer, self._known(*wider[:3]), wider[3])
-        result = self._known(target, args, kwargs, made)
-        identify_sizes(result, made)
-        return result
-
-    def _known(self, target: Any, args: Any, kwargs: Mapping[str, Any], made: Any = None) -> Any:
-        """Write a call if it has a translation, else what it is made of."""
-        node = self._writer.call(target, args, kwargs, made)
-        verdict = self._verdict(node)
-        if verdict is None:
-            self._writer.graph.erase_node(node)
-            return self._apart(target, args, kwargs)
-        if not verdict and self._depth and not self._takes_parts:
-            raise _UnknownCallError(target)
-        if not verdict:
-            self.kept.add(node)
-        return node
-
-    def _cast(self, target: Any, args: Any, kwargs: Mapping[str, Any], made: Any) -> tuple[Any, Any]:
-        if made is None:
-            with self._region.enter():
-                made = self._writer.result(target, args, kwargs)
-        return cast_for_autocast(self._writer, args, kwargs, made)
-
-    def _apart(self, target: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        """Write what a call is made of, autocast's casts among it."""
-        found = self._expansion(target, args, kwargs)
-        if found is None:
-            raise _UnknownCallError(target)
-        before, self._region = self._region, Region(self._region.gradients)
-        self._depth += 1
-        try:
-            made = self._walk(*found)
-            return tuple(made) if isinstance(made, list) else made
-        finally:
-            self._depth -= 1
-            self._region = before
-
-    def _expansion(self, target: Any, args: Any, kwargs: Mapping[str, Any]) -> tuple[GraphModule, list[Any]] | None:
-        looked_at = is_cast_by_autocast(target.name(), self._region.key)
-        with Region().enter() if looked_at else self._region.enter():
-            return expansion(self._writer, target, args, kwargs)
-
-    def _looks_inside(self, target: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
-        """Whether autocast casts something that a call is made of."""
-        if not target._can_decompose():
-            return False
-        leaves = [n.meta.get("val") for n in pytree.tree_leaves((args, dict(kwargs))) if isinstance(n, Node)]
-        key = (target, self._region, tuple(v.dtype for v in leaves if isinstance(v, torch.Tensor)))
-        if key not in self._casts:
-            cast = self._expansion(target, args, kwargs)
-            self._casts[key] = cast is not None and _calls_of(cast[0]) != self._calls_without_autocast(
-                target, args, kwargs
-            )
-        return self._casts[key]
-
-    def _calls_without_autocast(self, target: Any, args: Any, kwargs: Mapping[str, Any]) -> list[Any] | None:
-        try:
-            with Region().enter():
-                plain = expansion(self._writer, target, args, kwargs)
-        except RuntimeError:  # operands of two types
-            return None
-        return None if plain is None else _calls_of(plain[0])
-
 
 @contextlib.contextmanager
 def _at_line(node: Node) -> Iterator[None]:
@@ -383,10 +237,6 @@ def _at_line(node: Node) -> Iterator[None]:
         place = user_place(node.meta.get("stack_trace") or "")
         source = error.source or ("" if place is None else "{}:{}".format(*place))
         raise CaptureError(error.what, node=error.node, source=source, cure=error.cure) from error.__cause__
-
-
-def _calls_of(module: GraphModule) -> list[Any]:
-    return [n.target for n in module.graph.nodes if n.op == "call_function"]
 
 
 def _inputs_of(module: GraphModule) -> list[Node]:
