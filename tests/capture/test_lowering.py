@@ -112,6 +112,14 @@ def _counts_that_become_numbers(x: Tensor) -> Tensor:
     return x / mask.sum(1, keepdim=True) + mask - 1 + (mask.long() * 2) ** 2 * 0.5
 
 
+def _stack_of_two_types(x: Tensor) -> Tensor:
+    return torch.stack([x.float().mean(), (x + x).sum()]) * x.mean()
+
+
+def _place_among_numbers(x: Tensor) -> Tensor:
+    return x * torch.bucketize(x.detach().sum(), torch.tensor([-1.0, 0.0, 1.0], dtype=x.dtype))
+
+
 def _data_read(x: Tensor) -> Tensor:
     return x.data * x
 
@@ -132,6 +140,8 @@ PIECES = {
         _written_without_gradient,
         _axes_inserted_in_place,
         _counts_that_become_numbers,
+        _stack_of_two_types,
+        _place_among_numbers,
         _data_read,
     )
 }

@@ -177,11 +177,8 @@ class Calls:
         return self._casts[key]
 
     def _calls_without_autocast(self, target: Any, args: Any, kwargs: Mapping[str, Any]) -> list[Any] | None:
-        try:
-            with Region().enter():
-                plain = expansion(self._writer, target, args, kwargs)
-        except RuntimeError:  # operands of two types
-            return None
+        with Region().enter():
+            plain = expansion(self._writer, target, args, kwargs)  # None where operands are of two types
         return None if plain is None else _calls_of(plain[0])
 
 

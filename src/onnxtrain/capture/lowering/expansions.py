@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,11 +13,13 @@ from torch.utils import _pytree as pytree
 
 from onnxtrain.capture.lowering.writer import Writer, values
 
+_LOG = logging.getLogger(__name__)
+
 
 def expansion(
     writer: Writer, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[GraphModule, list[Any]] | None:
-    """The calls that a call is made of, and what their inputs are; None where torch does not say.
+    """The calls that a call is made of, and what their inputs are; None where torch does not say, or its formula fails.
 
     Args:
         writer: of the graph that the call is to be in.
@@ -41,9 +44,12 @@ def expansion(
     from torch.fx.experimental.proxy_tensor import make_fx
 
     inputs = [leaves[i] for i in places]
-    with writer.symbolic():
-        made = make_fx(run, tracing_mode="real")(*values(inputs))
-    return made, inputs
+    try:
+        with writer.symbolic():
+            return make_fx(run, tracing_mode="real")(*values(inputs)), inputs
+    except Exception as error:  # a formula that looks into tensors, or is not for these types
+        _LOG.debug("%s cannot be taken apart: %s", target, error)
+        return None
 
 
 @functools.cache

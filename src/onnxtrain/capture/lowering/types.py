@@ -16,6 +16,7 @@ from onnxtrain.capture.lowering.writer import Writer, values
 _CAST = torch.ops.prims.convert_element_type.default
 _SCALAR = torch.ops.aten.scalar_tensor.default
 _WIDE = torch.float64  # which autocast leaves alone
+_LIKE = {torch.ops.aten.stack: torch.ops.aten.cat}  # torch lists no rule of its own
 _KINDS = (
     (bool | torch.SymBool, torch.bool),
     (int | torch.SymInt, torch.int64),
@@ -79,7 +80,7 @@ def promoted(
     Returns:
         The operator, its arguments and the type of its result.
     """
-    rule = _rules().get_rule(target.overloadpacket)
+    rule = _rules().get_rule(_LIKE.get(target.overloadpacket, target.overloadpacket))
     if rule is None:
         return None
     given, named = values((tuple(args), dict(kwargs)))
