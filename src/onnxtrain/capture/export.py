@@ -286,9 +286,7 @@ def _ordinary(tensor: torch.Tensor) -> torch.Tensor:
 @contextlib.contextmanager
 def recording() -> Iterator[None]:
     """What torch.export runs the user's module in."""
-    from torch.fx.experimental import _config
-
-    with _quiet(), torch.inference_mode(False), torch.enable_grad(), _config.patch(backed_size_oblivious=True):
+    with _quiet(), torch.inference_mode(False), torch.enable_grad():
         yield
 
 
