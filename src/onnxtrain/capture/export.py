@@ -24,7 +24,7 @@ from onnxtrain.capture.rehearsal import Answers
 from onnxtrain.capture.replay import Path, Replay
 from onnxtrain.capture.schema import Schema, flatten
 from onnxtrain.capture.size_guards import size_guards
-from onnxtrain.capture.source_lines import is_users, places_in, user_place
+from onnxtrain.capture.source_lines import is_users, places_in, user_line
 from onnxtrain.capture.substitutes import Substitutes
 from onnxtrain.capture.symbolic_sizes import Axis, OvergrownSizesError, expression_of, symbolic_sizes
 from onnxtrain.errors import CaptureError, ContentError, OnnxTrainError, first_line
@@ -212,8 +212,7 @@ def _line_of_change(program: torch.export.ExportedProgram, memory: int | None) -
         for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
             writes = isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
             if writes and any(memory_of(n.meta.get("val")) == memory for n in node.all_input_nodes[:1]):
-                place = user_place(node.meta.get("stack_trace") or "")
-                return "" if place is None else "{}:{}".format(*place)
+                return user_line(node.meta.get("stack_trace") or "")
     return ""
 
 

@@ -29,3 +29,9 @@ def user_place(stack: str) -> Place | None:
     places = [p for p in places_in(stack) if not p[0].startswith(_OURS)]
     users = [p for p in places if is_users(p[0])] or places
     return users[-1] if users else None
+
+
+def user_line(stack: str) -> str:
+    """The same as ``file:line``; empty where there is none."""
+    place = user_place(stack)
+    return "" if place is None else "{}:{}".format(*place)

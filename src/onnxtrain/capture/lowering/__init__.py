@@ -20,7 +20,7 @@ from onnxtrain.capture.lowering.calls import Calls, UnknownCallError, Verdict
 from onnxtrain.capture.lowering.functional import functional_of, is_view_in_place, returns_also, written_by
 from onnxtrain.capture.lowering.types import Region, cast_to
 from onnxtrain.capture.lowering.writer import ORIGINS, Writer
-from onnxtrain.capture.source_lines import user_place
+from onnxtrain.capture.source_lines import user_line
 from onnxtrain.errors import CaptureError
 
 _ops = torch.ops.aten
@@ -62,8 +62,7 @@ class Lowering:
             CaptureError: a call can neither be translated nor stay whole.
         """
         graph = self._writer.graph
-        inputs = [n for n in self._module.graph.nodes if n.op == "placeholder"]
-        results = self._walk(self._module, list(map(self._input, inputs)))
+        results = self._walk(self._module, list(map(self._input, _inputs_of(self._module))))
         graph.output(results)
         _remove_unread_numbers(graph)
         made = GraphModule(self._module, graph)
@@ -79,7 +78,7 @@ class Lowering:
 
     def _walk(self, module: GraphModule, inputs: Sequence[Any]) -> Any:
         """Write the calls of a graph whose inputs are these; gives back its results."""
-        aliases = Aliases(self._writer, self._item, self._issue)
+        aliases = Aliases(self._writer, self._issue)
         for node, given in zip(_inputs_of(module), inputs, strict=True):
             aliases.add(node, given)
         return self._written(module, aliases)
@@ -114,13 +113,14 @@ class Lowering:
             inner, content = self._left[node.args[0]][node.args[1]]  # type: ignore[index]
             aliases.same(node, inner, content)
         elif target is operator.getitem:
-            aliases.add(node, self._item(aliases.content(node.args[0]), node))  # type: ignore[arg-type]
+            source, index = aliases.contents(node.args)
+            aliases.add(node, self._writer.part(source, index))
         elif not isinstance(target, torch._ops.OpOverload):
             aliases.add(node, self._foreign(node, aliases))
         elif name_of(target) in _CHECKS:
             return
         elif target is _ops.size.default:
-            aliases.add(node, self._sizes(aliases.content(node.args[0])))  # type: ignore[arg-type]
+            aliases.add(node, tuple(self._writer.sizes(aliases.content(node.args[0]))))
         elif _moves_statistics(node):
             self._normalize(node, aliases)
         elif written := written_by(target):
@@ -128,17 +128,6 @@ class Lowering:
         else:
             args, kwargs = aliases.contents((node.args, dict(node.kwargs)))
             aliases.add(node, self._issue(_SAME.get(target, target), args, kwargs, node.meta.get("val")))
-
-    def _sizes(self, tensor: Node) -> tuple[Any, ...]:
-        sizes = enumerate(tensor.meta["val"].shape)
-        call, target = self._writer.call, _ops.sym_size.int
-        return tuple(s if isinstance(s, int) else call(target, (tensor, i), val=s) for i, s in sizes)
-
-    def _item(self, source: Any, node: Node) -> Any:
-        index: Any = node.args[1]
-        if isinstance(source, tuple | list):
-            return source[index]
-        return self._writer.call(operator.getitem, (source, index), val=node.meta.get("val"))
 
     def _foreign(self, node: Node, aliases: Aliases) -> Node:
         """Write a call of Python's, or of an operator with bodies."""
@@ -206,7 +195,7 @@ class Lowering:
     def _write_beside(self, node: Node, changed: Sequence[Node], made: Any, aliases: Aliases) -> None:
         """Take apart what an operator returned, the last of it what it writes to arguments."""
         count = len(made.meta["val"]) if isinstance(made, Node) else len(made)
-        parts = [self._part(made, i) for i in range(count)]
+        parts = [self._writer.part(made, i) for i in range(count)]
         for tensor in reversed(changed):
             aliases.write(tensor, parts.pop())
         aliases.add(node, parts[0] if len(parts) == 1 else tuple(parts))
@@ -217,15 +206,10 @@ class Lowering:
         names = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
         given = aliases.contents(tuple(named[n] for n in names))
         made = self._issue(_ops._native_batch_norm_legit_functional.default, given, {})
-        result, mean, variance = (self._part(made, i) for i in (0, 3, 4))
+        result, mean, variance = (self._writer.part(made, i) for i in (0, 3, 4))
         aliases.add(node, result)
         aliases.write(named["running_mean"], mean)
         aliases.write(named["running_var"], variance)
-
-    def _part(self, made: Any, index: int) -> Any:
-        if isinstance(made, tuple):
-            return made[index]
-        return self._writer.call(operator.getitem, (made, index), val=made.meta["val"][index])
 
 
 @contextlib.contextmanager
@@ -234,8 +218,7 @@ def _at_line(node: Node) -> Iterator[None]:
     try:
         yield
     except CaptureError as error:
-        place = user_place(node.meta.get("stack_trace") or "")
-        source = error.source or ("" if place is None else "{}:{}".format(*place))
+        source = error.source or user_line(node.meta.get("stack_trace") or "")
         raise CaptureError(error.what, node=error.node, source=source, cure=error.cure) from error.__cause__
 
 

@@ -30,12 +30,11 @@ class Aliases:
 
     Args:
         writer: where contents are written to.
-        item: picks a part, as a recorded call does, of what it is a part of.
         issue: writes a call: its operator, positional and keyword arguments, and what it returned.
     """
 
-    def __init__(self, writer: Writer, item: Callable[[Any, Node], Any], issue: Callable[..., Any]) -> None:
-        self._writer, self._item, self._issue = writer, item, issue
+    def __init__(self, writer: Writer, issue: Callable[..., Any]) -> None:
+        self._writer, self._issue = writer, issue
         self._content: dict[Node, Any] = {}
         self._parents: dict[Node, Node] = {}
         self._seen: dict[Node, int] = {}
@@ -81,7 +80,7 @@ class Aliases:
         if parent not in view.all_input_nodes:
             raise _refused(view)
         if view.target is operator.getitem:
-            return self._item(above, view)
+            return self._writer.part(above, view.args[1])  # type: ignore[arg-type]
         args, kwargs = self.contents((view.args, dict(view.kwargs)))
         return self._issue(view.target, args, kwargs, view.meta.get("val"))
 
@@ -122,7 +121,7 @@ class Aliases:
         if (order := _order_of(name, given, parent)) is not None:
             return call(aten.permute.default, (content, [order.index(i) for i in range(len(order))]))
         if name in _SHAPES and parent.meta["val"].numel() == view.meta["val"].numel():
-            return call(aten.reshape.default, (content, self._sizes(above)))
+            return call(aten.reshape.default, (content, self._writer.sizes(above)))
         raise _refused(view)
 
     def _inverse_of_part(self, part: Node, parts: Node, content: Any) -> Any:
@@ -140,9 +139,7 @@ class Aliases:
         size = parts.meta["val"][index].shape[dim]
         if isinstance(size, int):
             return size
-        now = self.content(parts)
-        one = now[index] if isinstance(now, tuple) else self._writer.call(operator.getitem, (now, index))
-        return self._writer.call(aten.sym_size.int, (one, dim))
+        return self._writer.call(aten.sym_size.int, (self._writer.part(self.content(parts), index), dim))
 
     def _call(self, target: Any, args: tuple[Any, ...]) -> Any:
         return self._issue(target, args, {})
@@ -150,12 +147,6 @@ class Aliases:
     def contents(self, structure: Any) -> Any:
         """A structure of recorded values, with what they contain now."""
         return torch.fx.map_arg(structure, self.content)
-
-    def _sizes(self, content: Any) -> list[Any]:
-        shape = content.meta["val"].shape
-        return [
-            s if isinstance(s, int) else self._writer.call(aten.sym_size.int, (content, i)) for i, s in enumerate(shape)
-        ]
 
     def _sum(self, first: Any, second: Any) -> Any:
         if isinstance(first, Node) or isinstance(second, Node):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -27,7 +28,7 @@ class Writer:
     """
 
     def __init__(self, root: GraphModule) -> None:
-        self.root, self.graph = root, Graph()
+        self.graph = Graph()
         self.origins: tuple[Any, ...] = ()
         self._like: Node | None = None
         self._mode = _fake_mode(root)
@@ -70,6 +71,17 @@ class Writer:
         node.meta[ORIGINS] = self.origins
         node.meta["val"] = self.result(target, args, kwargs) if val is None else val
         return node
+
+    def part(self, whole: Any, index: int) -> Any:
+        """One of the results of a call of several."""
+        if isinstance(whole, tuple | list):
+            return whole[index]
+        return self.call(operator.getitem, (whole, index), val=whole.meta["val"][index])
+
+    def sizes(self, tensor: Node) -> list[Any]:
+        """The sizes of a tensor: numbers, and calls for those that are symbols."""
+        sizes, target = enumerate(tensor.meta["val"].shape), torch.ops.aten.sym_size.int
+        return [s if isinstance(s, int) else self.call(target, (tensor, i), val=s) for i, s in sizes]
 
     def result(self, target: Any, args: Any, kwargs: Any) -> Any:
         """What a call returns for tensors without content."""
