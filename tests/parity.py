@@ -20,6 +20,17 @@ ZERO = 1e-8  # this far below the largest a gradient is 0 (the bias of a key; ea
 EPSILON = 5e-7  # of the largest: rounding errors of the terms that a gradient is the sum of (float32 keeps 1.2e-7)
 
 
+class Calls(torch.nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x)
+
+
 def pair(module: torch.nn.Module, **options: Any) -> tuple[ORTModule, torch.nn.Module]:
     """The module wrapped, and a copy of it for eager PyTorch."""
     return ORTModule(module, options=Options(**options)), copy.deepcopy(module)

@@ -7,23 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from parity import Calls
 
 from onnxtrain import ORTModule
 
 Tensor = torch.Tensor
 CORNERS = torch.tensor([[0.0, 0.0, 1.0, -1.0], [0.0, 0.0, 0.0, 0.0], [2.0, -1.0, 1.0, 0.0]], dtype=torch.float64)
 RANDOM = torch.randn(3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-
-
-class Calls(torch.nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
 
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {

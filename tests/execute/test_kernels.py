@@ -7,21 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from parity import Calls
 
 from onnxtrain import ORTModule
 
 Tensor = torch.Tensor
-
-
-class Calls(torch.nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
 
 
 def compare(function: Callable[[Tensor], Tensor], given: Tensor) -> None:
