@@ -1,4 +1,7 @@
-"""Numbers as exact as the tensors they meet: torch.onnx makes each of Python's floats a float32 before it casts it."""
+"""Numbers as exact as the tensors they meet: torch.onnx makes each of Python's floats a float32 before it casts it.
+
+So it does with the number that a tensor holds.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,13 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-_ARITHMETIC = frozenset(("Add", "Sub", "Mul", "Div", "Neg", "Pow", "Sqrt", "Cast", "Range"))
+from onnxtrain.capture.aten import ATEN
+from onnxtrain.ir.graphs import DOMAIN
+
+_ARITHMETIC = frozenset(
+    ("Add", "Sub", "Mul", "Div", "Neg", "Pow", "Sqrt", "Cast", "Range", "Mod", "Abs", "Max", "Min", "Exp", "Log")
+)
+_ITEM = torch.ops.aten._local_scalar_dense.default
 _EXACT = "exact"  # in a value's ``meta``: the number as Python had it
 
 
@@ -37,14 +46,23 @@ def remembered() -> Iterator[None]:
 def restore(graph: ir.Graph) -> None:
     """Compute in float64 what becomes float64: Python's numbers, what is made of sizes, and ranges.
 
-    The types of the graph's values are known, and its nodes know the call that they were made for.
+    So are the numbers that an ATen node is given. The types of the graph's values are known, and its nodes know the
+    call that they were made for.
     """
     for node in list(graph.all_nodes()):
-        if node.op_type in ("Cast", "CastLike") and node.domain == "" and node.outputs[0].dtype == ir.DataType.DOUBLE:
-            source = node.inputs[0]
-            exact = None if source is None else _exact(source, node, node.meta.get("node"))
-            if exact is not None:
-                node.replace_input_with(0, exact)
+        widens = node.op_type in ("Cast", "CastLike") and node.domain == ""
+        if widens and node.outputs[0].dtype == ir.DataType.DOUBLE:
+            _replace(node, 0, node.meta.get("node"))
+        elif node.op_type == ATEN and node.domain == DOMAIN:
+            for place in range(len(node.inputs)):
+                _replace(node, place, None)
+
+
+def _replace(node: ir.Node, place: int, call: Any) -> None:
+    source = node.inputs[place]
+    exact = None if source is None else _exact(source, node, call)
+    if exact is not None:
+        node.replace_input_with(place, exact)
 
 
 def _exact(value: ir.Value, before: ir.Node, call: Any) -> ir.Value | None:
@@ -58,6 +76,10 @@ def _exact(value: ir.Value, before: ir.Node, call: Any) -> ir.Value | None:
         return _made(ir.node("Constant", [], {"value": tensor}), node, before)
     own = node.meta.get("node")
     of_sizes = own is not None and isinstance(own.meta.get("val"), torch.SymFloat)
+    if own is not None and own.target is _ITEM:
+        source = node.inputs[0] if node.op_type == "Cast" else value
+        is_exact = source is not None and source.dtype == ir.DataType.DOUBLE
+        return source if is_exact else _made(ir.node("Cast", [source], {"to": int(ir.DataType.DOUBLE)}), node, before)
     if node.op_type not in _ARITHMETIC or not (of_sizes or (own is call and call is not None)):
         return None
     if node.op_type == "Cast":
@@ -69,7 +91,7 @@ def _exact(value: ir.Value, before: ir.Node, call: Any) -> ir.Value | None:
     operands = [None if v is None else _exact(v, before, call) for v in node.inputs]
     if None in operands:
         return None
-    return _made(ir.node(node.op_type, operands), node, before)
+    return _made(ir.node(node.op_type, operands, node.attributes), node, before)
 
 
 def _made(node: ir.Node, like: ir.Node, before: ir.Node) -> ir.Value:

@@ -1,12 +1,21 @@
-"""Functions whose formula in torch.onnx is less exact than torch's; they stay whole."""
+"""Functions whose formula in torch.onnx is less exact than torch's, which stay whole, and one that it does not know."""
 
 from __future__ import annotations
 
+import onnx_ir as ir
 import torch
 
-from onnxtrain.capture.translations import whole
+from onnxtrain.capture.translations import standard, translation, whole
 
 aten = torch.ops.aten
+
+
+@translation(round)
+def rounded(x, digits=None):
+    """The whole number nearest to a number that a tensor holds, of two the even one."""
+    if digits is not None:
+        raise NotImplementedError("digits")
+    return standard().Cast(standard().Round(x), to=int(ir.DataType.INT64))
 
 
 @whole(aten.special_log_ndtr.default)
