@@ -121,6 +121,8 @@ class Lowering:
             return
         elif target is _ops.size.default:
             aliases.add(node, tuple(self._writer.sizes(aliases.content(node.args[0]))))
+        elif target is _ops.sym_numel.default:
+            aliases.add(node, self._writer.count(aliases.content(node.args[0])))
         elif _moves_statistics(node):
             self._normalize(node, aliases)
         elif written := written_by(target):

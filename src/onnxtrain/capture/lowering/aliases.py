@@ -52,7 +52,9 @@ class Aliases:
         if parent is None and node.op == "call_function":
             parent = self._first.get(memory)
         self._first.setdefault(memory, node)
-        if parent is not None and parent is not node:
+        if parent is None or parent is node:
+            return
+        if isinstance(parent.meta["val"], torch.Tensor) or parent in self._parents:  # not one of several results
             self._parents[node] = parent
 
     def same(self, node: Node, as_node: Node, content: Any = None) -> None:

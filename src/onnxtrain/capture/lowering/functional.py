@@ -66,9 +66,10 @@ def _functional(target: Any, written: tuple[str, ...]) -> Any:
         return next((o for o in _overloads(namespace, name) if _asks_for_the_same(o, target)), None)
     if not name.endswith("_") or len(written) > 1:
         return next((o for o in _overloads(namespace, f"{name}{_BESIDE}") if _asks_for_the_same(o, target)), None)
-    found = [o for o in _overloads(namespace, name.removesuffix("_")) if o._overloadname == target._overloadname]
-    alike = [o for o in _overloads(namespace, name.removesuffix("_")) if _asks_for_the_same(o, target)]
-    return next(iter([*found, *alike]), None)
+    others = _overloads(namespace, name.removesuffix("_"))
+    named = [o for o in others if o._overloadname == target._overloadname and _types_of(o) == _types_of(target)]
+    alike = [o for o in others if _asks_for_the_same(o, target)]
+    return next(iter([*named, *alike]), None)
 
 
 def _overloads(namespace: str, name: str) -> list[Any]:
@@ -79,7 +80,12 @@ def _overloads(namespace: str, name: str) -> list[Any]:
 def _asks_for_the_same(candidate: Any, target: Any) -> bool:
     if candidate._schema.is_mutable:
         return False
-    names = [a.name for a in target._schema.arguments if not a.is_out]
-    types = [str(a.type) for a in target._schema.arguments if not a.is_out]
-    asked = candidate._schema.arguments
-    return [a.name for a in asked] == names and [str(a.type) for a in asked] == types
+    return _names_of(candidate) == _names_of(target) and _types_of(candidate) == _types_of(target)
+
+
+def _names_of(target: Any) -> list[str]:
+    return [a.name for a in target._schema.arguments if not a.is_out]
+
+
+def _types_of(target: Any) -> list[str]:
+    return [str(a.type) for a in target._schema.arguments if not a.is_out]

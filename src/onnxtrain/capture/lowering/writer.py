@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -82,6 +83,16 @@ class Writer:
         """The sizes of a tensor: numbers, and calls for those that are symbols."""
         sizes, target = enumerate(tensor.meta["val"].shape), torch.ops.aten.sym_size.int
         return [s if isinstance(s, int) else self.call(target, (tensor, i), val=s) for i, s in sizes]
+
+    def count(self, tensor: Node) -> Any:
+        """How many elements a tensor has: a number, or a call."""
+        return functools.reduce(self._product, self.sizes(tensor), 1)
+
+    def _product(self, first: Any, second: Any) -> Any:
+        if first == 1:
+            return second
+        numbers = isinstance(first, int) and isinstance(second, int)
+        return first * second if numbers else self.call(operator.mul, (first, second))
 
     def result(self, target: Any, args: Any, kwargs: Any) -> Any:
         """What a call returns for tensors without content."""
