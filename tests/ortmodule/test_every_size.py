@@ -95,8 +95,21 @@ def test_a_count_of_elements_is_not_that_of_a_larger_batch() -> None:
     compare(lambda y, x: y / int(x.numel()), _lengths((1, 5), (2, 6), (1, 7)))
 
 
-def test_parts_of_nothing() -> None:
-    compare(lambda y, x: y.chunk(1, 0)[0] * 2, _lengths((1, 5), (2, 5), (0, 5), (2, 5)))
+NOTHING: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "chunk": lambda y, x: y.chunk(1, 0)[0] * 2,
+    "split": lambda y, x: y[:, :0].split(1, 1)[0].sum() + y,
+    "roll": lambda y, x: y.roll(2, 0) + y[:, :0].roll(1, 1).sum(),
+    "reshape": lambda y, x: y.transpose(0, 1).reshape(x.shape) * x,
+    "attention": lambda y, x: F.scaled_dot_product_attention(y[:, None], x[:, None], x[:, None])[:, 0],
+    "attention to nothing": lambda y, x: (
+        F.scaled_dot_product_attention(y[:, None], x[:, None, :0], x[:, None, :0])[:, 0] + y
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_a_later_batch_is_empty(name: str) -> None:
+    compare(NOTHING[name], _lengths((1, 5), (2, 5), (0, 5), (2, 5)))
 
 
 def test_an_axis_is_squeezed_only_where_it_is_1() -> None:

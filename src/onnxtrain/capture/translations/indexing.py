@@ -2,11 +2,46 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from onnxtrain.capture.translations import whole
+from onnxtrain.capture.translations import standard, translation, whole
 
 aten = torch.ops.aten
+
+
+@translation(aten.flip.default)
+def flip(x, dims):
+    """A number stays as it is, whatever axis is named."""
+    from onnxscript.function_libs.torch_lib.ops.core import aten_flip
+
+    return aten_flip(x, dims) if len(x.shape) else standard().Identity(x)
+
+
+@translation(aten.roll.default)
+def roll(x, shifts, dims=()):
+    """What is behind a place, then what is before it; torch.onnx divides by a size, which may be 0."""
+    op, rank = standard(), len(x.shape)
+    if rank == 0:
+        return op.Identity(x)
+    if not dims:
+        flat = op.Reshape(x, op.Constant(value_ints=[-1]))
+        return op.Reshape(_rolled(flat, shifts[0], 0), op.Shape(x), allowzero=1)
+    for shift, dim in zip(shifts, dims, strict=True):
+        x = _rolled(x, shift, dim % rank)
+    return x
+
+
+def _rolled(x: Any, shift: Any, axis: int) -> Any:
+    op, axes, size = standard(), standard().Constant(value_ints=[axis]), standard().Shape(x, start=axis, end=axis + 1)
+    back = op.Constant(value_ints=[-shift]) if isinstance(shift, int) else op.Neg(op.Reshape(shift, _one()))
+    place = op.Mod(back, op.Max(size, _one()))
+    return op.Concat(op.Slice(x, place, size, axes), op.Slice(x, op.Constant(value_ints=[0]), place, axes), axis=axis)
+
+
+def _one() -> Any:
+    return standard().Constant(value_ints=[1])
 
 
 @whole(aten.scatter_reduce.two)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -41,12 +42,14 @@ def is_scaled_by_counts(node: torch.fx.Node) -> bool:
 
 @translation(aten.split.Tensor)
 def split(x, size, dim=0):
-    """One Split node; as a sequence where the number of parts is not known."""
+    """One Split node, of nothing into one part; as a sequence where the number of parts is not known."""
     total = x.shape[dim]
     if not isinstance(total, int) or not isinstance(size, int):
         from onnxscript.function_libs.torch_lib.ops.core import aten_split
 
         return aten_split(x, size, dim)
+    if total == 0:
+        return _split(x, [0], dim)
     sizes = [size] * (total // size) + ([total % size] if total % size else [])
     return _split(x, sizes, dim)
 
@@ -87,13 +90,17 @@ def _split(x: Any, sizes: list[Any], dim: int) -> tuple[Any, ...]:
     op = standard()
     if len(sizes) == 1:
         return (op.Identity(x),)
+    return tuple(record_node("Split", [x, _vector(sizes)], {"axis": dim}, outputs=len(sizes), domain=""))
+
+
+def _vector(sizes: Sequence[Any]) -> Any:
+    """Sizes, of which some are computed, as one tensor."""
+    op = standard()
     if all(isinstance(size, int) for size in sizes):
-        lengths = op.Constant(value_ints=sizes)
-    else:
-        one = op.Constant(value_ints=[1])
-        parts = [op.Constant(value_ints=[s]) if isinstance(s, int) else op.Reshape(s, one) for s in sizes]
-        lengths = op.Concat(*parts, axis=0)
-    return tuple(record_node("Split", [x, lengths], {"axis": dim}, outputs=len(sizes), domain=""))
+        return op.Constant(value_ints=list(sizes))
+    one = op.Constant(value_ints=[1])
+    parts = [op.Constant(value_ints=[s]) if isinstance(s, int) else op.Reshape(s, one) for s in sizes]
+    return op.Concat(*parts, axis=0)
 
 
 @translation(aten.flatten.using_ints)
@@ -113,6 +120,12 @@ def flatten(x, start_dim=0, end_dim=-1):
 def _size(x: Any, axis: int) -> Any:
     size, op = x.shape[axis], standard()
     return op.Constant(value_ints=[size]) if isinstance(size, int) else op.Shape(x, start=axis, end=axis + 1)
+
+
+@translation(aten.reshape.default, aten.view_copy.default)
+def reshape(x, shape):
+    """One Reshape to these very sizes: torch.onnx's takes a 0 among them for the operand's size in that place."""
+    return standard().Reshape(x, _vector(shape), allowzero=1)
 
 
 @translation(aten.detach.default)

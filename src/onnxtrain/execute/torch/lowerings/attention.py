@@ -61,7 +61,9 @@ def masked_grad(
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    return q.device.type == "cpu" and q.dim() == 4 and q.shape[-1] == k.shape[-1] == v.shape[-1]
+    """Whether the kernel takes them; of nothing it divides by zero."""
+    some = bool(q.numel() and k.numel())
+    return some and q.device.type == "cpu" and q.dim() == 4 and q.shape[-1] == k.shape[-1] == v.shape[-1]
 
 
 def dense(*tensors: Tensor) -> list[Tensor]:
