@@ -120,6 +120,36 @@ def _place_among_numbers(x: Tensor) -> Tensor:
     return x * torch.bucketize(x.detach().sum(), torch.tensor([-1.0, 0.0, 1.0], dtype=x.dtype))
 
 
+def _count_of_elements(x: Tensor) -> Tensor:
+    return x.sum() / x.numel() + x.mT.numel() * x[0].numel()
+
+
+def _power_in_place(x: Tensor) -> Tensor:
+    y = (x + 1).pow_(2)
+    return y.float_power_(3)
+
+
+def _one_of_several_results_written(x: Tensor) -> Tensor:
+    largest, places = x.cummax(0)
+    largest.T.mul_(2)
+    return largest * places + x.median(1).values.cumsum_(0).sum()
+
+
+def _numbers_read_out_of_tensors(x: Tensor) -> Tensor:
+    low, high, narrow = x.detach().min().item(), x.detach().max().item(), x.detach().float().max().item()
+    y = x * (high * 2.1 + x.shape[0] / 3) + narrow % 0.3 + max(low, 0.1) ** 2 + round(high * 7)
+    return torch.add(y, x.clamp(low / 2, 0.7), alpha=high)
+
+
+def _axes_of_numbers(x: Tensor) -> Tensor:
+    y = x.sum()
+    least, largest = y.aminmax(dim=0)
+    deviation, mean = torch.std_mean(y, 0, correction=0)
+    return (
+        y.amax(0) * 2 + y.amin(-1, keepdim=True) + y.flip(0) * y + least * largest + deviation * mean + y.std(0, False)
+    )
+
+
 def _data_read(x: Tensor) -> Tensor:
     return x.data * x
 
@@ -142,6 +172,11 @@ PIECES = {
         _counts_that_become_numbers,
         _stack_of_two_types,
         _place_among_numbers,
+        _count_of_elements,
+        _power_in_place,
+        _one_of_several_results_written,
+        _numbers_read_out_of_tensors,
+        _axes_of_numbers,
         _data_read,
     )
 }

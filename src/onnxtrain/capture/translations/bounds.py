@@ -94,13 +94,20 @@ def _logarithm(x: Any) -> Any:
 def standard_deviation(x, dim=None, correction=1, keepdim=False):
     """Its gradient is 0, not infinite, where all elements are equal."""
     op = standard()
-    axes = op.Constant(value_ints=list(dim) if dim else list(range(len(x.shape))))
+    axes = op.Constant(value_ints=list(dim) if dim and len(x.shape) else list(range(len(x.shape))))
     off = op.Sub(x, op.ReduceMean(x, axes, keepdims=1))
     count = op.ReduceProd(op.Gather(op.Shape(x), axes), keepdims=0)
     freedom = op.Max(op.Sub(op.CastLike(count, x), _like(correction, x)), _like(0, x))
     variance = op.Div(op.ReduceSum(op.Mul(off, off), axes, keepdims=int(keepdim)), freedom)
     none = op.Equal(variance, _like(0, x))
     return op.Where(none, variance, op.Sqrt(op.Where(none, _like(1, x), variance)))
+
+
+@translation(aten.std_mean.correction)
+def deviation_and_mean(x, dim=None, correction=1, keepdim=False):
+    """The same, and the mean."""
+    axes = standard().Constant(value_ints=list(dim) if dim and len(x.shape) else list(range(len(x.shape))))
+    return standard_deviation(x, dim, correction, keepdim), standard().ReduceMean(x, axes, keepdims=int(keepdim))
 
 
 @whole(aten.sinc.default)

@@ -43,6 +43,30 @@ def _extreme_along(place_of, x, dim, keepdim) -> Any:
     return (found, place) if keepdim else (op.Squeeze(found, axes), op.Squeeze(place, axes))
 
 
+@translation(aten.amax.default)
+def largest(x, dim=(), keepdim=False):
+    """The largest elements; a number is its own, whatever axis is named."""
+    return _reduced(standard().ReduceMax, x, dim, keepdim)
+
+
+@translation(aten.amin.default)
+def smallest(x, dim=(), keepdim=False):
+    """The smallest ones."""
+    return _reduced(standard().ReduceMin, x, dim, keepdim)
+
+
+@translation(aten.aminmax.default)
+def extremes(x, dim=None, keepdim=False):
+    """Both."""
+    dims = () if dim is None else (dim,)
+    return smallest(x, dims, keepdim), largest(x, dims, keepdim)
+
+
+def _reduced(reduction, x, dim, keepdim) -> Any:
+    axes = (standard().Constant(value_ints=list(dim)),) if dim and len(x.shape) else ()
+    return reduction(x, *axes, keepdims=int(keepdim))
+
+
 @translation(aten.any.default, aten.any.dim, aten.any.dims)
 def any_of(x, dim=None, keepdim=False):
     """Whether there are true ones: there are none among nothing."""
