@@ -180,6 +180,7 @@ OUTPUTS: dict[str, Any] = {
     "without gradient": lambda w, a: (a * w, a + 1),
     "a constant": lambda w, a: (a * w, torch.ones(3)),
     "sizes": lambda w, a: (a * w, a.shape[0]),
+    "a detached view": lambda w, a: (a.detach()[:, :2], a * w, a),
     "views of each other": lambda w, a: (lambda y: (y, y.reshape(-1), y[:, :2]))(a * w),
 }
 

@@ -94,7 +94,7 @@ def _finish(session: Session, compiled: Compiled, outputs: Sequence[Any]) -> lis
     session.write_buffers(made[count:])
     seen: set[int] = set()
     for index, tensor in enumerate(made[:count]):
-        if id(tensor) in seen:  # a value and its detached self: autograd tells them apart by object
+        if id(tensor) in seen or tensor._is_view():  # a value, its detached self, and views: autograd knows them apart
             made[index] = tensor.detach()
         seen.add(id(tensor))
     return made[:count]
