@@ -72,12 +72,16 @@ class Substitutes(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if args and isinstance(args[0], Tensor) and _is_in_place(func):
-            self._refuse_hidden_change(args[0], func.__name__)
+        changed = args[0] if args and isinstance(args[0], Tensor) and _is_in_place(func) else None
+        if changed is not None:
+            self._refuse_hidden_change(changed, func.__name__)
+        before = None if changed is None else _history(changed)
         substitute = SUBSTITUTES.get(func)
         made = NotImplemented if substitute is None else substitute(*args, **(kwargs or {}))
         if made is NotImplemented:
             made = func(*args, **(kwargs or {}))
+        if changed is not None and before is not None and _is_unnoticed(changed, before):
+            raise _hidden(func.__name__, "which has no gradient of its own,")
         if func in _DETACH and args[0].requires_grad:
             self._detached.append((weakref.ref(args[0]), made))
         return made
@@ -90,12 +94,26 @@ class Substitutes(TorchFunctionMode):
             others = [made for source, made in self._detached if source() is not None]  # which somebody may still read
             seen = all(t.untyped_storage()._cdata != memory for t in others)
         if not seen:
-            raise CaptureError(
-                f"{name} changes a tensor, under torch.no_grad() or detached, whose gradient eager PyTorch passes on "
-                "as if nothing had happened",
-                cure="write y = x + (changed - x).detach() with a changed copy of x, or change parameters outside of "
-                "forward",
-            )
+            raise _hidden(name, "under torch.no_grad() or detached,")
+
+
+def _history(tensor: Tensor) -> tuple[int, Any]:
+    """How often a tensor was changed, and what autograd knows of it; of a view, of what it is a view of."""
+    whole = tensor if tensor._base is None else tensor._base
+    return tensor._version, whole.grad_fn
+
+
+def _is_unnoticed(changed: Tensor, before: tuple[int, Any]) -> bool:
+    """Whether autograd goes on as before about a tensor that has changed, as it does after ``logical_not_``."""
+    now = _history(changed)
+    return changed.requires_grad and now[0] != before[0] and now[1] is before[1]
+
+
+def _hidden(name: str, how: str) -> CaptureError:
+    return CaptureError(
+        f"{name} changes a tensor, {how} whose gradient eager PyTorch passes on as if nothing had happened",
+        cure="write y = x + (changed - x).detach() with a changed copy of x, or change parameters outside of forward",
+    )
 
 
 def _is_in_place(func: Callable[..., Any]) -> bool:
@@ -282,6 +300,21 @@ def repeat_interleave(
 def data(self: Tensor) -> Tensor:
     """The tensor detached: what torch gives here would belong to no graph."""
     return self.detach()
+
+
+@substitute(Tensor.detach_, torch.detach_)
+def detach_(self: Tensor) -> Any:
+    """Of an input or a parameter an error: the caller's own tensor would need no gradient from then on.
+
+    Raises:
+        CaptureError: it is one of these.
+    """
+    if not self.is_leaf or not self.requires_grad:
+        return NotImplemented
+    raise CaptureError(
+        "detach_ takes the gradient from an input or a parameter itself, which a graph does not change",
+        cure="write y = x.detach()",
+    )
 
 
 @substitute(torch.as_tensor)
