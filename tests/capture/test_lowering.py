@@ -129,6 +129,10 @@ def _power_in_place(x: Tensor) -> Tensor:
     return y.float_power_(3)
 
 
+def _random_numbers_in_place(x: Tensor) -> Tensor:
+    return (x * 2).normal_(1, 0).uniform_(3, 3) * x
+
+
 def _one_of_several_results_written(x: Tensor) -> Tensor:
     largest, places = x.cummax(0)
     largest.T.mul_(2)
@@ -174,6 +178,7 @@ PIECES = {
         _place_among_numbers,
         _count_of_elements,
         _power_in_place,
+        _random_numbers_in_place,
         _one_of_several_results_written,
         _numbers_read_out_of_tensors,
         _axes_of_numbers,

@@ -31,6 +31,7 @@ _CHECKS = frozenset(
     )
 )
 _GRADIENTS, _AUTOCAST = torch.ops.higher_order.wrap_with_set_grad_enabled, torch.ops.higher_order.wrap_with_autocast
+_FILLED = ("normal_", "uniform_", "random_", "exponential_", "geometric_", "cauchy_", "log_normal_", "bernoulli_")
 _SAME = {_ops.item.default: _ops._local_scalar_dense.default}  # taken apart, an item would be another number
 
 
@@ -183,6 +184,8 @@ class Lowering:
         else:
             args, kwargs = aliases.contents((args, kwargs))
             made = self._issue(target, args, kwargs)
+        if name_of(node.target) in _FILLED:  # by random numbers: what was there before gets no gradient
+            made = self._stopped(made)
         if returns_also(target):
             return self._write_beside(node, [arguments_of(node)[w] for w in written], made, aliases)
         old = changed.meta["val"]
