@@ -16,7 +16,7 @@ from parity import choices
 from fuzz.modules.beside import EagerRefuses
 from fuzz.modules.program import Program, load
 from fuzz.outcomes import FAULT, PASS, REFUSED, THROWN, Fault, Outcome
-from onnxtrain.errors import BackendError, OnnxTrainError
+from onnxtrain.errors import BackendError, GradientError, OnnxTrainError
 
 _OURS = "report this model"  # a cure that says that the fault is ours
 SECONDS = 240  # of one program
@@ -48,7 +48,8 @@ def _refusal(error: OnnxTrainError, program: Program) -> Outcome:
         return Outcome(THROWN, reason, str(error))
     if _OURS in str(error):
         return Outcome(FAULT, reason, "".join(traceback.format_exception(error)))
-    if "/random/program_" not in error.source or not error.cure:
+    has_line = "/random/program_" in error.source or isinstance(error, GradientError)  # which a backward pass raises
+    if not has_line or not error.cure:
         return Outcome(FAULT, f"no {'line' if error.cure else 'cure'}: {reason}", str(error))
     return Outcome(REFUSED, reason, str(error))
 
