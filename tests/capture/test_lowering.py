@@ -54,6 +54,15 @@ def _base_read_after_its_view_was_written(x: Tensor) -> Tensor:
     return y * x
 
 
+def _parts_of_the_last_axis_written(x: Tensor) -> Tensor:
+    y = x.detach().t() * 0.5
+    with torch.no_grad():
+        for i, part in enumerate(y.chunk(2, -1)):
+            part.mul_(i + 2)
+        y.unbind(-1)[-1].neg_()
+    return y.t() * x
+
+
 def _parts_written_one_after_the_other(x: Tensor) -> Tensor:
     y = x.detach() * 0.5
     for i, part in enumerate(y.unbind(1)):
@@ -67,6 +76,16 @@ def _chunks_written(x: Tensor) -> Tensor:
     first[:1].copy_(second[:1].exp())
     second.add_(1)
     return y * x
+
+
+def _columns_written(x: Tensor) -> Tensor:
+    y = (x.detach() * 0.5)[:3].unsafe_chunk(1)[0] + 0
+    with torch.no_grad():
+        y.hsplit(2)[1].mul_(3)
+        y.view(3, 2, 2).dsplit(2)[0].add_(1)
+        y[0].hsplit(4)[2].zero_()
+        y.tensor_split((1, 2), 1)[1].neg_()
+    return y * x[:3]
 
 
 def _diagonal_filled(x: Tensor) -> Tensor:
@@ -167,6 +186,8 @@ PIECES = {
         _base_read_after_its_view_was_written,
         _parts_written_one_after_the_other,
         _chunks_written,
+        _columns_written,
+        _parts_of_the_last_axis_written,
         _diagonal_filled,
         _masked,
         _in_place_activations,

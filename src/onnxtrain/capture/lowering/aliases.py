@@ -20,6 +20,8 @@ _SHAPES = frozenset(
         *("ravel", "unsqueeze_", "squeeze_", "contiguous", "alias", "detach", "to", "expand", "expand_as"),
     )
 )
+_SPLITS = frozenset(("unbind", "split", "split_with_sizes", "chunk", "tensor_split", "unsafe_split", "unsafe_chunk"))
+_SPLITS_BY_NAME = {"hsplit": 1, "vsplit": 0, "dsplit": 2}  # whose axis is in the name
 
 
 class Aliases:
@@ -130,7 +132,9 @@ class Aliases:
         """The tensor that was split, where one part of it has another content."""
         above, call = self.content(parts.args[0]), self._call
         index: Any = part.args[1]
-        dim = arguments_of(parts).get("dim", 0)
+        dim = _axis_of_parts(parts)
+        if dim is None:
+            raise _refused(parts)
         if name_of(parts.target) == "unbind":
             return call(aten.select_scatter.default, (above, content, dim, index))
         sizes = [self._size_of_part(parts, i, dim) for i in range(index + 1)]
@@ -209,6 +213,14 @@ def _order_of(name: str, given: dict[str, Any], parent: Node) -> list[int] | Non
         moved = torch.movedim(probe, given["source"], given["destination"])
         return [size - 2 for size in moved.shape]
     return None
+
+
+def _axis_of_parts(parts: Node) -> int | None:
+    """The axis that a call has split a tensor along; None where it did something else."""
+    name, whole = name_of(parts.target), parts.args[0].meta["val"]  # type: ignore[union-attr]
+    if name in _SPLITS_BY_NAME:
+        return 0 if name == "hsplit" and whole.dim() == 1 else _SPLITS_BY_NAME[name]
+    return arguments_of(parts).get("dim", 0) % whole.dim() if name in _SPLITS else None
 
 
 def _swapped(rank: int, first: int, second: int) -> list[int]:
