@@ -123,6 +123,7 @@ def _written_without_gradient(x: Tensor) -> Tensor:
 def _axes_inserted_in_place(x: Tensor) -> Tensor:
     y = x * 1
     y.unsqueeze_(1).squeeze_(1).t_()
+    y[1:].unsqueeze_(0).transpose_(0, 1).mul_(0.5)
     return y.mul_(2).sum(1)
 
 
@@ -173,6 +174,13 @@ def _axes_of_numbers(x: Tensor) -> Tensor:
     )
 
 
+def _mapped(x: Tensor) -> Tensor:
+    scale = torch.linspace(0, 1, 4, dtype=x.dtype)
+    whole, part = torch.vmap(lambda row, s: (torch.outer(row, s).add_(1), row[1:].mul(row.sum())), (0, None))(x, scale)
+    inner = torch.vmap(torch.vmap(lambda a: a.sin() * 2))(x)
+    return (whole.sum(1) * inner)[:, 1:] + part
+
+
 def _data_read(x: Tensor) -> Tensor:
     return x.data * x
 
@@ -203,6 +211,7 @@ PIECES = {
         _one_of_several_results_written,
         _numbers_read_out_of_tensors,
         _axes_of_numbers,
+        _mapped,
         _data_read,
     )
 }
@@ -228,6 +237,13 @@ def test_a_write_that_has_no_other_form_is_refused() -> None:
     module = Piece(lambda x: x.clone().unfold(0, 2, 1).mul_(2))
     with pytest.raises(CaptureError, match="shares memory"):
         capture(module, (torch.randn(5, 4, dtype=torch.float64),), {})
+
+
+def test_a_mapped_function_that_changes_its_argument_is_refused() -> None:
+    module = Piece(lambda x: torch.vmap(lambda row: row.mul_(2))(x * 1))
+    with pytest.raises(CaptureError, match="changes its argument"):
+        capture(module, (torch.randn(5, 4, dtype=torch.float64),), {})
+    assert torch._C._functorch.maybe_current_level() is None
 
 
 def test_the_line_that_writes_to_an_input_is_named() -> None:

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from onnxtrain.capture.assertions import expected, tell
+from onnxtrain.capture.lowering.aliases import memory_of
 from onnxtrain.capture.source_lines import is_users
 from onnxtrain.errors import CaptureError
 
@@ -75,7 +76,7 @@ class Substitutes(TorchFunctionMode):
         changed = args[0] if args and isinstance(args[0], Tensor) and _is_in_place(func) else None
         if changed is not None:
             self._refuse_hidden_change(changed, func.__name__)
-        before = None if changed is None else _history(changed)
+        before = None if changed is None or _is_view_in_place(func) else _history(changed)
         substitute = SUBSTITUTES.get(func)
         made = NotImplemented if substitute is None else substitute(*args, **(kwargs or {}))
         if made is NotImplemented:
@@ -90,11 +91,17 @@ class Substitutes(TorchFunctionMode):
         """What autograd does not see of a tensor, under ``no_grad`` or detached, a traced graph would lose it for."""
         seen = torch.is_grad_enabled() if changed.requires_grad else True
         if seen and not changed.requires_grad:
-            memory = changed.untyped_storage()._cdata
+            memory = memory_of(changed)
             others = [made for source, made in self._detached if source() is not None]  # which somebody may still read
-            seen = all(t.untyped_storage()._cdata != memory for t in others)
+            seen = memory is None or all(memory_of(t) != memory for t in others)
         if not seen:
             raise _hidden(name, "under torch.no_grad() or detached,")
+
+
+def _is_view_in_place(func: Callable[..., Any]) -> bool:
+    """Whether a function changes how a tensor is looked at, not what is in it."""
+    packet = getattr(torch.ops.aten, func.__name__, None)
+    return packet is not None and any(torch.Tag.inplace_view in getattr(packet, o).tags for o in packet.overloads())
 
 
 def _history(tensor: Tensor) -> tuple[int, Any]:

@@ -16,6 +16,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from onnxtrain.capture.lowering.aliases import Aliases, arguments_of, is_of_size, name_of
+from onnxtrain.capture.lowering.batched import Batched, batched, prepares, unbatched
 from onnxtrain.capture.lowering.calls import Calls, UnknownCallError, Verdict
 from onnxtrain.capture.lowering.functional import functional_of, is_view_in_place, returns_also, written_by
 from onnxtrain.capture.lowering.types import Region, cast_to
@@ -86,8 +87,14 @@ class Lowering:
 
     def _written(self, module: GraphModule, aliases: Aliases) -> Any:
         result: Any = None
+        regions = batched(module)
+        inside = {node for region in regions.values() for node in region.nodes}
         for node in module.graph.nodes:
-            if node.op == "get_attr":
+            if node in regions:
+                self._map(regions[node], aliases)
+            elif node in inside or prepares(node):
+                continue
+            elif node.op == "get_attr":
                 aliases.add(node, self._attribute(module, node))
             elif node.op == "call_function":
                 with self._writer.at(node), _at_line(node):
@@ -95,6 +102,19 @@ class Lowering:
             elif node.op == "output":
                 result = aliases.contents(node.args[0])
         return result
+
+    def _map(self, region: Batched, aliases: Aliases) -> None:
+        """Write the calls of a vmap with the axis that it hides."""
+        shown = next((n for n in region.results if n.meta.get("stack_trace")), region.nodes[0])
+        with self._writer.at(shown), _at_line(shown):
+            with self._calls.region.enter():
+                module = unbatched(self._writer, region)
+            before = self._calls.region
+            self._calls.region = Region(before.gradients)  # autocast's casts are among the calls
+            made = self._walk(module, aliases.contents(region.inputs))
+            self._calls.region = before
+        for node, content in zip(region.results, made, strict=True):
+            aliases.add(node, content)
 
     def _attribute(self, module: GraphModule, node: Node) -> Any:
         value = getattr(module, str(node.target))

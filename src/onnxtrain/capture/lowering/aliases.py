@@ -182,6 +182,8 @@ def memory_of(value: Any) -> int | None:
         return next((m for m in map(memory_of, value) if m is not None), None)
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
         return None
+    if torch._C._functorch.is_functorch_wrapped_tensor(value):  # under vmap, whose calls are recorded once more
+        return None
     return value.untyped_storage()._cdata
 
 

@@ -1,0 +1,118 @@
+"""Calls under ``torch.vmap``: recorded without the axis that it hides, they are recorded once more with it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from onnxtrain.capture.lowering.aliases import arguments_of, memory_of
+from onnxtrain.capture.lowering.functional import written_by
+from onnxtrain.capture.lowering.writer import Writer, values
+from onnxtrain.errors import CaptureError
+
+_BEGIN, _END, _PREPARES = "_vmap_increment_nesting", "_vmap_decrement_nesting", "lazy_load_decompositions"
+
+
+@dataclasses.dataclass(frozen=True)
+class Batched:
+    """What one vmap has recorded.
+
+    Args:
+        nodes: its calls, from the one that begins it to the one that ends it.
+    """
+
+    nodes: tuple[Node, ...]
+
+    @property
+    def inputs(self) -> list[Node]:
+        """What it reads of the graph around it."""
+        inside = set(self.nodes)
+        return list(dict.fromkeys(n for node in self.nodes for n in node.all_input_nodes if n not in inside))
+
+    @property
+    def results(self) -> list[Node]:
+        """What the graph around it reads."""
+        inside = set(self.nodes)
+        return [node for node in self.nodes if any(user not in inside for user in node.users)]
+
+
+def batched(module: GraphModule) -> dict[Node, Batched]:
+    """The vmaps of a graph, without those within others, by their last call."""
+    found: dict[Node, Batched] = {}
+    open_: list[Node] = []
+    depth = 0
+    for node in module.graph.nodes:
+        name = _name(node)
+        depth += name == _BEGIN
+        if depth:
+            open_.append(node)
+        depth -= name == _END
+        if open_ and not depth:
+            found[node] = Batched(tuple(open_))
+            open_ = []
+    return found
+
+
+def prepares(node: Node) -> bool:
+    """Whether a call does nothing that a graph has."""
+    return _name(node) == _PREPARES
+
+
+def _name(node: Node) -> str:
+    target = node.target
+    is_functorch = node.op == "call_function" and str(getattr(target, "__module__", "")).startswith("torch._functorch")
+    return target.__name__ if is_functorch else ""  # type: ignore[union-attr]
+
+
+def unbatched(writer: Writer, region: Batched) -> GraphModule:
+    """The calls that torch makes of a vmap, as a graph of its inputs that returns its results.
+
+    Raises:
+        CaptureError: torch cannot run it again, or it writes to what it is given.
+    """
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    given = region.inputs
+    try:
+        with writer.symbolic(), _level_kept():
+            made = make_fx(_copied(region), tracing_mode="real")(*values(given))
+    except Exception as error:
+        raise CaptureError(
+            f"the forward pass calls torch.vmap, whose calls cannot be recorded with its axis: {error}",
+            cure="write what is mapped for all elements at once, or keep it outside the wrapped module",
+        ) from error
+    memories = {memory_of(node.meta.get("val")) for node in made.graph.nodes if node.op == "placeholder"} - {None}
+    for node in made.graph.nodes:
+        names = written_by(node.target) if isinstance(node.target, torch._ops.OpOverload) else ()
+        if any(memory_of(arguments_of(node)[n].meta["val"]) in memories for n in names):
+            raise CaptureError(
+                f"the forward pass calls torch.vmap of a function that changes its argument in place ({node.target})",
+                cure="let the function return new tensors",
+            )
+    return made
+
+
+def _copied(region: Batched) -> GraphModule:
+    graph, copies = Graph(), {}
+    for node in region.inputs:
+        copies[node] = graph.placeholder(node.name)
+    for node in region.nodes:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output([copies[node] for node in region.results])
+    return GraphModule(torch.nn.Module(), graph)
+
+
+@contextlib.contextmanager
+def _level_kept() -> Iterator[None]:
+    """Leave no vmap open behind an error."""
+    functorch = torch._C._functorch
+    before = functorch.maybe_current_level()
+    try:
+        yield
+    finally:
+        while functorch.maybe_current_level() != before:
+            functorch._vmap_decrement_nesting()
