@@ -95,6 +95,18 @@ def test_a_count_of_elements_is_not_that_of_a_larger_batch() -> None:
     compare(lambda y, x: y / int(x.numel()), _lengths((1, 5), (2, 6), (1, 7)))
 
 
+def test_an_axis_taken_apart_from_behind() -> None:
+    """It has one size in each graph; its parts are no sequence."""
+
+    def apart(y: Tensor, x: Tensor) -> Tensor:
+        first, *_, last = x.unbind(-2)
+        return y * first.unsqueeze(-2) + last.detach().unsqueeze(-2) * y.split(1, -2)[-1]
+
+    wrapped = compare(apart, _lengths((2, 3), (4, 3), (2, 4)))
+    text = wrapped.graph("captured")
+    assert "Sequence" not in text and "ATen" not in text
+
+
 NOTHING: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "chunk": lambda y, x: y.chunk(1, 0)[0] * 2,
     "split": lambda y, x: y[:, :0].split(1, 1)[0].sum() + y,

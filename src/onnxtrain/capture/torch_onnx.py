@@ -11,6 +11,7 @@ import contextlib
 import copy
 import dataclasses
 import logging
+import operator
 import re
 import sys
 import warnings
@@ -67,7 +68,7 @@ class Translator:
             except Exception as error:
                 self._keep_failed(error, program)
             else:
-                self._made = {n.name: n for n in _calls(program)}
+                self._made = {n.name: n for n in _calls(program)} | dict(_parts(program))
                 made.model = _core.onnxscript_apis.convert_version(made.model, self.opset)
                 for node in made.model.graph.all_nodes():
                     node.version = None  # within branches it is the opset that introduced the operator, not the graph's
@@ -167,6 +168,13 @@ def _calls(program: torch.export.ExportedProgram) -> Iterator[torch.fx.Node]:
     for module in program.graph_module.modules():
         if isinstance(module, torch.fx.GraphModule):
             yield from (n for n in module.graph.nodes if n.op == "call_function" and isinstance(n.target, Overload))
+
+
+def _parts(program: torch.export.ExportedProgram) -> Iterator[tuple[str, torch.fx.Node]]:
+    """The results of calls that have several, by name, with these calls."""
+    calls = set(_calls(program))
+    for call in calls:
+        yield from ((user.name, call) for user in call.users if user.target is operator.getitem)
 
 
 def _named_outputs(program: torch.export.ExportedProgram) -> Any:
