@@ -75,7 +75,8 @@ class Aliases:
         if memory is not None and self._seen[node] != now and node in self._parents:
             parent = self._parents[node]
             above = self.content(parent)
-            self._content[node] = above if _is_same(node, parent) else self._again(node, parent, above)
+            is_same = _is_same(node, parent) and node.target is not aten.detach.default
+            self._content[node] = above if is_same else self._again(node, parent, above)
             self._seen[node] = now
         return self._content[node]
 
