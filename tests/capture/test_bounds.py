@@ -26,6 +26,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "clamp by itself": lambda x: x.clamp(x.flip(0) - 1, x.flip(0)),
     "clamp by integers": lambda x: torch.clamp(x, torch.tensor(0), torch.tensor(1)),
     "hardtanh": F.hardtanh,
+    "relu6": lambda x: F.relu6(6 * x),
     "log2": lambda x: torch.log2(x.abs() + 1),
     "log10": lambda x: torch.log10(x.abs() + 1),
     "log2 of integers": lambda x: torch.log2(x.abs().long() + 1) * x,

@@ -60,6 +60,12 @@ def hardtanh(x, min_val=-1.0, max_val=1.0):
     return op.Where(op.LessOrEqual(x, low), low, op.Where(op.GreaterOrEqual(x, high), high, x))
 
 
+@translation(aten.relu6.default)
+def relu6(x):
+    """Nor has it at 0 and at 6."""
+    return hardtanh(x, 0.0, 6.0)
+
+
 @translation(aten.log2.default)
 def log2(x):
     """By the logarithm of 2 as exact as the type."""
