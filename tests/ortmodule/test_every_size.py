@@ -144,3 +144,20 @@ def test_sizes_in_tensors_need_one_graph() -> None:
 def test_numbers_made_of_sizes_are_float64() -> None:
     """As Python's are: in float32 a large one would be another."""
     compare(lambda y, x: y * (x.shape[1] * 1e9 + 1.0), _lengths(*SEQUENCES))
+
+
+SMALL: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "more than one": lambda y, x: y if x.shape[0] > 1 else 2 * y,
+    "twice as many": lambda y, x: y if 2 * x.shape[0] > 3 else 2 * y,
+    "any": lambda y, x: y.sum(0) if x.shape[0] else y.sum() + 3,
+    "at least two": lambda y, x: y * max(x.shape[0], 2),
+    "slice that reaches beyond the end": lambda y, x: y[:2].cumsum(0) * y[:2].shape[0],
+    "slice from the end": lambda y, x: y[-2:].cumsum(0) * y[-2:].shape[0],
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("sizes", [(3, 1, 0, 4), (1, 3, 0), (0, 2, 1)], ids=str)
+def test_what_is_asked_of_sizes_may_be_otherwise_of_1_and_of_none(name: str, sizes: tuple[int, ...]) -> None:
+    """torch takes a symbol to be 2 or more, and keeps no note of what it answers because of that."""
+    compare(SMALL[name], _lengths(*((size, 3) for size in sizes)))

@@ -147,7 +147,7 @@ def translate(
     settings = (traced.input_names, traced.buffers, opset, refusals is None, *decisive)
     graph = made() if cache is None else cache.graph(traced.program, settings, made)
     assert result.schema is not None, "the forward ran, or export raised"
-    guards = size_guards(traced.program, result.not_one)
+    guards = size_guards(traced.program, result.assumed)
     refuse_read(traced.flat.module, result.left, (t for t in traced.program.constants.values() if torch.is_tensor(t)))
     return Captured(graph, traced.inputs, result.schema, result.sources, guards, result.left, result.path)
 

@@ -9,10 +9,9 @@ import logging
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
-import sympy
 import torch
 
 from onnxtrain.capture import autocast_functions, autograd_functions, normalization_layers  # noqa: F401  (substitutes)
@@ -26,7 +25,7 @@ from onnxtrain.capture.schema import Schema, flatten
 from onnxtrain.capture.size_guards import size_guards
 from onnxtrain.capture.source_lines import is_users, places_in, user_line
 from onnxtrain.capture.substitutes import Substitutes
-from onnxtrain.capture.symbolic_sizes import Axis, OvergrownSizesError, expression_of, symbolic_sizes
+from onnxtrain.capture.symbolic_sizes import Assumed, Axis, OvergrownSizesError, expression_of, symbolic_sizes
 from onnxtrain.errors import CaptureError, ContentError, OnnxTrainError, first_line
 
 PREFIX = "module."  # what the wrapper below puts before the user's parameter names
@@ -58,7 +57,7 @@ class Result:
     Attributes:
         schema: the structure of the output.
         sources: for each tensor of the output, the position among the returned (distinct) tensors.
-        not_one: sizes taken to be other than 1 (``symbolic_sizes``).
+        assumed: what was taken to be so of sizes (``symbolic_sizes``).
         changed: for each tensor of the input, whether the forward pass changed it in place.
         calls: the calls of ``torch.autograd.Function`` that were recorded; operators of the program name them.
         left: where the call left something on the module.
@@ -67,7 +66,7 @@ class Result:
     """
 
     def __init__(self) -> None:
-        self.not_one: set[sympy.Expr] = set()
+        self.assumed = Assumed()
         self.changed: tuple[bool, ...] = ()
         self.calls: list[Any] = []
         self.schema: Schema | None = None
@@ -115,15 +114,14 @@ class FlatModule(torch.nn.Module):
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The module's distinct output tensors, what it left on itself too, what was looked at, then its buffers."""
         args, kwargs = self._inputs.restore(tensors)
-        self.result.not_one.clear()
         versions = [t._version for t in tensors]
         functions = autograd_functions.recording(self.module, self.result.calls, self._functions)
-        sizes = symbolic_sizes(tensors, self.result.not_one)
+        sizes = symbolic_sizes(tensors)
         buffers, watch = dict(self.module.named_buffers()), Watch(self.module, self._ignored)
         replay = Replay(self._answers or Answers(), tensors)
         looks = contextlib.nullcontext() if self._answers is None else replay.within()
         try:
-            with self._autocast.enter(), functions, sizes, Substitutes(), looks:
+            with self._autocast.enter(), functions, sizes as self.result.assumed, Substitutes(), looks:
                 result = self.module.forward(*args, **kwargs)  # the module's own hooks run at every call, outside
             changes = watch.changes()
         finally:
@@ -170,7 +168,7 @@ def _export_any(
     for example, kept in _examples(tensors, constant):
         try:
             program = _export(module, example, kept)
-            while ones := _mistaken(program, tensors, example, module.result.not_one):
+            while ones := _mistaken(program, tensors, example, module.result.assumed):
                 kept |= ones
                 example = _enlarged(tensors, kept)
                 program = _export(module, example, kept)
@@ -241,7 +239,7 @@ def _mistaken(
     program: torch.export.ExportedProgram,
     tensors: Sequence[torch.Tensor],
     example: Sequence[torch.Tensor],
-    not_one: Set[sympy.Expr],
+    assumed: Assumed,
 ) -> frozenset[Axis]:
     """The axes of size 1 that must stay 1.
 
@@ -251,9 +249,9 @@ def _mistaken(
     users = set(program.graph_signature.user_inputs)
     traced = [n.meta["val"] for n in program.graph.nodes if n.op == "placeholder" and n.name in users]
     sizes = [(i, a, expression_of(d)) for i, x in enumerate(traced) for a, d in enumerate(x.shape)]
-    larger = {d for i, a, d in sizes if tensors[i].shape[a] != 1 and not d.is_number} | not_one
+    larger = {d for i, a, d in sizes if tensors[i].shape[a] != 1 and not d.is_number} | assumed.not_one
     ones = [(i, a, d) for i, a, d in sizes if tensors[i].shape[a] == 1 and example[i].shape[a] != 1]
-    broken = size_guards(program).broken_by([t.shape for t in tensors]) if ones else frozenset()
+    broken = size_guards(program, assumed).broken_by([t.shape for t in tensors]) if ones else frozenset()
     return frozenset((i, a) for i, a, d in ones if d.is_number or d in larger or (i, a) in broken)
 
 

@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from typing import Any
 
 import sympy
 import torch
 
-from onnxtrain.capture import substitutes
-from onnxtrain.capture.source_lines import is_users
-from onnxtrain.capture.symbolic_sizes import Axis
-
-# Functions of torch that ask about sizes only to choose between equal results: how a tensor lies in memory
-_ABOUT_MEMORY = frozenset(
-    (
-        *("check_contiguous_sizes_strides", "is_contiguous", "is_contiguous_or_false", "suggest_memory_format"),
-        *("are_strides_like_channels_last", "are_strides_like_channels_last_or_false"),
-        *("is_channels_last_contiguous_2d", "is_channels_last_contiguous_3d", "compute_elementwise_output_strides"),
-        *("is_non_overlapping_and_dense", "is_non_overlapping_and_dense_or_false"),
-    )
-)
+from onnxtrain.capture.size_questions import decides
+from onnxtrain.capture.symbolic_sizes import Assumed, Axis
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,12 +42,12 @@ class SizeGuards:
         return frozenset(axes[s] for condition in broken for s in condition.free_symbols)  # type: ignore[index]
 
 
-def size_guards(program: torch.export.ExportedProgram, not_one: Set[sympy.Expr] = frozenset()) -> SizeGuards:
+def size_guards(program: torch.export.ExportedProgram, assumed: Assumed) -> SizeGuards:
     """What was asked of sizes while a module was captured.
 
     Args:
         program: the captured program.
-        not_one: sizes that were taken to be other than 1.
+        assumed: what was taken to be so besides.
     """
     users = set(program.graph_signature.user_inputs)
     inputs = [n.meta["val"] for n in program.graph.nodes if n.op == "placeholder" and n.name in users]
@@ -72,19 +61,13 @@ def size_guards(program: torch.export.ExportedProgram, not_one: Set[sympy.Expr] 
     if environment is None:
         return SizeGuards((), ())
     asked = [environment.simplify(g.expr) for g in environment.guards if _decides(g)]
-    asked += [sympy.Ne(environment.simplify(size), 1) for size in sorted(not_one, key=str)]
+    asked += [environment.replace(relation) for relation in sorted(assumed.answered, key=str)]
+    asked += [sympy.Ne(environment.simplify(size), 1) for size in sorted(assumed.not_one, key=str)]
     conditions = dict.fromkeys(c for c in asked if c.free_symbols and c.free_symbols <= set(symbols))
     needed = {s for condition in conditions for s in condition.free_symbols}
     return SizeGuards(tuple(conditions), tuple((s, axis) for s, axis in symbols.items() if s in needed))
 
 
 def _decides(guard: Any) -> bool:
-    """Whether the answer to a question about sizes decides on the result.
-
-    Where torch itself finds that two sizes differ, it is for broadcasting, which a graph does again, or about memory.
-    """
     place = guard.sloc.framework_loc
-    filename = getattr(place, "filename", None) or ""
-    if is_users(filename) or filename == substitutes.__file__:
-        return True
-    return not isinstance(guard.expr, sympy.Ne) and getattr(place, "name", "") not in _ABOUT_MEMORY
+    return decides(guard.expr, getattr(place, "name", ""), getattr(place, "filename", None) or "")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -15,6 +16,8 @@ from typing import Any
 import sympy
 import torch
 from torch.overrides import TorchFunctionMode
+
+from onnxtrain.capture.size_questions import noted_answers
 
 _SQUEEZES = ("squeeze", "squeeze_", "squeeze_copy")
 Axis = tuple[int, int]  # position of an input tensor, and one of its axes
@@ -33,19 +36,32 @@ class OvergrownSizesError(Exception):
         self.axes = axes
 
 
+@dataclasses.dataclass
+class Assumed:
+    """What a trace stands on and torch keeps no guard of, because it takes each symbol to be 2 or more.
+
+    Args:
+        not_one: sizes that were taken to be other than 1 where 1 would change the result's shape.
+        answered: what was asked of sizes and holds from 2 on.
+    """
+
+    not_one: set[sympy.Expr] = dataclasses.field(default_factory=set)
+    answered: set[sympy.Basic] = dataclasses.field(default_factory=set)
+
+
 @contextlib.contextmanager
-def symbolic_sizes(tensors: Sequence[torch.Tensor], not_one: set[sympy.Expr]) -> Iterator[None]:
-    """Run a block of tracing with sizes kept as symbols.
+def symbolic_sizes(tensors: Sequence[torch.Tensor]) -> Iterator[Assumed]:
+    """Run a block of tracing with sizes kept as symbols; gives what was assumed of them.
 
     Args:
         tensors: the inputs, as torch.export passes them to the forward pass.
-        not_one: receives the sizes that were taken to be other than 1 where 1 would change the result's shape.
 
     Raises:
         OvergrownSizesError: an intermediate result has a size of more than ``LARGEST`` operations.
     """
-    with _symbolic_len(), _Watch(tensors, not_one):
-        yield
+    assumed = Assumed()
+    with _symbolic_len(), _Watch(tensors, assumed.not_one), noted_answers(tensors, assumed.answered):
+        yield assumed
 
 
 @contextlib.contextmanager

@@ -259,7 +259,8 @@ def _is_configuration(value: Any) -> bool:
 def size_check(captured: Captured) -> Callable[[Sequence[torch.Tensor]], bool]:
     """A function that says whether sizes fit a graph.
 
-    Constants are equal, each symbol is the same wherever it stands, and every branch on a size goes the same way.
+    Constants are equal, each symbol is the same wherever it stands, none is 0 (of which torch takes no question), and
+    every branch on a size goes the same way.
     """
     graph = captured.graph.model.graph
     constants: list[tuple[int, int, int]] = []
@@ -278,6 +279,8 @@ def size_check(captured: Captured) -> Callable[[Sequence[torch.Tensor]], bool]:
     @functools.lru_cache(maxsize=4096)
     def hold(sizes: tuple[torch.Size, ...]) -> bool:
         if any(sizes[p][a] != size for p, a, size in constants):
+            return False
+        if any(sizes[first[0]][first[1]] == 0 for first, *_ in symbols.values()):
             return False
         for first, *others in groups:
             if any(sizes[p][a] != sizes[first[0]][first[1]] for p, a in others):

@@ -1,0 +1,94 @@
+"""What is asked of sizes while a module is traced, and which answers decide on the result."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch.fx.experimental.symbolic_shapes import uninteresting_files
+
+from onnxtrain.capture import substitutes
+from onnxtrain.capture.source_lines import is_users
+
+# Functions of torch that ask about sizes only to choose between equal results: how a tensor lies in memory
+_ABOUT_MEMORY = frozenset(
+    (
+        *("check_contiguous_sizes_strides", "is_contiguous", "is_contiguous_or_false", "suggest_memory_format"),
+        *("are_strides_like_channels_last", "are_strides_like_channels_last_or_false"),
+        *("is_channels_last_contiguous_2d", "is_channels_last_contiguous_3d", "compute_elementwise_output_strides"),
+        *("is_non_overlapping_and_dense", "is_non_overlapping_and_dense_or_false"),
+    )
+)
+# Functions of torch that choose the size of a result
+_ABOUT_SIZES = frozenset(("_compute_slice_index", "slice_forward"))
+
+
+def decides(found: sympy.Basic, name: str, file: str) -> bool:
+    """Whether the answer to a question about sizes decides on the result.
+
+    Where torch itself finds that two sizes differ, it is for broadcasting, which a graph does again, or about memory.
+
+    Args:
+        found: what was found to be so.
+        name: the function that asked.
+        file: where it is written.
+    """
+    return _is_users(file) or (not isinstance(found, sympy.Ne) and name not in _ABOUT_MEMORY)
+
+
+def _is_users(file: str) -> bool:
+    return is_users(file) or file == substitutes.__file__
+
+
+@contextlib.contextmanager
+def noted_answers(tensors: Sequence[torch.Tensor], found: set[sympy.Basic]) -> Iterator[None]:
+    """Note what torch answers without a guard because it takes each symbol to be 2 or more.
+
+    Args:
+        tensors: the inputs, as torch.export passes them to the forward pass.
+        found: receives what holds from 2 on, perhaps not below, and decides on the result.
+    """
+    sizes = [size for tensor in tensors for size in tensor.shape if isinstance(size, torch.SymInt)]
+    if not sizes:
+        yield
+        return
+    environment = sizes[0].node.shape_env
+    ask = environment.evaluate_expr
+
+    def note(question: Any, *args: Any, **kwargs: Any) -> Any:
+        answer = ask(question, *args, **kwargs)
+        if not _is_known(question, answer):
+            asking = _asking(sys._getframe(1)).f_code
+            if _is_users(asking.co_filename) or asking.co_name in _ABOUT_SIZES:
+                found.add(question if answer else sympy.Not(question))
+        return answer
+
+    environment.evaluate_expr = note
+    try:
+        yield
+    finally:
+        del environment.evaluate_expr
+
+
+@functools.lru_cache(4096)
+def _is_known(question: Any, answer: Any) -> bool:
+    """Whether a question is answered so where one of the sizes is 1 too, whatever the others are."""
+    if answer not in (sympy.true, sympy.false):
+        return True
+    try:
+        return all(question.xreplace({symbol: sympy.Integer(1)}) == answer for symbol in question.free_symbols)
+    except ZeroDivisionError:
+        return False
+
+
+def _asking(frame: Any) -> Any:
+    """The innermost frame that is not torch's machinery of sizes."""
+    machinery = uninteresting_files()
+    while frame.f_back is not None and frame.f_code.co_filename in machinery:
+        frame = frame.f_back
+    return frame
