@@ -22,7 +22,7 @@ from onnxtrain.options import Options
 from onnxtrain.plan import make_plan
 
 if TYPE_CHECKING:
-    from onnxtrain.capture import Answers, Captured, Numbers
+    from onnxtrain.capture import Answers, Captured, Functions, GraphCache, Numbers, Start, Traced
 
 
 _LOG = logging.getLogger(__name__)
@@ -79,31 +79,82 @@ def capture_module(
     answers: Answers | None = None,
 ) -> Captured:
     """Stage 1: the forward pass of a module as an optimized graph, ready to be differentiated any number of times."""
-    from onnxtrain.capture import Functions, GraphCache, trace, translate
+    from onnxtrain.capture import is_spot_check
 
     mode = "training" if module.training else "inference"
-    rules, stops = registered_by_users()
-    cache = None
-    if options.cache_dir is not None and rules:
+    cache = _cache(options)
+    start, captured = None, None
+    if cache is not None and not numbers and answers is not None and not answers.rehearsed:
+        with report.stage("recall"):
+            start = _start(module, args, kwargs, options, cache)
+            captured = None if start is None else start.recalled()
+    if captured is None or options.cache_verify or is_spot_check():
+        traced, fresh = _traced(module, args, kwargs, options, report, numbers, answers, cache)
+        if start is not None:
+            start.keep(fresh, traced, captured)
+        captured = fresh
+    _dump(options, "torch_exported", mode, captured.graph.model)
+    with report.stage("optimize"):
+        report.passes += optimize(captured.graph, options, check=options.verify_passes)
+    return captured
+
+
+def _cache(options: Options) -> GraphCache | None:
+    """Where graphs are kept; None where they are not."""
+    from onnxtrain.capture import GraphCache
+
+    if options.cache_dir is None:
+        return None
+    rules, _ = registered_by_users()
+    if rules:
         _LOG.info("the graph is not kept: the gradient rules of %s decide on it", ", ".join(map("::".join, rules)))
-    elif options.cache_dir is not None:
-        cache = GraphCache(options.cache_dir, options.cache_limit)
-    functions = Functions(options.custom_autograd, options.keep_checkpoints)
+        return None
+    return GraphCache(options.cache_dir, options.cache_limit)
+
+
+def _functions(options: Options) -> Functions:
+    from onnxtrain.capture import Functions
+
+    return Functions(options.custom_autograd, options.keep_checkpoints)
+
+
+def _start(
+    module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: Options, cache: GraphCache
+) -> Start | None:
+    """What the call reads, by which an earlier process may have kept its graph."""
+    from onnxtrain.capture import start_of
+
+    _, stops = registered_by_users()
+    settings = (options.opset, options.static_shapes, options.backend, _functions(options), *stops)
+    return start_of(module, args, kwargs, cache, settings, options.ignored_attributes)
+
+
+def _traced(
+    module: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    options: Options,
+    report: Report,
+    numbers: Numbers | None,
+    answers: Answers | None,
+    cache: GraphCache | None,
+) -> tuple[Traced, Captured]:
+    """A call, traced and translated."""
+    from onnxtrain.capture import trace, translate
+
     with report.stage("export"):
         traced = trace(
             *(module, args, kwargs),
             static_shapes=options.static_shapes,
             numbers=numbers,
-            functions=functions,
+            functions=_functions(options),
             ignored=options.ignored_attributes,
             answers=answers,
         )
+    _, stops = registered_by_users()
     with report.stage("translate"):
         captured = translate(traced, opset=options.opset, cache=cache, refusals=_refusals(options), decisive=stops)
-    _dump(options, "torch_exported", mode, captured.graph.model)
-    with report.stage("optimize"):
-        report.passes += optimize(captured.graph, options, check=options.verify_passes)
-    return captured
+    return traced, captured
 
 
 def _refusals(options: Options) -> Callable[[ForwardGraph], list[ir.Node]] | None:

@@ -93,6 +93,7 @@ class Options:
         print_input_density: print the share of needed rows of each step.
         cache_dir: folder that keeps translated graphs for the next process; None keeps nothing.
         cache_limit: bytes that this folder may take.
+        cache_verify: trace although the folder has the graph of a call, and compare.
         save_onnx: folder that receives one ``.onnx`` file for each stage; None saves nothing.
         onnx_prefix: how the names of these files begin.
         log_level: one of ``LOG_LEVELS``.
@@ -128,6 +129,7 @@ class Options:
     print_input_density: bool = False
     cache_dir: Path | None = None
     cache_limit: int = 2**30
+    cache_verify: bool = False
     save_onnx: Path | None = None
     onnx_prefix: str = ""
     log_level: str = "WARNING"
@@ -244,6 +246,7 @@ ENVIRONMENT: tuple[Variable | Missing, ...] = (
     Variable("ORTMODULE_LOG_LEVEL", str.upper, "log_level", "overrides DebugOptions"),
     Variable("ORTMODULE_SAVE_ONNX_PATH", Path, "save_onnx", "folder of the dumps"),
     Variable("ORTMODULE_CACHE_DIR", Path, "cache_dir", "folder of translated graphs"),
+    Variable("ORTMODULE_CACHE_VERIFY", _truth, "cache_verify", "1: trace and compare although there is a graph"),
     Variable("ORTMODULE_SKIPCHECK_POLICY", _skip_checks, note="nothing to choose: no check is skipped"),
     Variable("ORTMODULE_DEEPCOPY_BEFORE_MODEL_EXPORT", _truth, note="nothing to choose: there is no probing run"),
     Variable("ORTMODULE_ENABLE_CUSTOM_AUTOGRAD", _truth, "custom_autograd", "0: torch.autograd.Function is an error"),

@@ -19,6 +19,7 @@ from onnxtrain.capture.rehearsal import Answers, rehearse
 from onnxtrain.capture.replay import Path
 from onnxtrain.capture.schema import Numbers, Schema, arguments_of, flatten, input_names
 from onnxtrain.capture.size_guards import SizeGuards, size_guards
+from onnxtrain.capture.starts import Start, is_spot_check, start_of
 from onnxtrain.capture.supplementary import register_custom_function_schema_supplementary
 from onnxtrain.ir.graphs import ForwardGraph
 
@@ -37,6 +38,7 @@ class Captured:
         guards: what was asked of input sizes, with the answers that the graph stands on.
         left: what a call leaves on the module; the output's schema then is that of the output and of these values.
         path: what the call saw in tensors; a call that sees something else is not what the graph computes.
+        kept: the file of the graph cache that holds the graph; None where there is none.
     """
 
     graph: ForwardGraph
@@ -46,6 +48,7 @@ class Captured:
     guards: SizeGuards
     left: tuple[Place, ...] = ()
     path: Path = dataclasses.field(default_factory=Path)
+    kept: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,11 +148,11 @@ def translate(
             return to_graph(traced.program, traced.input_names, traced.buffers, opset, refusals)
 
     settings = (traced.input_names, traced.buffers, opset, refusals is None, *decisive)
-    graph = made() if cache is None else cache.graph(traced.program, settings, made)
+    graph, kept = (made(), None) if cache is None else cache.graph(traced.program, settings, made)
     assert result.schema is not None, "the forward ran, or export raised"
     guards = size_guards(traced.program, result.assumed)
     refuse_read(traced.flat.module, result.left, (t for t in traced.program.constants.values() if torch.is_tensor(t)))
-    return Captured(graph, traced.inputs, result.schema, result.sources, guards, result.left, result.path)
+    return Captured(graph, traced.inputs, result.schema, result.sources, guards, result.left, result.path, kept)
 
 
 def capture(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, opset: int = 20) -> Captured:
@@ -170,16 +173,19 @@ __all__ = [
     "Path",
     "Place",
     "Schema",
+    "Start",
     "Traced",
     "Watch",
     "arguments_of",
     "capture",
     "content_of",
     "flatten",
+    "is_spot_check",
     "leave",
     "register_custom_function_schema_supplementary",
     "rehearse",
     "same",
+    "start_of",
     "trace",
     "translate",
 ]

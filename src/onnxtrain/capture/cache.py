@@ -1,7 +1,6 @@
 """Translated graphs kept on disk: the key is the traced program itself, so an entry cannot be stale.
 
-Tracing (``torch.export``) runs every time, and sees every change of code, configuration, globals and patches.
-Translating to ONNX costs two to three times as much, and is what an entry saves.
+Whether a program has to be traced at all, ``starts`` tells.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ _DIGEST_SIZE = _DIGEST().digest_size
 _SIGNATURE = "onnxtrain.signature"  # key in Model.metadata_props while an entry is on disk
 _EXACT = "onnxtrain.floats"  # key in Node.metadata_props: attributes as they were; a file keeps 32 bits of a float
 _FLOATS = (ir.AttributeType.FLOAT, ir.AttributeType.FLOATS)
-_SUFFIX, _PARTIAL = ".graph", ".partial"
+_SUFFIX, _PARTIAL, START = ".graph", ".partial", ".start"
 _ABANDONED = 3600.0  # seconds after which a half-written file belongs to a process that was killed
 _NAMESPACES = frozenset(("aten", "prim", "prims", "higher_order", "onnxtrain", "math", "_operator"))
-_PACKAGES = ("torch", "onnx", "onnx-ir", "onnxscript")
+_PACKAGES = ("torch", "onnx", "onnx-ir", "onnxscript", "numpy", "sympy", "typing-extensions")
 
 
 class GraphCache:
@@ -54,20 +53,27 @@ class GraphCache:
 
     def graph(
         self, program: torch.export.ExportedProgram, settings: Sequence[Any], translate: Callable[[], ForwardGraph]
-    ) -> ForwardGraph:
-        """The graph of a program: from its entry, or translated and kept."""
+    ) -> tuple[ForwardGraph, str | None]:
+        """The graph of a program, from its file, or translated and kept; the file, None where it is not kept."""
         foreign = _foreign(program)
         if foreign:
             _LOG.info("the graph is not kept: what %s does is not part of the program's text", foreign)
-            return translate()
-        path = self.folder / f"{key(program, settings)}{_SUFFIX}"
-        found = self._read(path)
+            return translate(), None
+        name = f"{key(program, settings)}{_SUFFIX}"
+        found = self.kept(name)
         if found is None:
             found = translate()
-            self._write(path, _to_bytes(found))
-        return found
+            self.write(name, _to_bytes(found))
+        return found, name
 
-    def _read(self, path: Path) -> ForwardGraph | None:
+    def kept(self, name: str) -> ForwardGraph | None:
+        """The graph of a file; None where there is none."""
+        payload = self.read(name)
+        return None if payload is None else _from_bytes(payload)
+
+    def read(self, name: str) -> bytes | None:
+        """The content of a file of this folder; None where there is none, or only a damaged one."""
+        path = self.folder / name
         try:
             content = path.read_bytes()
         except FileNotFoundError:
@@ -82,10 +88,16 @@ class GraphCache:
             return None
         with contextlib.suppress(OSError):
             os.utime(path)
-        _LOG.info("the graph is taken from the cache: %s", path)
-        return _from_bytes(payload)
+        _LOG.info("taken from the graph cache: %s", path)
+        return payload
 
-    def _write(self, path: Path, payload: bytes) -> None:
+    def remove(self, name: str) -> None:
+        """Forget a file of this folder."""
+        (self.folder / name).unlink(missing_ok=True)
+
+    def write(self, name: str, payload: bytes) -> None:
+        """Keep a file in this folder."""
+        path = self.folder / name
         partial = path.with_name(f"{path.stem}.{os.getpid()}.{uuid.uuid4().hex}{_PARTIAL}")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -103,7 +115,8 @@ class GraphCache:
         for path, state in _files(self.folder, _PARTIAL):
             if now - state.st_mtime > _ABANDONED:
                 path.unlink(missing_ok=True)
-        entries = sorted(_files(self.folder, _SUFFIX), key=lambda entry: entry[1].st_mtime)
+        found = [entry for suffix in (_SUFFIX, START) for entry in _files(self.folder, suffix)]
+        entries = sorted(found, key=lambda entry: entry[1].st_mtime)
         total = sum(state.st_size for _, state in entries)
         for path, state in entries[:-1]:
             if total <= self.limit:
@@ -120,7 +133,7 @@ def _files(folder: Path, suffix: str) -> Iterator[tuple[Path, os.stat_result]]:
 
 def key(program: torch.export.ExportedProgram, settings: Sequence[Any]) -> str:
     """A digest of all that decides the translation: the program, its constants, the settings, and the versions."""
-    digest = _DIGEST(repr((_versions(), tuple(settings))).encode())
+    digest = _DIGEST(repr((versions(), tuple(settings))).encode())
     for name, module in program.graph_module.named_modules():
         if isinstance(module, torch.fx.GraphModule):
             digest.update(name.encode())
@@ -170,7 +183,7 @@ def _is_foreign(target: torch._ops.OpOverload) -> bool:
 
 
 @functools.cache
-def _versions() -> tuple[str, ...]:
+def versions() -> tuple[str, ...]:
     """Versions of everything that translates; of onnxtrain itself the text."""
     digest = _DIGEST()
     for path in sorted(Path(__file__).parents[1].rglob("*.py")):

@@ -92,20 +92,26 @@ def rehearse(
     """
     recorder = _Recorder()
     given = [x for x in pytree.tree_leaves((tuple(args), dict(kwargs))) if isinstance(x, torch.Tensor)]
-    with _untouched(module, given, ignored), unseen(), recorder:
+    with untouched(module, given, ignored), unseen(), recorder:
         module.forward(*args, **kwargs)
     return Answers(tuple(recorder.looks), tuple(recorder.sizes), rehearsed=True)
 
 
 @contextlib.contextmanager
-def _untouched(module: torch.nn.Module, given: Sequence[torch.Tensor], ignored: Collection[str]) -> Iterator[None]:
-    """Take back what a call does to a module: what it sets, and what it writes into buffers and inputs."""
+def untouched(
+    module: torch.nn.Module, given: Sequence[torch.Tensor], ignored: Collection[str]
+) -> Iterator[list[Callable[[], None]]]:
+    """Take back what a call does to a module: what it sets, and what it writes into buffers and inputs.
+
+    Gives a list that is filled afterwards: what does it again, but for tensors.
+    """
     watch = Watch(module, ignored)
     owned = [(t, t.detach().clone()) for t in (*module.buffers(), *given)]
+    again: list[Callable[[], None]] = []
     try:
-        yield
+        yield again
     finally:
-        watch.take_back()
+        again.append(watch.take_back())
         with torch.no_grad():
             for tensor, content in owned:
                 if not torch.equal(tensor, content):  # versions do not tell: normalization counts none

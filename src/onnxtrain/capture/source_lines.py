@@ -14,9 +14,14 @@ _BETWEEN = ("<", "/contextlib.py", "/functools.py", "/sympy/")
 Place = tuple[str, int]  # file and line
 
 
+def is_ours_or_torchs(filename: str) -> bool:
+    """Whether a file is torch's or ours."""
+    return filename.startswith((_OURS, _TORCH))
+
+
 def is_users(filename: str) -> bool:
     """Whether a file is the user's (or another library's), not torch's, ours or the glue of Python."""
-    return not filename.startswith((_OURS, _TORCH)) and not any(part in filename for part in _BETWEEN)
+    return not is_ours_or_torchs(filename) and not any(part in filename for part in _BETWEEN)
 
 
 def places_in(stack: str) -> list[Place]:

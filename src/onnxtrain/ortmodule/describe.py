@@ -12,7 +12,7 @@ from onnxtrain.ortmodule import sparsity
 from onnxtrain.ortmodule.session import Session
 from onnxtrain.ortmodule.sessions import Entry, Sessions
 
-_STAGES = ("export", "translate", "optimize", "skip", "gradient", "plan", "compile")
+_STAGES = ("recall", "export", "translate", "optimize", "skip", "gradient", "plan", "compile")
 
 
 def summary(session: Session) -> str:
@@ -38,7 +38,7 @@ def first_step(name: str, session: Session) -> str:
     total = sum(seconds.values())
     lines = [f"{name} runs as one graph", *(f"  {label:<24}{state}" for label, state in _features(session, options))]
     lines += [f"  {row}" for row in summary(session).splitlines()[:2]]
-    exported = seconds.get("export", 0.0) + seconds.get("translate", 0.0)
+    exported = sum(seconds.get(stage, 0.0) for stage in ("recall", "export", "translate"))
     lines.append(f"  total initialization overhead is {total:.2f} s, where export takes {exported:.2f} s")
     return "\n".join(lines)
 

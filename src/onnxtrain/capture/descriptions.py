@@ -1,0 +1,178 @@
+"""Python data as text that is the same in every process where the data is: what a stored graph is found by."""
+
+from __future__ import annotations
+
+import collections
+import enum
+import functools
+import hashlib
+import logging
+import re
+import types
+from collections.abc import Mapping, Sequence, Set
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented))
+_NAMED = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, slice, range)
+_STAMPS = frozenset(("_original_object_hash",))  # of Transformers: Python's hash, another one in each process
+_DEPTH = 6  # how deep objects are looked into
+_LARGEST = 200_000  # values
+_BUILTINS = (
+    types.BuiltinFunctionType,
+    types.WrapperDescriptorType,
+    types.MethodDescriptorType,
+    types.MethodWrapperType,
+)
+
+
+class TooMuchError(Exception):
+    """What can be seen is too much to be described."""
+
+
+def code_digest(code: types.CodeType) -> str:
+    """SHA-256 of what a function's code does: neither its place nor its lines are part of it."""
+    return _code_digest(code)
+
+
+@functools.lru_cache(8192)
+def _code_digest(code: types.CodeType) -> str:
+    inner = [_code_digest(c) if isinstance(c, types.CodeType) else _constant(c) for c in code.co_consts]
+    names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_flags)
+    counts = (code.co_argcount, code.co_kwonlyargcount, code.co_posonlyargcount)
+    return hashlib.sha256(repr((code.co_code, inner, names, counts)).encode()).hexdigest()
+
+
+def _constant(value: Any) -> str:
+    return repr(sorted(map(_constant, value))) if isinstance(value, frozenset) else repr(value)
+
+
+class Describer:
+    """Describes values; one that comes again is named by its number.
+
+    Args:
+        named: values that have a name of their own, by identity: submodules, parameters.
+    """
+
+    def __init__(self, named: Mapping[int, str]) -> None:
+        self._named = named
+        self._numbers: dict[int, int] = {}
+        self._kept: list[Any] = []  # so that no identity comes again
+
+    def text(self, value: Any, depth: int = _DEPTH) -> str:
+        """The text of a value.
+
+        Raises:
+            TooMuchError: there is too much to describe.
+        """
+        if isinstance(value, enum.Enum):
+            return f"{_name(type(value))}.{value.name}={value.value!r}"
+        if type(value) in _PLAIN or isinstance(value, _NAMED):
+            return f"{type(value).__name__}:{value!r}"
+        if id(value) in self._named:
+            return f"<{self._named[id(value)]}>"
+        if id(value) in self._numbers:
+            return f"#{self._numbers[id(value)]}"
+        self._numbers[id(value)] = len(self._kept)
+        self._kept.append(value)
+        if len(self._kept) > _LARGEST:
+            raise TooMuchError(f"more than {_LARGEST} values")
+        return f"{_name(type(value))}({self._content(value, depth)})"
+
+    def _content(self, value: Any, depth: int) -> str:
+        if isinstance(value, torch.Tensor):
+            return content_of_tensor(value)
+        if isinstance(value, types.FunctionType):
+            return self._function(value, depth)
+        if isinstance(value, types.MethodType):
+            return self._all((value.__func__, value.__self__), depth)
+        if isinstance(value, type):
+            return _name(value) + self._all(_constants(value).items(), depth)
+        if isinstance(value, functools.partial):
+            return self._all((value.func, value.args, value.keywords), depth)
+        if isinstance(value, (*_BUILTINS, types.ModuleType, logging.Logger)):
+            names = (getattr(value, n, "") for n in ("__module__", "__qualname__", "__name__", "name"))
+            return ".".join(map(str, names))
+        if depth == 0:
+            return "..."
+        if isinstance(value, Mapping):
+            return self._all((x for item in value.items() for x in item), depth - 1) + self._state(value, depth)
+        if isinstance(value, Set):
+            return "|".join(sorted(Describer(self._named).text(x, depth - 1) for x in value))
+        if isinstance(value, Sequence | collections.deque):
+            return self._all(value, depth - 1) + self._state(value, depth)
+        return self._state(value, depth) or _shown(value)
+
+    def _function(self, function: types.FunctionType, depth: int) -> str:
+        cells = [_content_of_cell(c) for c in function.__closure__ or ()]
+        marks = [item for item in vars(function).items() if not item[0].startswith("_torchdynamo")]
+        given = (function.__defaults__, function.__kwdefaults__, *cells, *marks)
+        return (
+            f"{function.__module__}.{function.__qualname__} {code_digest(function.__code__)} {self._all(given, depth)}"
+        )
+
+    def _state(self, value: Any, depth: int) -> str:
+        fields = getattr(value, "__dict__", None)
+        found = dict(fields) if isinstance(fields, dict) else {}
+        for kind in type(value).__mro__:
+            slots = vars(kind).get("__slots__", ())
+            for name in (slots,) if isinstance(slots, str) else slots:
+                if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                    found[name] = getattr(value, name)
+        found = {name: value for name, value in found.items() if name not in _STAMPS}
+        return self._all((x for item in found.items() for x in item), depth - 1) if found else ""
+
+    def _all(self, values: Any, depth: int) -> str:
+        return "[" + ",".join([self.text(x, max(depth, 0)) for x in values]) + "]"
+
+
+def content_of_tensor(tensor: torch.Tensor) -> str:
+    """Type, sizes and a digest of the elements."""
+    kind = f"{tensor.dtype}{tuple(tensor.shape)}{tensor.device}{tensor.requires_grad}"
+    if isinstance(tensor, FakeTensor):
+        return kind
+    try:
+        with torch._C.DisableTorchFunction(), unset_fake_temporarily():
+            content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    except (RuntimeError, NotImplementedError):  # of no memory of its own, or of a type without a plain one
+        return kind
+    return f"{kind} {hashlib.sha256(content).hexdigest()}"
+
+
+def _constants(kind: type) -> dict[str, Any]:
+    """What a class and those above it say beside methods; none of torch's or Python's own."""
+    found: dict[str, Any] = {}
+    for one in kind.__mro__:
+        if one.__module__.partition(".")[0] not in ("torch", "builtins", "abc", "typing", "collections", "enum"):
+            own = {n: v for n, v in vars(one).items() if not n.startswith("__") and _is_data(v)}
+            found |= {n: v for n, v in own.items() if n not in found}
+    return found
+
+
+def _is_data(value: Any) -> bool:
+    if isinstance(value, tuple | list | set | frozenset):
+        return all(map(_is_data, value))
+    if isinstance(value, dict):
+        return all(map(_is_data, value.values()))
+    return isinstance(value, (*_PLAIN, *_NAMED, torch.Tensor))
+
+
+def _content_of_cell(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # nothing in it yet
+        return None
+
+
+def _shown(value: Any) -> str:
+    """What an object without attributes says of itself, where that is no address."""
+    if type(value).__repr__ is object.__repr__:
+        return ""
+    text = repr(value)
+    return "" if re.search(r" at 0x|\bid=", text) else text
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"

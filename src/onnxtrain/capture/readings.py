@@ -1,0 +1,236 @@
+"""What a call of a module reads: the code that runs, the data that it can see, the functions of torch that it calls.
+
+The call runs with tensors that have no content, which is far less work than to trace it. Two calls that read the same
+compute the same, so a graph that an earlier process traced serves the second one.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import dataclasses
+import hashlib
+import io
+import os
+import sys
+import sysconfig
+import types
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from onnxtrain.capture.descriptions import Describer, TooMuchError, code_digest
+from onnxtrain.capture.export import recording
+from onnxtrain.capture.rehearsal import untouched
+from onnxtrain.capture.schema import flatten
+from onnxtrain.capture.source_lines import is_ours_or_torchs
+
+_OWN = frozenset(torch.nn.Module().__dict__) - {"training"}
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_STANDARD = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
+_PACKAGES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
+_FOREIGN = frozenset(("torch", "onnxtrain", "sympy", "mpmath", "numpy", "typing_extensions", *sys.stdlib_module_names))
+_OPENS = (builtins.open, io.open, os.open)
+_ENVIRONMENT = type(os.environ).__getitem__.__code__
+
+
+class UnreadableError(Exception):
+    """A call reads what is not known to be the same in another process."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """What a call read.
+
+    Args:
+        digest: SHA-256 of all of it.
+        settle: does to the module what the call did to it, but for tensors.
+    """
+
+    digest: str
+    settle: Callable[[], None]
+
+
+def reading(
+    module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], ignored: Collection[str] = ()
+) -> Reading:
+    """Run a call on tensors without content, leave the module as it was, and say what it read.
+
+    Raises:
+        UnreadableError: it reads a file, or another profiler is at work.
+        Exception: what the module raises, and torch's where it looks at the content of a tensor.
+    """
+    if sys.getprofile() is not None:
+        raise UnreadableError("a profiler is at work")
+    named = {id(x): f"module {n}" for n, x in module.named_modules()}
+    named |= {id(x): f"parameter {n}" for n, x in module.named_parameters()}
+    named |= {id(x): f"buffer {n}" for n, x in module.named_buffers()}
+    tensors, schema = flatten((tuple(args), dict(kwargs)))
+    without = FakeTensorMode(allow_non_fake_inputs=True)
+    given = [without.from_tensor(t, static_shapes=True) for t in tensors]
+    named |= {id(x): f"input {i}" for i, x in enumerate(given)}
+    args, kwargs = schema.restore(given)
+    try:
+        state = _state(module, Describer(named), ignored)
+        watched, calls = _Watched(Describer(named)), _Calls(named)
+        with recording(), untouched(module, (), ignored) as taken_back, without, watched.running(), calls:
+            module.forward(*args, **kwargs)
+    except (TooMuchError, RecursionError) as error:
+        raise UnreadableError(f"{type(error).__name__}: {error}") from error
+    if watched.unreadable:
+        raise UnreadableError(watched.unreadable)
+    found = "\n".join((state, *sorted(watched.found), *calls.found))
+    return Reading(hashlib.sha256(found.encode()).hexdigest(), taken_back[0])
+
+
+def _state(module: torch.nn.Module, describer: Describer, ignored: Collection[str]) -> str:
+    """All of a module but the content of parameters and buffers, which are inputs of a graph."""
+    lines = []
+    for path, part in module.named_modules(remove_duplicate=False):
+        lines.append(f"{path}: {describer.text(type(part))}")
+        for table in (part._parameters, part._buffers):
+            lines += [f"  {n} {_form(t)} {describer.text(t)}" for n, t in table.items() if t is not None]
+        kept = {n: v for n, v in vars(part).items() if n not in _OWN and n not in ignored}
+        kept |= {n: list(vars(part)[n].values()) for n in _HOOKS if vars(part)[n] and part is not module}
+        lines += [f"  {n} = {describer.text(v)}" for n, v in kept.items()]
+    return "\n".join(lines)
+
+
+def _form(tensor: torch.Tensor) -> str:
+    return f"{type(tensor).__name__} {tensor.dtype} {tuple(tensor.shape)} {tensor.device} {tensor.requires_grad}"
+
+
+class _Watched:
+    """The code that runs, with the global names and closures that it can see, and variables of the environment."""
+
+    def __init__(self, describer: Describer) -> None:
+        self.found: set[str] = set()
+        self.unreadable = ""
+        self._describer = describer
+        self._known: set[Any] = set()
+        self._cells: list[Any] = []  # so that no identity comes again
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Watch what runs within it."""
+        sys.setprofile(self._event)
+        try:
+            yield
+        finally:
+            sys.setprofile(None)
+
+    def _event(self, frame: types.FrameType, event: str, arg: Any) -> None:
+        if event == "call":
+            code = frame.f_code
+            if code is _ENVIRONMENT:
+                key = frame.f_locals["key"]
+                self.found.add(f"environment {key}={os.environ._data.get(os.environ.encodekey(key))!r}")  # type: ignore[attr-defined]
+            elif code not in self._known or code.co_freevars:
+                self._ran(frame, code)
+        elif event == "c_call" and arg in _OPENS and (reader := _reader(frame)) is not None:
+            self.unreadable = f"{reader.f_code.co_filename}:{reader.f_lineno} reads a file"
+
+    def _ran(self, frame: types.FrameType, code: types.CodeType) -> None:
+        if _is_foreign(frame) or code.co_name == "<module>":  # what an import defines is seen where it is read
+            self._known.add(code)
+            return
+        cells = tuple(frame.f_locals.get(n) for n in code.co_freevars) if code.co_freevars else ()
+        if (code, tuple(map(id, cells))) in self._known:
+            return
+        self._known |= {code, (code, tuple(map(id, cells)))}
+        self._cells.append(cells)
+        sys.setprofile(None)
+        try:
+            seen = [f"{n}={self._describer.text(v)}" for n, v in zip(code.co_freevars, cells, strict=True)]
+            seen += [f"{n}={self._describer.text(v)}" for n, v in _globals(code, frame)]
+        finally:
+            sys.setprofile(self._event)
+        self.found.add(f"{code.co_qualname} {code_digest(code)} {' '.join(seen)}")
+
+
+def _is_foreign(frame: types.FrameType) -> bool:
+    """Whether code is torch's, ours or Python's own, or of what torch is made of: their versions tell."""
+    name = str(frame.f_globals.get("__name__")).partition(".")[0]
+    file = frame.f_code.co_filename
+    return name in _FOREIGN or name.startswith("namedtuple_") or _is_standard(file) or is_ours_or_torchs(file)
+
+
+def _is_standard(file: str) -> bool:
+    return file.startswith("<frozen") or (file.startswith(_STANDARD) and not file.startswith(_PACKAGES))
+
+
+def _reader(frame: types.FrameType | None) -> types.FrameType | None:
+    """The frame that has a file opened; None where it is an import, or torch."""
+    while frame is not None and _is_standard(file := frame.f_code.co_filename):
+        if "importlib" in file:
+            return None
+        frame = frame.f_back
+    return None if frame is None or _is_foreign(frame) else frame
+
+
+def _globals(code: types.CodeType, frame: types.FrameType) -> Iterator[tuple[str, Any]]:
+    """The global names of a function, those of its inner ones too, and what it may read in modules that they name."""
+    names = dict.fromkeys(_names(code))
+    waiting = [("", frame.f_globals), ("", frame.f_builtins)]
+    done: set[int] = set()
+    while waiting:
+        prefix, table = waiting.pop()
+        for name in names:
+            if name in table:
+                value = table[name]
+                yield prefix + name, value
+                if isinstance(value, types.ModuleType) and id(value) not in done:
+                    done.add(id(value))
+                    waiting.append((f"{prefix}{name}.", vars(value)))
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _names(inner)
+
+
+class _Calls(TorchFunctionMode):
+    """Lists the functions of torch that are called, with all that they are given."""
+
+    def __init__(self, named: Mapping[int, str]) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self._named = dict(named)
+        self._kept: list[Any] = []
+        self._describer = Describer(self._named)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = self._all((args, kwargs or {}))
+        made = func(*args, **(kwargs or {}))
+        for leaf in pytree.tree_leaves(made):
+            if isinstance(leaf, torch.Tensor) and id(leaf) not in self._named:
+                self._named[id(leaf)] = f"{len(self._kept)} {_form(leaf)}"
+                self._kept.append(leaf)
+        owner = getattr(getattr(func, "__self__", None), "__name__", "")
+        self.found.append(f"{getattr(func, '__qualname__', func)} {owner} {given}")
+        return made
+
+    def _all(self, value: Any) -> str:
+        if isinstance(value, tuple | list):
+            return f"[{','.join(map(self._all, value))}]"
+        if isinstance(value, dict):
+            return f"[{','.join(f'{k}={self._all(v)}' for k, v in value.items())}]"
+        return self._describer.text(value)
+
+
+def digest_of_files(files: Collection[str]) -> str:
+    """SHA-256 of the content of files; those that are not there count too."""
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        path = Path(file)
+        digest.update(repr((file, path.read_bytes() if path.is_file() else None)).encode())
+    return digest.hexdigest()

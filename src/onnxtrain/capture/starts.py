@@ -1,0 +1,169 @@
+"""Starts without a trace: what a call reads (``readings``) leads to the graph that an earlier process traced for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+import pickle
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from onnxtrain.capture.cache import START, GraphCache, versions
+from onnxtrain.capture.descriptions import Describer
+from onnxtrain.capture.left_behind import Place
+from onnxtrain.capture.readings import Reading, UnreadableError, digest_of_files, reading
+from onnxtrain.capture.schema import Schema, flatten
+from onnxtrain.capture.size_guards import SizeGuards
+from onnxtrain.capture.source_lines import is_users, places_in
+
+if TYPE_CHECKING:
+    from onnxtrain.capture import Captured, Traced
+
+_LOG = logging.getLogger(__name__)
+_CHECKED = 1 / 64  # of the starts
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """What is kept of a start beside its graph.
+
+    Args:
+        graph: name of the graph's file, which is a digest of the traced program.
+        files: the files with lines that made the graph.
+        content: a digest of them.
+        outputs: schema of the module's output.
+        sources: for each tensor of the output, the position among the graph's outputs.
+        guards: what was asked of input sizes.
+        left: what a call leaves on the module.
+    """
+
+    graph: str
+    files: tuple[str, ...]
+    content: str
+    outputs: Schema
+    sources: tuple[int, ...]
+    guards: SizeGuards
+    left: tuple[Place, ...]
+
+
+class Start:
+    """What a first call reads, and the graph that there may be for it.
+
+    Args:
+        cache: where graphs are kept.
+        name: the file that tells which one.
+        settle: does to the module what the call did to it, but for tensors.
+        inputs: schema of the call.
+    """
+
+    def __init__(self, cache: GraphCache, name: str, settle: Callable[[], None], inputs: Schema) -> None:
+        self._cache, self._name, self._settle, self._inputs = cache, name, settle, inputs
+
+    def recalled(self) -> Captured | None:
+        """The captured call as an earlier process kept it; None where there is none."""
+        from onnxtrain.capture import Captured
+
+        kept = self._kept()
+        graph = None if kept is None else self._cache.kept(kept.graph)
+        if kept is None or graph is None:
+            return None
+        _LOG.info("no trace: an earlier process kept the graph of this call")
+        self._settle()
+        fields = (kept.outputs, kept.sources, kept.guards, kept.left)
+        return Captured(graph, self._inputs, *fields, kept=kept.graph)
+
+    def _kept(self) -> Kept | None:
+        payload = self._cache.read(self._name)
+        try:
+            kept = None if payload is None else pickle.loads(payload)
+        except Exception as error:  # a class of the module's that is elsewhere now
+            _LOG.info("what is kept of this call cannot be read: %s", error)
+            return None
+        return kept if kept is not None and digest_of_files(kept.files) == kept.content else None
+
+    def keep(self, captured: Captured, traced: Traced, recalled: Captured | None = None) -> None:
+        """Keep a captured call for the next process, where its graph is kept and it looks at no tensor.
+
+        Args:
+            captured: the call.
+            traced: the trace of it.
+            recalled: what was kept of it before; that it is something else is told.
+        """
+        if recalled is not None and recalled.kept != captured.kept:
+            _LOG.error("what the graph cache kept for this call is not what the module computes; it is replaced")
+            self._cache.remove(self._name)
+        if captured.kept is None or captured.path:
+            return
+        files = _files(traced.program)
+        fields = (captured.outputs, captured.sources, captured.guards, captured.left)
+        try:
+            payload = pickle.dumps(Kept(captured.kept, files, digest_of_files(files), *fields))
+        except Exception as error:
+            _LOG.info("the next process traces again: what the call returns cannot be kept: %s", error)
+            return
+        self._cache.write(self._name, payload)
+
+
+def _files(program: torch.export.ExportedProgram) -> tuple[str, ...]:
+    """The files with lines that made a program; none of torch's, nor ours."""
+    modules = [m for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
+    stacks = {node.meta.get("stack_trace") or "" for module in modules for node in module.graph.nodes}
+    return tuple(sorted({file for stack in stacks for file, _ in places_in(stack) if is_users(file)}))
+
+
+def is_spot_check() -> bool:
+    """Whether this start is one of the few that trace although they need not, to compare."""
+    return random.SystemRandom().random() < _CHECKED
+
+
+def start_of(
+    module: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    cache: GraphCache,
+    settings: Sequence[Any],
+    ignored: Sequence[str] = (),
+) -> Start | None:
+    """What a call of a module reads; None where that cannot be told, as of several processes that train together.
+
+    Args:
+        module: the module.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        cache: where graphs are kept.
+        settings: what else decides on the graph.
+        ignored: names of attributes that do not concern the forward pass.
+    """
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return None
+    tensors, schema = flatten((tuple(args), dict(kwargs)))
+    try:
+        read = reading(module, args, kwargs, ignored)
+    except UnreadableError as error:
+        _LOG.info("the call is traced in each process: %s", error)
+        return None
+    except Exception as error:  # the module's own: the trace says more
+        _LOG.info("the call is traced: it raises %s in eager PyTorch", type(error).__name__)
+        return None
+    return Start(cache, _name(read, schema, tensors, settings), read.settle, schema)
+
+
+def _name(read: Reading, schema: Schema, tensors: Sequence[torch.Tensor], settings: Sequence[Any]) -> str:
+    described = Describer({})
+    inputs = [(t.dtype, tuple(t.shape), t.stride(), t.device, t.requires_grad) for t in tensors]
+    parts = (versions(), _ambient(), *map(described.text, (schema.constants, schema.objects, tuple(settings))))
+    return hashlib.sha256(repr((read.digest, str(schema.spec), inputs, parts)).encode()).hexdigest() + START
+
+
+def _ambient() -> tuple[Any, ...]:
+    """What torch's own switches say."""
+    kinds = [k for k in ("cpu", torch.accelerator.current_accelerator(check_available=True)) if k is not None]
+    kinds = [k if isinstance(k, str) else k.type for k in kinds]
+    autocast = [(k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds]
+    attention = torch.backends.cuda
+    kernels = (attention.flash_sdp_enabled(), attention.mem_efficient_sdp_enabled(), attention.math_sdp_enabled())
+    return (autocast, torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled(), kernels)
