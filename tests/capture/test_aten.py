@@ -42,6 +42,11 @@ FUNCTIONS = {
     "a computed number": lambda x: torch.cumprod(x, 0).narrow(0, 0, x.shape[0] - 1).sum(),
     "written in place": lambda x: x.clone().cumprod_(0).sum(),
     "no dimensions": lambda x: torch.special.i1e(x.sum()),
+    "one gradient for two operands": lambda x: (
+        torch.view_as_real(torch.view_as_complex((x * 2).exp()[:, :2]) + torch.view_as_complex((x * 3).tanh()[:, :2]))
+        .square()
+        .sum()
+    ),
     "an optional tensor": lambda x: torch.trapezoid(x.logcumsumexp(1), x.cummax(1)[0]).sum(),
 }
 

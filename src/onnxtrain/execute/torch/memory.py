@@ -82,6 +82,7 @@ def _may_overlap(value: ir.Value, made: Mapping[ir.Value, ir.Node], lowerings: M
 _COMMUTATIVE = ("Add", "Mul")
 SHARE_ANY = (
     "ATen",
+    "ATenGrad",
     "PythonOp",
     "PythonOpGrad",
     "Sum",

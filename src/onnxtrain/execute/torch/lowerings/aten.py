@@ -35,7 +35,7 @@ def aten(
     return found[0] if outputs == 1 else found
 
 
-@lowering("ATenGrad", domain=DOMAIN)
+@lowering("ATenGrad", domain=DOMAIN, view=True)
 def aten_grad(
     *operands: Tensor | None,
     operator: str,
