@@ -192,6 +192,15 @@ def _data_read(x: Tensor) -> Tensor:
     return x.data * x
 
 
+def _strides_of_a_memory_in_another_order(x: Tensor) -> Tensor:
+    y = (x * 2).t()  # the memory is that of rows of x
+    windows = y.as_strided((x.shape[0], 2, 2), (4, 1, 2))
+    y[1].mul_(3)
+    return (
+        windows.sum(2) @ x[:2, :2] + y.contiguous().as_strided((2, 2), (1, 1)).sum() + x[1:].as_strided((2,), (3,), 5)
+    )
+
+
 PIECES = {
     piece.__name__.strip("_").replace("_", " "): piece
     for piece in (
@@ -221,6 +230,7 @@ PIECES = {
         _axes_of_numbers,
         _mapped,
         _data_read,
+        _strides_of_a_memory_in_another_order,
     )
 }
 
@@ -252,6 +262,12 @@ def test_a_mapped_function_that_changes_its_argument_is_refused() -> None:
     with pytest.raises(CaptureError, match="changes its argument"):
         capture(module, (torch.randn(5, 4, dtype=torch.float64),), {})
     assert torch._C._functorch.maybe_current_level() is None
+
+
+def test_strides_of_a_memory_that_is_not_known_are_refused() -> None:
+    module = Piece(lambda x: x[:, :1].sum() + torch.empty_strided((3, 2), (4, 1)).as_strided((3,), (4,)).sum())
+    with pytest.raises(CaptureError, match="as_strided on a part"):
+        capture(module, (torch.randn(5, 4, dtype=torch.float64),), {})
 
 
 def test_the_line_that_writes_to_an_input_is_named() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from onnxtrain.capture.lowering.aliases import Aliases, arguments_of, is_of_size, name_of
+from onnxtrain.capture.lowering.aliases import Aliases, arguments_of, is_of_size, is_strided, name_of
 from onnxtrain.capture.lowering.batched import Batched, batched, prepares, unbatched
 from onnxtrain.capture.lowering.calls import Calls, UnknownCallError, Verdict
 from onnxtrain.capture.lowering.functional import functional_of, is_view_in_place, returns_also, written_by
@@ -144,6 +144,8 @@ class Lowering:
             aliases.add(node, tuple(self._writer.sizes(aliases.content(node.args[0]))))
         elif target is _ops.sym_numel.default:
             aliases.add(node, self._writer.count(aliases.content(node.args[0])))
+        elif is_strided(target):
+            aliases.add(node, aliases.strided(node))
         elif _moves_statistics(node):
             self._normalize(node, aliases)
         elif written := written_by(target):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from onnxtrain.capture.lowering.strides import offset_of, order_in_memory, refused_strides
 from onnxtrain.capture.lowering.writer import Writer
 from onnxtrain.errors import CaptureError
 
@@ -86,8 +87,27 @@ class Aliases:
             raise _refused(view)
         if view.target is operator.getitem:
             return self._writer.part(above, view.args[1])  # type: ignore[arg-type]
+        if is_strided(view.target):
+            return self.strided(view)
         args, kwargs = self.contents((view.args, dict(view.kwargs)))
         return self._issue(view.target, args, kwargs, view.meta.get("val"))
+
+    def strided(self, view: Node) -> Any:
+        """A view that is told by strides, of the first tensor of its memory as it lies there."""
+        given = arguments_of(view)
+        first = given["self"]
+        while first in self._parents:
+            first = self._parents[first]
+        order = order_in_memory(first.meta["val"])
+        if order is None:
+            raise refused_strides()
+        offset = given.get("storage_offset")
+        offset = offset_of(given["self"].meta["val"]) if offset is None else self.content(offset)
+        memory = self.content(first)
+        if order != list(range(len(order))):
+            memory = self._call(aten.permute.default, (memory, order))
+        flat = self._call(aten.reshape.default, (memory, [-1]))
+        return self._call(aten.as_strided.default, (flat, *self.contents((given["size"], given["stride"])), offset))
 
     def write(self, node: Node, content: Any) -> None:
         """A recorded tensor is written to."""
@@ -164,6 +184,11 @@ class Aliases:
 def is_of_size(value: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors have the same sizes, the same symbols among them."""
     return tuple(map(str, value.shape)) == tuple(map(str, other.shape))
+
+
+def is_strided(target: Any) -> bool:
+    """Whether an operator reads the memory of a tensor, of which it is told sizes and strides."""
+    return target in (aten.as_strided.default, aten.as_strided_.default, aten.as_strided_copy.default)
 
 
 def name_of(target: Any) -> str:

@@ -1,0 +1,49 @@
+"""Views that are told by strides: they read a tensor's memory, whatever order its axes have there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from onnxtrain.errors import CaptureError
+
+
+def order_in_memory(value: torch.Tensor) -> list[int] | None:
+    """A tensor's axes as they lie in memory, the outermost first; None where it is not all of its memory, once."""
+    hints = [_hint(stride) for stride in value.stride()]
+    order = list(range(value.dim()))
+    if None not in hints:
+        order.sort(key=lambda axis: -hints[axis])  # type: ignore[operator]
+    expected: Any = 1
+    for axis in reversed(order):
+        if str(value.shape[axis]) == "1":
+            continue
+        if str(value.stride(axis)) != str(expected):
+            return None
+        expected = expected * value.shape[axis]
+    return order if str(value.storage_offset()) == "0" else None
+
+
+def offset_of(value: torch.Tensor) -> int:
+    """Where in its memory a tensor begins.
+
+    Raises:
+        CaptureError: at a place that depends on sizes.
+    """
+    offset = value.storage_offset()
+    if not isinstance(offset, int):
+        raise refused_strides()
+    return offset
+
+
+def refused_strides() -> CaptureError:
+    """The error for strides of a memory whose order is not known."""
+    return CaptureError(
+        "the forward pass calls as_strided on a part of a tensor",
+        cure="call it on a copy, x.contiguous().as_strided(...), or use unfold, transpose and slices",
+    )
+
+
+def _hint(stride: Any) -> int | None:
+    return stride if isinstance(stride, int) else stride.node.hint
