@@ -90,6 +90,15 @@ def test_sizes_that_depend_on_content_keep_a_name_where_others_are_made_of_them(
     compare(selected, torch.rand(4, 6) + 0.5)
 
 
+def test_sizes_that_become_numbers_are_numbers_from_the_first() -> None:
+    def by_row(x: torch.Tensor) -> torch.Tensor:
+        counts = (x > 1).sum(1)  # their number is that of the batch, until they are looped over
+        return torch.stack([row * (x.shape[1] - count) for row, count in zip(x, counts, strict=True)]).sum()
+
+    wrapped = compare(by_row, torch.rand(4, 6) + 0.5)
+    assert "ATen" not in wrapped.graph("captured") and "Sequence" not in wrapped.graph("captured")
+
+
 WHOLE = {
     "a masked row of a softmax": lambda x: torch.ops.aten._safe_softmax(x.masked_fill(x > 0, float("-inf")), 0),
     "the tail of a distribution": lambda x: torch.special.log_ndtr(x * 20),

@@ -50,7 +50,7 @@ class Translator:
         self.program, self.opset = program, opset
         self._library = Library(opset)
         self.whole: set[Overload] = {target for target in WHOLE if not self._library.is_registered(target)}
-        self._made: dict[str | None, torch.fx.Node] = {}  # the calls that were translated
+        self._made: dict[str, torch.fx.Node] = {}  # the calls that were translated
 
     def translate(self) -> Any:
         """The model and the lowered program as torch.onnx returns them (``ONNXProgram``).
@@ -68,7 +68,7 @@ class Translator:
             except Exception as error:
                 self._keep_failed(error, program)
             else:
-                self._made = {n.name: n for n in _calls(program)} | dict(_parts(program))
+                self._made = _by_result(program)
                 made.model = _core.onnxscript_apis.convert_version(made.model, self.opset)
                 for node in made.model.graph.all_nodes():
                     node.version = None  # within branches it is the opset that introduced the operator, not the graph's
@@ -118,7 +118,7 @@ class Translator:
         while todo:
             current = todo.pop()
             found = current.meta.get("node") or next(
-                (c for v in current.outputs if (c := self._made.get(v.name))), None
+                (c for v in current.outputs if (c := self._made.get(str(v.name)))), None
             )
             if found is not None:
                 return found
@@ -170,11 +170,11 @@ def _calls(program: torch.export.ExportedProgram) -> Iterator[torch.fx.Node]:
             yield from (n for n in module.graph.nodes if n.op == "call_function" and isinstance(n.target, Overload))
 
 
-def _parts(program: torch.export.ExportedProgram) -> Iterator[tuple[str, torch.fx.Node]]:
-    """The results of calls that have several, by name, with these calls."""
-    calls = set(_calls(program))
-    for call in calls:
-        yield from ((user.name, call) for user in call.users if user.target is operator.getitem)
+def _by_result(program: torch.export.ExportedProgram) -> dict[str, torch.fx.Node]:
+    """The calls by the names of what they return, the parts of several results among them."""
+    calls = list(_calls(program))
+    parts = {n.name: call for call in calls for n in call.users if n.target is operator.getitem}
+    return {call.name: call for call in calls} | parts
 
 
 def _named_outputs(program: torch.export.ExportedProgram) -> Any:

@@ -75,7 +75,7 @@ class Lowering:
 
     def _input(self, node: Node) -> Node:
         made = self._writer.graph.placeholder(str(node.target))
-        made.meta.update(node.meta)
+        made.meta.update(node.meta, val=self._writer.settled(node.meta.get("val")))
         return made
 
     def _walk(self, module: GraphModule, inputs: Sequence[Any]) -> Any:

@@ -70,8 +70,19 @@ class Writer:
         if self._like is not None:
             node.meta.update((k, v) for k, v in self._like.meta.items() if k in _KEPT)
         node.meta[ORIGINS] = self.origins
-        node.meta["val"] = self.result(target, args, kwargs) if val is None else val
+        node.meta["val"] = self.settled(self.result(target, args, kwargs) if val is None else val)
         return node
+
+    def settled(self, result: Any) -> Any:
+        """What a call returns, with numbers for sizes that were found to be numbers after it was recorded."""
+        return pytree.tree_map_only(torch.Tensor, self._settled, result)
+
+    def _settled(self, tensor: torch.Tensor) -> torch.Tensor:
+        sizes = [_number_of(size) for size in tensor.shape]
+        if all(a is b for a, b in zip(sizes, tensor.shape, strict=True)):
+            return tensor
+        with self.symbolic():
+            return tensor.new_empty_strided(sizes, [_number_of(s) for s in tensor.stride()])
 
     def part(self, whole: Any, index: int) -> Any:
         """One of the results of a call of several."""
@@ -122,6 +133,11 @@ class Writer:
 def values(structure: Any) -> Any:
     """A structure with what its calls return in their place."""
     return pytree.tree_map_only(Node, lambda n: n.meta["val"], structure)
+
+
+def _number_of(size: Any) -> Any:
+    known = size.node.maybe_as_int() if isinstance(size, torch.SymInt) else None
+    return size if known is None else known
 
 
 def identify_sizes(result: Any, recorded: Any) -> None:
