@@ -188,6 +188,11 @@ def _mapped(x: Tensor) -> Tensor:
     return (whole.sum(1) * inner)[:, 1:] + part
 
 
+def _counts_times_a_ratio_of_sizes(x: Tensor) -> Tensor:
+    places = torch.arange(x.shape[0]) * (x.shape[0] / 3) - torch.arange(x.shape[0]) / max(x.shape[0] / 4, 1.0)
+    return x * places[:, None]
+
+
 def _data_read(x: Tensor) -> Tensor:
     return x.data * x
 
@@ -229,6 +234,7 @@ PIECES = {
         _numbers_read_out_of_tensors,
         _axes_of_numbers,
         _mapped,
+        _counts_times_a_ratio_of_sizes,
         _data_read,
         _strides_of_a_memory_in_another_order,
     )
@@ -249,6 +255,12 @@ def test_as_eager(name: str) -> None:
             made.square().sum().backward()
         torch.testing.assert_close(given[1].grad, given[0].grad, rtol=1e-11, atol=1e-12)
         torch.testing.assert_close(wrapped.weight.grad, eager.weight.grad, rtol=1e-11, atol=1e-12)
+
+
+def test_a_number_made_of_sizes_needs_no_node_of_torch() -> None:
+    module = Piece(_counts_times_a_ratio_of_sizes)
+    graph = capture(module, (torch.randn(5, 4, dtype=torch.float64),), {}).graph
+    assert "ATen" not in {node.op_type for node in graph.model.graph}
 
 
 def test_a_write_that_has_no_other_form_is_refused() -> None:

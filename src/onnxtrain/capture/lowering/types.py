@@ -92,10 +92,15 @@ def promoted(
     if wider == tuple(args) and others == dict(kwargs):
         return None
     overload = _overload_for(writer, target, wider, others)
-    if overload is None:  # some numbers are tensors now, and there is no form of both
+    if overload is None or (overload is not target and any(map(_is_computed_number, wider))):
+        # some numbers are tensors now, and there is no form of both; forms of numbers take constants alone
         wider = tuple(_as_tensor(writer, a, found.args_dtypes.get(i)) for i, a in enumerate(wider))
         overload = _overload_for(writer, target, wider, others)
     return overload or target, wider, others, found.out_dtype
+
+
+def _is_computed_number(argument: Any) -> bool:
+    return isinstance(argument, Node) and not isinstance(argument.meta["val"], torch.Tensor)
 
 
 def _overload_for(writer: Writer, target: Any, args: Any, kwargs: Any) -> Any:
