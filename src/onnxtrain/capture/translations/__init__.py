@@ -62,12 +62,6 @@ def standard() -> Any:
     return opset20
 
 
-def size_along(x: Any, axis: int) -> Any:
-    """The size of an axis; a number also where it was a symbol until something fixed it."""
-    size = x.shape[axis]
-    return int(str(size)) if str(size).isdigit() else size
-
-
 def number(value: float) -> ir.Value:
     """A float32 constant."""
     return standard().Constant(value_float=float(value))

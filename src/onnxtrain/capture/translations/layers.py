@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from onnxtrain.capture.aten import record_node
-from onnxtrain.capture.translations import size_along, standard, translation, whole
+from onnxtrain.capture.translations import standard, translation, whole
 
 aten = torch.ops.aten
 
@@ -43,7 +43,7 @@ def is_scaled_by_counts(node: torch.fx.Node) -> bool:
 @translation(aten.split.Tensor)
 def split(x, size, dim=0):
     """One Split node, of nothing into one part; as a sequence where the number of parts is not known."""
-    total = size_along(x, dim)
+    total = x.shape[dim]
     if not isinstance(total, int) or not isinstance(size, int):
         from onnxscript.function_libs.torch_lib.ops.core import aten_split
 
@@ -57,7 +57,7 @@ def split(x, size, dim=0):
 @translation(aten.chunk.default)
 def chunk(x, chunks, dim=0):
     """One Split node; all parts of nothing are empty. As a sequence where the number of parts is not known."""
-    total = size_along(x, dim)
+    total = x.shape[dim]
     if not isinstance(total, int):
         from onnxscript.function_libs.torch_lib.ops.core import aten_chunk
 
@@ -78,7 +78,7 @@ def split_with_sizes(x, sizes, dim=0):
 @translation(aten.unbind.int)
 def unbind(x, dim=0):
     """One slice for each index; as a sequence where their number is not known."""
-    total = size_along(x, dim)
+    total = x.shape[dim]
     if not isinstance(total, int):
         from onnxscript.function_libs.torch_lib.ops.core import aten_unbind
 
@@ -118,7 +118,7 @@ def flatten(x, start_dim=0, end_dim=-1):
 
 
 def _size(x: Any, axis: int) -> Any:
-    size, op = size_along(x, axis), standard()
+    size, op = x.shape[axis], standard()
     return op.Constant(value_ints=[size]) if isinstance(size, int) else op.Shape(x, start=axis, end=axis + 1)
 
 
