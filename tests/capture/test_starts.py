@@ -6,6 +6,7 @@ import copy
 import functools
 import logging
 import os
+import random
 import subprocess
 import sys
 import textwrap
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -26,6 +28,7 @@ from onnxtrain.compiler import Report, capture_module
 SCALE = 2.0
 TABLE = {"scales": [1.0, 2.0], "names": ("a", "b")}
 WEIGHT = torch.arange(4.0)
+ARRAY = numpy.ones(3000)
 NORM = torch.nn.LayerNorm(4)
 LIMITS = types.SimpleNamespace(longest=64, inner=types.SimpleNamespace(shift=0.5))
 
@@ -99,7 +102,7 @@ class Net(torch.nn.Module):
     def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
         for layer in self.layers:
             x = layer(x)
-        x = self.add(self.run(x)) * SCALE * scale + self.partial(x) + WEIGHT + TABLE["scales"][1]
+        x = self.add(self.run(x)) * SCALE * scale + self.partial(x) + WEIGHT * ARRAY[0] + TABLE["scales"][1]
         if x.shape[0] < LIMITS.longest:  # which no call of this size tells from a higher limit
             x = x + LIMITS.inner.shift
         if os.environ.get("ONNXTRAIN_TEST_SIGN") == "-":
@@ -226,6 +229,7 @@ MUTATIONS: dict[str, Callable[[Net, pytest.MonkeyPatch], None]] = {
     "global number of another type": _global("SCALE", 2),
     "global table": _do(lambda _: None),  # set below
     "global tensor": _global("WEIGHT", torch.zeros(4)),
+    "element of an array": _global("ARRAY", numpy.where(numpy.arange(3000) == 1500, 2.0, 1.0)),
     "global module": _global("NORM", torch.nn.LayerNorm(4, eps=1e-3)),
     "content of a global module": _global("NORM", torch.nn.LayerNorm(4, elementwise_affine=False)),
     "limit that this call does not reach": _global("longest", 32, LIMITS),
@@ -330,6 +334,28 @@ def test_some_starts_are_verified_unasked(tmp_path: Path, monkeypatch: pytest.Mo
     assert "export" in report.seconds
 
 
+def test_what_lies_deep_is_seen() -> None:
+    module, deep = Net(), types.SimpleNamespace(rate=1)
+    held: Any = deep
+    for _ in range(20):
+        held = types.SimpleNamespace(held=[held])
+    module.held = held
+    wanted = digest(module)
+    assert digest(module) == wanted
+    deep.rate = 2
+    assert digest(module) != wanted
+
+
+def test_what_is_too_much_is_not_described() -> None:
+    module = Net()
+    module.held = [[i] for i in range(60_000)]  # type: ignore[assignment]
+    with pytest.raises(UnreadableError, match="more than"):
+        digest(module)
+    module.held = torch.eye(4).to_sparse()
+    with pytest.raises(UnreadableError, match="sparse"):
+        digest(module)
+
+
 class Reads(torch.nn.Module):
     """Does what no digest tells: reads a file, or looks at its input."""
 
@@ -367,11 +393,13 @@ def test_a_profiler_is_left_alone() -> None:
 def test_reading_leaves_no_trace() -> None:
     module = Net()
     module.layers[0] = torch.nn.BatchNorm1d(4)
-    before, numbers = copy.deepcopy(module.state_dict()), torch.get_rng_state()
+    before = copy.deepcopy(module.state_dict())
     x = torch.randn(3, 4)
-    numbers = torch.get_rng_state()
+    module.add = lambda x: x * random.random() + numpy.random.rand()  # type: ignore[assignment]
+    numbers, others = torch.get_rng_state(), (random.getstate(), numpy.random.get_state()[1].tolist())  # type: ignore[index]
     reading(module, (x,), {})
     assert torch.equal(torch.get_rng_state(), numbers)
+    assert (random.getstate(), numpy.random.get_state()[1].tolist()) == others  # type: ignore[index]
     torch.testing.assert_close(dict(module.state_dict()), dict(before), rtol=0, atol=0)
     assert sys.getprofile() is None
 

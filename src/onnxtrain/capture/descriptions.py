@@ -8,8 +8,9 @@ import functools
 import hashlib
 import logging
 import re
+import sys
 import types
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -18,8 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented))
 _NAMED = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, slice, range)
 _STAMPS = frozenset(("_original_object_hash",))  # of Transformers: Python's hash, another one in each process
-_DEPTH = 6  # how deep objects are looked into
-_LARGEST = 200_000  # values
+_LARGEST = 50_000  # values
 _BUILTINS = (
     types.BuiltinFunctionType,
     types.WrapperDescriptorType,
@@ -29,7 +29,7 @@ _BUILTINS = (
 
 
 class TooMuchError(Exception):
-    """What can be seen is too much to be described."""
+    """What can be seen is too much to be described, or a tensor whose elements cannot be read."""
 
 
 def code_digest(code: types.CodeType) -> str:
@@ -61,7 +61,7 @@ class Describer:
         self._numbers: dict[int, int] = {}
         self._kept: list[Any] = []  # so that no identity comes again
 
-    def text(self, value: Any, depth: int = _DEPTH) -> str:
+    def text(self, value: Any) -> str:
         """The text of a value.
 
         Raises:
@@ -79,41 +79,39 @@ class Describer:
         self._kept.append(value)
         if len(self._kept) > _LARGEST:
             raise TooMuchError(f"more than {_LARGEST} values")
-        return f"{_name(type(value))}({self._content(value, depth)})"
+        return f"{_name(type(value))}({self._content(value)})"
 
-    def _content(self, value: Any, depth: int) -> str:
+    def _content(self, value: Any) -> str:
         if isinstance(value, torch.Tensor):
             return content_of_tensor(value)
         if isinstance(value, types.FunctionType):
-            return self._function(value, depth)
+            return self._function(value)
         if isinstance(value, types.MethodType):
-            return self._all((value.__func__, value.__self__), depth)
+            return self._all((value.__func__, value.__self__))
         if isinstance(value, type):
-            return _name(value) + self._all(_constants(value).items(), depth)
+            return _name(value) + self._all(_constants(value).items())
         if isinstance(value, functools.partial):
-            return self._all((value.func, value.args, value.keywords), depth)
+            return self._all((value.func, value.args, value.keywords))
         if isinstance(value, (*_BUILTINS, types.ModuleType, logging.Logger)):
             names = (getattr(value, n, "") for n in ("__module__", "__qualname__", "__name__", "name"))
             return ".".join(map(str, names))
-        if depth == 0:
-            return "..."
-        if isinstance(value, Mapping):
-            return self._all((x for item in value.items() for x in item), depth - 1) + self._state(value, depth)
-        if isinstance(value, Set):
-            return "|".join(sorted(Describer(self._named).text(x, depth - 1) for x in value))
-        if isinstance(value, Sequence | collections.deque):
-            return self._all(value, depth - 1) + self._state(value, depth)
-        return self._state(value, depth) or _shown(value)
+        if isinstance(value, dict | types.MappingProxyType):
+            return self._all(x for item in value.items() for x in item) + self._state(value)
+        if isinstance(value, set | frozenset):
+            return "|".join(sorted(Describer(self._named).text(x) for x in value))
+        if isinstance(value, list | tuple | collections.deque):
+            return self._all(value) + self._state(value)
+        if _is_array(value):
+            return f"{value.dtype}{value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
+        return self._state(value) or _shown(value)
 
-    def _function(self, function: types.FunctionType, depth: int) -> str:
+    def _function(self, function: types.FunctionType) -> str:
         cells = [_content_of_cell(c) for c in function.__closure__ or ()]
         marks = [item for item in vars(function).items() if not item[0].startswith("_torchdynamo")]
         given = (function.__defaults__, function.__kwdefaults__, *cells, *marks)
-        return (
-            f"{function.__module__}.{function.__qualname__} {code_digest(function.__code__)} {self._all(given, depth)}"
-        )
+        return f"{function.__module__}.{function.__qualname__} {code_digest(function.__code__)} {self._all(given)}"
 
-    def _state(self, value: Any, depth: int) -> str:
+    def _state(self, value: Any) -> str:
         fields = getattr(value, "__dict__", None)
         found = dict(fields) if isinstance(fields, dict) else {}
         for kind in type(value).__mro__:
@@ -122,22 +120,22 @@ class Describer:
                 if name not in ("__dict__", "__weakref__") and hasattr(value, name):
                     found[name] = getattr(value, name)
         found = {name: value for name, value in found.items() if name not in _STAMPS}
-        return self._all((x for item in found.items() for x in item), depth - 1) if found else ""
+        return self._all(x for item in found.items() for x in item) if found else ""
 
-    def _all(self, values: Any, depth: int) -> str:
-        return "[" + ",".join([self.text(x, max(depth, 0)) for x in values]) + "]"
+    def _all(self, values: Iterable[Any]) -> str:
+        return "[" + ",".join([self.text(x) for x in values]) + "]"
 
 
 def content_of_tensor(tensor: torch.Tensor) -> str:
     """Type, sizes and a digest of the elements."""
     kind = f"{tensor.dtype}{tuple(tensor.shape)}{tensor.device}{tensor.requires_grad}"
-    if isinstance(tensor, FakeTensor):
+    if isinstance(tensor, FakeTensor) or tensor.is_meta:
         return kind
     try:
         with torch._C.DisableTorchFunction(), unset_fake_temporarily():
             content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-    except (RuntimeError, NotImplementedError):  # of no memory of its own, or of a type without a plain one
-        return kind
+    except (RuntimeError, NotImplementedError) as error:
+        raise TooMuchError(f"the elements of a {tensor.layout} tensor") from error
     return f"{kind} {hashlib.sha256(content).hexdigest()}"
 
 
@@ -157,6 +155,11 @@ def _is_data(value: Any) -> bool:
     if isinstance(value, dict):
         return all(map(_is_data, value.values()))
     return isinstance(value, (*_PLAIN, *_NAMED, torch.Tensor))
+
+
+def _is_array(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray) and not value.dtype.hasobject
 
 
 def _content_of_cell(cell: Any) -> Any:

@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import io
 import os
+import random
 import sys
 import sysconfig
 import types
@@ -78,7 +79,8 @@ def reading(
     try:
         state = _state(module, Describer(named), ignored)
         watched, calls = _Watched(Describer(named)), _Calls(named)
-        with recording(), untouched(module, (), ignored) as taken_back, without, watched.running(), calls:
+        quiet, kept = recording(), untouched(module, (), ignored)
+        with quiet, _same_random_numbers(), kept as taken_back, without, watched.running(), calls:
             module.forward(*args, **kwargs)
     except (TooMuchError, RecursionError) as error:
         raise UnreadableError(f"{type(error).__name__}: {error}") from error
@@ -103,6 +105,19 @@ def _state(module: torch.nn.Module, describer: Describer, ignored: Collection[st
 
 def _form(tensor: torch.Tensor) -> str:
     return f"{type(tensor).__name__} {tensor.dtype} {tuple(tensor.shape)} {tensor.device} {tensor.requires_grad}"
+
+
+@contextlib.contextmanager
+def _same_random_numbers() -> Iterator[None]:
+    """What Python and numpy draw after it is what they would have drawn without it; torch draws nothing within."""
+    numpy: Any = sys.modules.get("numpy")
+    states = random.getstate(), numpy.random.get_state() if numpy is not None else None
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        if numpy is not None:
+            numpy.random.set_state(states[1])
 
 
 class _Watched:
