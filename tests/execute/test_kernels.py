@@ -54,3 +54,26 @@ def test_attention_whose_heads_do_not_lie_in_one_piece() -> None:
         return F.scaled_dot_product_attention(q, k, k, hidden[:, None, None])
 
     compare(attend, torch.randn(3, 7, 8, dtype=torch.float64))
+
+
+BLIND = {
+    "bool": lambda q, seen: seen,
+    "float": lambda q, seen: torch.zeros(seen.shape, dtype=q.dtype).masked_fill(~seen, float("-inf")),
+    "learned": lambda q, seen: q.mean() + torch.zeros(seen.shape, dtype=q.dtype).masked_fill(~seen, float("-inf")),
+}
+
+
+@pytest.mark.parametrize("dropout", [0.0, 1e-300], ids=["fused", "written out"])
+@pytest.mark.parametrize("kind", BLIND)
+def test_a_query_that_sees_no_key_gets_zeros(kind: str, dropout: float) -> None:
+    """Left padding makes such queries: their numbers, were they none, would spread to all others in the next layer."""
+    seen = torch.ones(2, 1, 5, 5, dtype=torch.bool).tril()
+    seen[0, :, :, :2] = False
+
+    def attend(x: Tensor) -> Tensor:
+        for _ in range(2):
+            q = x.cos()
+            x = F.scaled_dot_product_attention(q, x, x, BLIND[kind](q, seen), dropout_p=dropout)
+        return x
+
+    compare(attend, torch.randn(2, 2, 5, 8, dtype=torch.float64))

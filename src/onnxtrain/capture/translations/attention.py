@@ -26,16 +26,18 @@ def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False,
     factor = (float(scale) if scale is not None else float(size) ** -0.5) if fixed else _scale_of(query, scale)
     if enable_gqa:
         key, value = _repeat_heads(query, key), _repeat_heads(query, value)
-    learned = _is_learned(attn_mask)
-    if attn_mask is not None and attn_mask.dtype == ir.DataType.BOOL:
-        attn_mask = _additive(attn_mask, query)
-    if dropout_p == 0.0 and not learned and fixed:
+    if dropout_p == 0.0 and not _is_learned(attn_mask) and fixed:
         if attn_mask is None:
             op_type = "CausalScaledDotProductAttention" if is_causal else "ScaledDotProductAttention"
             return record_node(op_type, [query, key, value], {"scale": factor})
         if not is_causal:
-            return record_node("MaskedScaledDotProductAttention", [query, key, value, attn_mask], {"scale": factor})
-    return _plain_attention(query, key, value, attn_mask, float(dropout_p), bool(is_causal), factor)
+            mask = _additive(attn_mask, query) if attn_mask.dtype == ir.DataType.BOOL else attn_mask
+            return record_node("MaskedScaledDotProductAttention", [query, key, value, mask], {"scale": factor})
+    if attn_mask is None:
+        return _plain_attention(query, key, value, None, float(dropout_p), bool(is_causal), factor)
+    seen, mask = _with_no_blind_query(attn_mask, query)
+    made = _plain_attention(query, key, value, mask, float(dropout_p), bool(is_causal), factor)
+    return standard().Where(seen, made, standard().CastLike(number(0.0), query))
 
 
 def _as_a_batch(x: Any) -> Any:
@@ -60,6 +62,19 @@ def _additive(mask: Any, model: Any) -> Any:
     op = standard()
     minus_infinity = op.CastLike(number(float("-inf")), model)
     return op.Where(mask, op.CastLike(number(0.0), model), minus_infinity)
+
+
+def _with_no_blind_query(mask: Any, query: Any) -> tuple[Any, Any]:
+    """Whether each query sees a key, and the mask to add, in which those that see none see all.
+
+    Softmax of minus infinity alone is not a number; in torch such a query's result is 0, and so is its gradient.
+    """
+    op = standard()
+    if mask.dtype == ir.DataType.BOOL:
+        seen = op.Cast(op.ReduceMax(op.Cast(mask, to=ir.DataType.INT32), [-1], keepdims=1), to=ir.DataType.BOOL)
+        return seen, _additive(op.Or(mask, op.Not(seen)), query)
+    seen = op.Greater(op.ReduceMax(mask, [-1], keepdims=1), op.CastLike(number(float("-inf")), mask))
+    return seen, op.Where(seen, mask, op.CastLike(number(0.0), mask))
 
 
 def _is_learned(mask: Any) -> bool:

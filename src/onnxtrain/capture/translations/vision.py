@@ -93,6 +93,12 @@ def batch_norm_training(x, weight, bias, running_mean, running_var, training, mo
     return y, mean, inv_std, new_mean, new_var
 
 
+@whole(aten._batch_norm_with_update_functional.default)
+def gives_no_gradient_to_statistics(node: torch.fx.Node) -> bool:
+    """The mean and deviation that it returns have no gradient in torch; in the calls that it is made of they have."""
+    return True
+
+
 @translation(aten._native_batch_norm_legit.no_stats)
 def batch_norm_without_statistics(x, weight, bias, training, momentum, eps):
     """Batch statistics alone, where no running ones are kept."""
