@@ -59,7 +59,6 @@ def test_attention_whose_heads_do_not_lie_in_one_piece() -> None:
 BLIND = {
     "bool": lambda q, seen: seen,
     "float": lambda q, seen: torch.zeros(seen.shape, dtype=q.dtype).masked_fill(~seen, float("-inf")),
-    "learned": lambda q, seen: q.mean() + torch.zeros(seen.shape, dtype=q.dtype).masked_fill(~seen, float("-inf")),
 }
 
 

@@ -26,15 +26,16 @@ def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False,
     factor = (float(scale) if scale is not None else float(size) ** -0.5) if fixed else _scale_of(query, scale)
     if enable_gqa:
         key, value = _repeat_heads(query, key), _repeat_heads(query, value)
-    if dropout_p == 0.0 and not _is_learned(attn_mask) and fixed:
+    learned = _is_learned(attn_mask)
+    if dropout_p == 0.0 and not learned and fixed:
         if attn_mask is None:
             op_type = "CausalScaledDotProductAttention" if is_causal else "ScaledDotProductAttention"
             return record_node(op_type, [query, key, value], {"scale": factor})
         if not is_causal:
             mask = _additive(attn_mask, query) if attn_mask.dtype == ir.DataType.BOOL else attn_mask
             return record_node("MaskedScaledDotProductAttention", [query, key, value, mask], {"scale": factor})
-    if attn_mask is None:
-        return _plain_attention(query, key, value, None, float(dropout_p), bool(is_causal), factor)
+    if attn_mask is None or learned:  # among the terms of a learned one, rows that hide keys are looked for
+        return _plain_attention(query, key, value, attn_mask, float(dropout_p), bool(is_causal), factor)
     seen, mask = _with_no_blind_query(attn_mask, query)
     made = _plain_attention(query, key, value, mask, float(dropout_p), bool(is_causal), factor)
     return standard().Where(seen, made, standard().CastLike(number(0.0), query))
