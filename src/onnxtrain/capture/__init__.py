@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 
 from onnxtrain.capture.autograd_functions import Functions
 from onnxtrain.capture.cache import GraphCache
+from onnxtrain.capture.captured import Captured, Traced
 from onnxtrain.capture.convert import Refusals, to_graph
 from onnxtrain.capture.export import Autocast, FlatModule, export
 from onnxtrain.capture.left_behind import Kind, Place, Watch, leave, refuse_read
@@ -18,56 +18,12 @@ from onnxtrain.capture.looks import Key, Look, content_of, same
 from onnxtrain.capture.rehearsal import Answers, rehearse
 from onnxtrain.capture.replay import Path
 from onnxtrain.capture.schema import Numbers, Schema, arguments_of, flatten, input_names
-from onnxtrain.capture.size_guards import SizeGuards, size_guards
+from onnxtrain.capture.size_guards import size_guards
 from onnxtrain.capture.starts import Start, is_spot_check, start_of
 from onnxtrain.capture.supplementary import register_custom_function_schema_supplementary
 from onnxtrain.ir.graphs import ForwardGraph
 
 _ONE_AT_A_TIME = threading.RLock()  # torch.export keeps what it records in globals
-
-
-@dataclasses.dataclass(frozen=True)
-class Captured:
-    """A captured forward pass and how to give its outputs back.
-
-    Args:
-        graph: the ONNX graph; its user inputs are the call's tensors in order.
-        inputs: schema of the call, ``(args, kwargs)``.
-        outputs: schema of the module's output.
-        sources: for each tensor of the output, the position among the graph's outputs.
-        guards: what was asked of input sizes, with the answers that the graph stands on.
-        left: what a call leaves on the module; the output's schema then is that of the output and of these values.
-        path: what the call saw in tensors; a call that sees something else is not what the graph computes.
-        kept: the file of the graph cache that holds the graph; None where there is none.
-    """
-
-    graph: ForwardGraph
-    inputs: Schema
-    outputs: Schema
-    sources: tuple[int, ...]
-    guards: SizeGuards
-    left: tuple[Place, ...] = ()
-    path: Path = dataclasses.field(default_factory=Path)
-    kept: str | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Traced:
-    """One traced call of a module, not yet translated.
-
-    Args:
-        program: what torch.export recorded.
-        flat: the module that was traced; its result is the structure of the output.
-        inputs: schema of the call.
-        input_names: a name for each of its tensors.
-        buffers: names of the module's buffers.
-    """
-
-    program: torch.export.ExportedProgram
-    flat: FlatModule
-    inputs: Schema
-    input_names: tuple[str, ...]
-    buffers: tuple[str, ...]
 
 
 def trace(

@@ -22,6 +22,7 @@ import onnx
 import onnx_ir as ir
 import torch
 
+from onnxtrain.capture.descriptions import bytes_of
 from onnxtrain.capture.source_lines import user_place
 from onnxtrain.ir.graphs import ForwardGraph, Signature
 from onnxtrain.ir.shapes import infer_graph
@@ -142,7 +143,7 @@ def key(program: torch.export.ExportedProgram, settings: Sequence[Any]) -> str:
     digest.update(repr((program.graph_signature, program.range_constraints)).encode())
     for name, tensor in sorted(program.constants.items()):
         digest.update(repr((name, tensor.dtype, tensor.shape)).encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(bytes_of(tensor))  # type: ignore[arg-type]
     return digest.hexdigest()
 
 

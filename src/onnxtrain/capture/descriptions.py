@@ -32,14 +32,10 @@ class TooMuchError(Exception):
     """What can be seen is too much to be described, or a tensor whose elements cannot be read."""
 
 
+@functools.lru_cache(8192)
 def code_digest(code: types.CodeType) -> str:
     """SHA-256 of what a function's code does: neither its place nor its lines are part of it."""
-    return _code_digest(code)
-
-
-@functools.lru_cache(8192)
-def _code_digest(code: types.CodeType) -> str:
-    inner = [_code_digest(c) if isinstance(c, types.CodeType) else _constant(c) for c in code.co_consts]
+    inner = [code_digest(c) if isinstance(c, types.CodeType) else _constant(c) for c in code.co_consts]
     names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_flags)
     counts = (code.co_argcount, code.co_kwonlyargcount, code.co_posonlyargcount)
     return hashlib.sha256(repr((code.co_code, inner, names, counts)).encode()).hexdigest()
@@ -126,6 +122,11 @@ class Describer:
         return "[" + ",".join([self.text(x) for x in values]) + "]"
 
 
+def bytes_of(tensor: torch.Tensor) -> bytes:
+    """The elements of a tensor as they lie in memory when they are in order."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
 def content_of_tensor(tensor: torch.Tensor) -> str:
     """Type, sizes and a digest of the elements."""
     kind = f"{tensor.dtype}{tuple(tensor.shape)}{tensor.device}{tensor.requires_grad}"
@@ -133,7 +134,7 @@ def content_of_tensor(tensor: torch.Tensor) -> str:
         return kind
     try:
         with torch._C.DisableTorchFunction(), unset_fake_temporarily():
-            content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            content = bytes_of(tensor)
     except (RuntimeError, NotImplementedError) as error:
         raise TooMuchError(f"the elements of a {tensor.layout} tensor") from error
     return f"{kind} {hashlib.sha256(content).hexdigest()}"

@@ -8,20 +8,18 @@ import logging
 import pickle
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from onnxtrain.capture.cache import START, GraphCache, versions
+from onnxtrain.capture.captured import Captured, Traced
 from onnxtrain.capture.descriptions import Describer
 from onnxtrain.capture.left_behind import Place
 from onnxtrain.capture.readings import Reading, UnreadableError, digest_of_files, reading
 from onnxtrain.capture.schema import Schema, flatten
 from onnxtrain.capture.size_guards import SizeGuards
 from onnxtrain.capture.source_lines import is_users, places_in
-
-if TYPE_CHECKING:
-    from onnxtrain.capture import Captured, Traced
 
 _LOG = logging.getLogger(__name__)
 _CHECKED = 1 / 64  # of the starts
@@ -65,8 +63,6 @@ class Start:
 
     def recalled(self) -> Captured | None:
         """The captured call as an earlier process kept it; None where there is none."""
-        from onnxtrain.capture import Captured
-
         kept = self._kept()
         graph = None if kept is None else self._cache.kept(kept.graph)
         if kept is None or graph is None:
@@ -146,8 +142,8 @@ def start_of(
     except UnreadableError as error:
         _LOG.info("the call is traced in each process: %s", error)
         return None
-    except Exception as error:  # the module's own: the trace says more
-        _LOG.info("the call is traced: it raises %s in eager PyTorch", type(error).__name__)
+    except Exception as error:  # a look at a content, or the module's own: the trace says more
+        _LOG.info("the call is traced: on tensors without content it raises %s", type(error).__name__)
         return None
     return Start(cache, _name(read, schema, tensors, settings), read.settle, schema)
 

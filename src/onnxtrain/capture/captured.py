@@ -1,0 +1,58 @@
+"""The nouns of capture: a traced call, and one that is a graph."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from onnxtrain.capture.export import FlatModule
+from onnxtrain.capture.left_behind import Place
+from onnxtrain.capture.replay import Path
+from onnxtrain.capture.schema import Schema
+from onnxtrain.capture.size_guards import SizeGuards
+from onnxtrain.ir.graphs import ForwardGraph
+
+
+@dataclasses.dataclass(frozen=True)
+class Captured:
+    """A captured forward pass and how to give its outputs back.
+
+    Args:
+        graph: the ONNX graph; its user inputs are the call's tensors in order.
+        inputs: schema of the call, ``(args, kwargs)``.
+        outputs: schema of the module's output.
+        sources: for each tensor of the output, the position among the graph's outputs.
+        guards: what was asked of input sizes, with the answers that the graph stands on.
+        left: what a call leaves on the module; the output's schema then is that of the output and of these values.
+        path: what the call saw in tensors; a call that sees something else is not what the graph computes.
+        kept: the file of the graph cache that holds the graph; None where there is none.
+    """
+
+    graph: ForwardGraph
+    inputs: Schema
+    outputs: Schema
+    sources: tuple[int, ...]
+    guards: SizeGuards
+    left: tuple[Place, ...] = ()
+    path: Path = dataclasses.field(default_factory=Path)
+    kept: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Traced:
+    """One traced call of a module, not yet translated.
+
+    Args:
+        program: what torch.export recorded.
+        flat: the module that was traced; its result is the structure of the output.
+        inputs: schema of the call.
+        input_names: a name for each of its tensors.
+        buffers: names of the module's buffers.
+    """
+
+    program: torch.export.ExportedProgram
+    flat: FlatModule
+    inputs: Schema
+    input_names: tuple[str, ...]
+    buffers: tuple[str, ...]
