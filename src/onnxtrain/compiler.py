@@ -35,10 +35,14 @@ class Report:
     Attributes:
         seconds: time of each stage.
         passes: what each pass did.
+        recorded: how many calls of operators the trace ran; none where it was recalled.
+        known: how many further calls were as one of these.
     """
 
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     passes: list[Record] = dataclasses.field(default_factory=list)
+    recorded: int = 0
+    known: int = 0
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -151,6 +155,8 @@ def _traced(
             ignored=options.ignored_attributes,
             answers=answers,
         )
+    count = traced.flat.result.recorded
+    report.recorded, report.known = count.recorded, count.known
     _, stops = registered_by_users()
     with report.stage("translate"):
         captured = translate(traced, opset=options.opset, cache=cache, refusals=_refusals(options), decisive=stops)

@@ -16,9 +16,11 @@ import torch
 
 from onnxtrain.capture import autocast_functions, autograd_functions, normalization_layers  # noqa: F401  (substitutes)
 from onnxtrain.capture.autograd_functions import Functions
+from onnxtrain.capture.known_calls import Count
 from onnxtrain.capture.left_behind import Place, Watch
 from onnxtrain.capture.lowering.aliases import memory_of
 from onnxtrain.capture.quiet import loggers_at
+from onnxtrain.capture.recorder import recorder
 from onnxtrain.capture.rehearsal import Answers
 from onnxtrain.capture.replay import Path, Replay
 from onnxtrain.capture.schema import Schema, flatten
@@ -60,6 +62,7 @@ class Result:
         assumed: what was taken to be so of sizes (``symbolic_sizes``).
         changed: for each tensor of the input, whether the forward pass changed it in place.
         calls: the calls of ``torch.autograd.Function`` that were recorded; operators of the program name them.
+        recorded: how many calls of operators were recorded, and how many were known.
         left: where the call left something on the module.
         path: what the call saw in tensors.
         settle: does to the module what the call did to it, but for tensors.
@@ -69,6 +72,7 @@ class Result:
         self.assumed = Assumed()
         self.changed: tuple[bool, ...] = ()
         self.calls: list[Any] = []
+        self.recorded = Count()
         self.schema: Schema | None = None
         self.sources: tuple[int, ...] = ()
         self.left: tuple[Place, ...] = ()
@@ -194,7 +198,8 @@ def _refuse_unsolvable(error: Exception, tensors: Sequence[torch.Tensor], consta
 
 def _refuse_changed_inputs(module: FlatModule, names: Sequence[str], program: torch.export.ExportedProgram) -> None:
     """Raise CaptureError where the forward pass changed an input in place: the graph would change nothing."""
-    inputs = [n for n in program.graph.nodes if n.name in program.graph_signature.user_inputs]
+    given = set(program.graph_signature.user_inputs)
+    inputs = [n for n in program.graph.nodes if n.name in given]
     for name, changed, node in zip(names, module.result.changed, inputs, strict=True):
         if changed:
             raise CaptureError(
@@ -268,7 +273,7 @@ def _export(
     kinds = (torch.export.Dim.AUTO, torch.export.Dim.STATIC)
     fixed = constant | {(i, a) for i, t in enumerate(example) for a in range(t.dim()) if t.shape[a] == 0}
     dynamic = tuple({a: kinds[(i, a) in fixed] for a in range(t.dim())} for i, t in enumerate(example))
-    with recording():
+    with recording(), recorder() as module.result.recorded:
         example = [_ordinary(t) for t in example]
         return torch.export.export(module, tuple(example), dynamic_shapes=(dynamic,), strict=False)
 

@@ -85,7 +85,8 @@ def explain(sessions: Sessions) -> str:
         lines.append(f"{_count(sessions.eager, 'call')} in eager PyTorch, which saw in tensors what no graph stands on")
     for number, entry in enumerate(sessions.entries, 1):
         lines += [f"graph {number}: captured at call {entry.first}, because", *(f"    {r}" for r in entry.reasons)]
-        lines += [f"  served {_count(entry.served, 'call')} in {_mode(entry)} mode", *_path(entry), *_sizes(entry)]
+        served = f"  served {_count(entry.served, 'call')} in {_mode(entry)} mode"
+        lines += [served, _trace(entry), *_path(entry), *_sizes(entry)]
         lines += [f"  {variant}" for variant in entry.session.variants()]
     return "\n".join(lines)
 
@@ -106,6 +107,15 @@ def _count(number: int, noun: str) -> str:
 
 def _mode(entry: Entry) -> str:
     return "training" if entry.session.was_training else "inference"
+
+
+def _trace(entry: Entry) -> str:
+    """What the trace ran: layers that make the same calls run them once."""
+    report = entry.session.report
+    if not report.recorded:
+        return "  not traced: taken from the graph cache"
+    again = f", {report.known} of them written from the record of others" if report.known else ""
+    return f"  traced: {_count(report.recorded + report.known, 'operator call')}{again}"
 
 
 def _path(entry: Entry) -> list[str]:

@@ -1,0 +1,298 @@
+"""Calls that a trace has recorded before: the same operator on tensors of the same form is written from the record.
+
+What a call returns is found by running it on tensors without content. With symbolic sizes that is nearly all of what a
+trace costs, and a model of many layers makes the same calls in each of them. An operator's result depends on nothing
+but its arguments and a few modes; what the call returned in the first layer, it returns in the others: tensors of the
+same type and sizes, views of the same argument, with the same guards. Nothing is taken for known of the user's code,
+which runs in every layer as it stands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_impls import fast_detach
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+from torch.fx.experimental import proxy_tensor
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from onnxtrain.capture.substitutes import substitute
+
+_Form = tuple[Any, ...]
+_CONTENT = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_PLAIN = (int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+class _UnknownFormError(Exception):
+    """An argument whose form says too little of what a call does with it."""
+
+
+@dataclasses.dataclass
+class Count:
+    """How many calls of operators a trace has run and recorded, and how many it has written from the record."""
+
+    recorded: int = 0
+    known: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Result:
+    """One tensor that a call returned.
+
+    Attributes:
+        like: its form.
+        source: the position of the argument, among the call's leaves, whose memory it is in; None where it has its own.
+        is_source: whether it is that argument itself.
+        described: what torch says of it on its node.
+    """
+
+    like: FakeTensor
+    source: int | None
+    is_source: bool
+    described: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class _Known:
+    results: tuple[_Result, ...]
+    kind: type | None  # of the sequence that holds them; None for one tensor
+
+
+class _Differentiable(torch.autograd.Function):
+    """Gives a tensor the history that a call's result has: it requires gradients, and is no leaf."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, made: list[torch.Tensor]) -> torch.Tensor:
+        return made.pop()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        raise AssertionError("nobody differentiates a trace")
+
+
+class _View(TorchDispatchMode):
+    """Within it views of tensors without content are made at once."""
+
+    def __init__(self, fakes: FakeTensorMode) -> None:
+        super().__init__()
+        self._fakes = fakes
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.ops.aten.as_strided.default:
+            return func(*args, **(kwargs or {}))
+        with in_kernel_invocation_manager(self._fakes):
+            inner = func(*args)
+        return FakeTensor(self._fakes, inner, args[0].fake_device)
+
+
+class _Calls:
+    """The calls of one recorder."""
+
+    def __init__(self, count: Count) -> None:
+        self._count = count
+        self._known: dict[_Form, _Known | None] = {}
+
+    def call(self, mode: Any, func: Any, pre_dispatch: bool, args: Any, kwargs: Any) -> Any:
+        """What a call returns; it is in the graph then."""
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        slots = [mode.tracer.tensor_tracker.get(x) if isinstance(x, torch.Tensor) else None for x in leaves]
+        form = _form_of_call(func, spec, leaves, slots)
+        known = None if form is None else self._known.get(form)
+        if known is not None:
+            self._count.known += 1
+            return _written(mode.tracer, known, func, leaves, spec, slots)
+        self._count.recorded += 1
+        last = next(iter(reversed(mode.tracer.graph.nodes)), None)
+        result = _PROXY_CALL(mode, func, pre_dispatch, args, kwargs)
+        if form is not None and form not in self._known:
+            self._known[form] = _known(mode.tracer, func, leaves, result, last)
+        return result
+
+
+_ANCHOR = torch.zeros((), requires_grad=True)
+_PROXY_CALL = proxy_tensor.proxy_call
+
+
+@substitute(torch.Tensor.contiguous)
+def contiguous(self: torch.Tensor, *, memory_format: torch.memory_format = torch.contiguous_format) -> Any:
+    """The tensor itself, or the call: asked here, torch would record the arithmetic of its sizes."""
+    answer = is_contiguous(self, memory_format)
+    if answer is NotImplemented or answer:
+        return self if answer is True else answer
+    return torch.ops.aten.contiguous.default(self, memory_format=memory_format)
+
+
+@substitute(torch.Tensor.is_contiguous)
+def is_contiguous(self: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> Any:
+    """The answer, which torch finds from sizes: without a record of their arithmetic."""
+    if not isinstance(self, FakeTensor):
+        return NotImplemented
+    with proxy_tensor.disable_proxy_modes_tracing():
+        return self.is_contiguous(memory_format=memory_format)
+
+
+@contextlib.contextmanager
+def known_calls() -> Iterator[Count]:
+    """Within it, traces write calls from the record where they can."""
+    count = Count()
+    recorders: dict[int, tuple[Any, _Calls]] = {}
+
+    def call(mode: Any, func: Any, pre_dispatch: bool, args: Any, kwargs: Any) -> Any:
+        if not pre_dispatch or func.namespace != "aten" or func._schema.is_mutable or _looks(func):
+            return _PROXY_CALL(mode, func, pre_dispatch, args, kwargs)
+        _, calls = recorders.setdefault(id(mode.tracer), (mode.tracer, _Calls(count)))
+        return calls.call(mode, func, pre_dispatch, args, kwargs)
+
+    before = proxy_tensor.proxy_call
+    proxy_tensor.proxy_call = call
+    try:
+        yield count
+    finally:
+        proxy_tensor.proxy_call = before
+
+
+def _looks(func: Any) -> bool:
+    return any(tag in func.tags for tag in _CONTENT)
+
+
+def _modes() -> _Form:
+    """What an operator's result depends on besides its arguments."""
+    device = torch.get_default_device().type
+    casts = tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in {"cpu", device})
+    return torch.is_grad_enabled(), torch.get_default_dtype(), device, casts
+
+
+def _form_of_call(func: Any, spec: Any, leaves: Sequence[Any], slots: Sequence[Any]) -> _Form | None:
+    """What decides on what a call returns; None where it may be more than that, the content of a constant say."""
+    for value, slot in zip(leaves, slots, strict=True):
+        if isinstance(value, torch.Tensor) and (slot is None or slot.constant is not None):
+            return None
+    try:
+        form = (func, spec, *_modes(), *map(_form_of, leaves))
+        hash(form)
+    except (_UnknownFormError, TypeError):
+        return None
+    return form
+
+
+def _form_of(value: Any) -> Any:
+    """What a call's result depends on of an argument.
+
+    Raises:
+        _UnknownFormError: it may depend on more.
+    """
+    if isinstance(value, FakeTensor):
+        if value.layout != torch.strided or value.is_conj() or value.is_neg() or value.real_tensor is not None:
+            raise _UnknownFormError
+        sizes = tuple(map(_number, (*value.shape, *value.stride(), value.storage_offset())))
+        return (value.dtype, value.device, value.requires_grad, value.dim(), *sizes)
+    if isinstance(value, _NUMBERS):
+        return _number(value)
+    if isinstance(value, _PLAIN):
+        return type(value), value
+    raise _UnknownFormError
+
+
+def _number(value: Any) -> Any:
+    return (type(value), value.node.expr) if isinstance(value, _NUMBERS) else value
+
+
+def _known(tracer: Any, func: Any, leaves: Sequence[Any], result: Any, last: Any) -> _Known | None:
+    """What was recorded of a call; None where that does not tell what another call returns."""
+    results = result if isinstance(result, tuple | list) else (result,)
+    if not results or not all(isinstance(r, FakeTensor) for r in results):
+        return None
+    nodes = _nodes_after(tracer.graph, last)
+    if sum(n.target is func for n in nodes) != 1 or _unbacked(results) - _unbacked(leaves):
+        return None
+    given = [(i, x) for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
+    memories = [x.untyped_storage()._cdata for _, x in given]
+    places = {memory: i for memory, (i, _) in zip(memories, given, strict=True)}
+    found = []
+    for one in results:
+        slot = tracer.tensor_tracker.get(one)
+        source = places.get(one.untyped_storage()._cdata)
+        is_whole = len(places) == len(given) and len(results) == 1
+        if slot is None or (source is not None and not (is_whole and _is_plain_view(one, leaves[source]))):
+            return None
+        described = slot.proxy.node.meta.get("tensor_meta")
+        is_source = source is not None and leaves[source] is one
+        found.append(_Result(one if is_source else _copied(one), source, is_source, described))
+    return _Known(tuple(found), type(result) if isinstance(result, tuple | list) else None)
+
+
+def _is_plain_view(view: FakeTensor, source: torch.Tensor) -> bool:
+    """Whether autograd and memory have it that strides tell a view."""
+    is_differentiable = source.requires_grad and torch.is_grad_enabled()
+    return view is source or (view.dtype == source.dtype and view.requires_grad == is_differentiable)
+
+
+def _nodes_after(graph: Any, last: Any) -> list[Any]:
+    nodes = []
+    for node in reversed(graph.nodes):
+        if node is last:
+            break
+        nodes.append(node)
+    return nodes
+
+
+def _unbacked(values: Sequence[Any]) -> set[Any]:
+    return set().union(*(free_unbacked_symbols(v) for v in values if isinstance(v, torch.Tensor | torch.SymInt)))
+
+
+def _copied(value: FakeTensor) -> Any:
+    made = fast_detach(value.fake_mode, value)
+    return made.requires_grad_() if value.requires_grad else made
+
+
+def _written(tracer: Any, known: _Known, func: Any, leaves: Sequence[Any], spec: Any, slots: Sequence[Any]) -> Any:
+    """Write a call whose results are known."""
+    symbols, pairs = proxy_tensor.fetch_sym_proxy(tracer), zip(slots, leaves, strict=True)
+    proxies = [s.proxy if s else symbols(x) if isinstance(x, _NUMBERS) else x for s, x in pairs]
+    args, kwargs = pytree.tree_unflatten(proxies, spec)
+    proxy = tracer.create_proxy(
+        "call_function", func, args, kwargs, name=tracer.graph._target_to_str(func.overloadpacket.__name__)
+    )
+    made = [_made(r, leaves) for r in known.results]
+    for i, (one, result) in enumerate(zip(made, known.results, strict=True)):
+        named = proxy if known.kind is None else proxy[i]
+        proxy_tensor.track_tensor(one, named, constant=None, tracer=tracer)
+        named.node.meta["val"] = fast_detach(one.fake_mode, one)
+        named.node.meta["tensor_meta"] = result.described
+    if known.kind is None:
+        return made[0]
+    proxy.node.meta["val"] = known.kind([p.meta["val"] for p in proxy.node.users])
+    return known.kind(made)
+
+
+def _made(result: _Result, leaves: Sequence[Any]) -> Any:
+    """A tensor like the one that was returned before."""
+    if result.is_source:
+        return leaves[result.source]  # type: ignore[index]
+    like = result.like
+    mode = like.fake_mode
+    if result.source is not None:
+        silent = contextlib.nullcontext() if mode.shape_env is None else mode.shape_env.suppress_guards()
+        with proxy_tensor.disable_proxy_modes_tracing(), _View(mode), silent:
+            return torch.ops.aten.as_strided.default(  # as autograd sees it
+                leaves[result.source], like.shape, like.stride(), like.storage_offset()
+            )
+    with in_kernel_invocation_manager(mode):
+        inner = torch._lazy_clone(like)
+    made = FakeTensor(mode, inner, like.fake_device)
+    return _differentiable(made) if like.requires_grad else made
+
+
+def _differentiable(made: FakeTensor) -> FakeTensor:
+    apply: Any = super(torch.autograd.Function, _Differentiable).apply  # the user's are recorded, this is not one
+    return apply(_ANCHOR, [made])
+
+
+__all__ = ["Count", "known_calls"]

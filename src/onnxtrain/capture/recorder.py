@@ -1,0 +1,72 @@
+"""torch's recorder without what nobody reads: each line of a stack is looked up once, and no code is generated."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import linecache
+import sys
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.fx import proxy as fx_proxy
+
+from onnxtrain.capture.known_calls import Count, known_calls
+
+
+class _Stack:
+    """The stack at a recorded call, in place of ``torch.utils._traceback.CapturedTraceback``."""
+
+    def __init__(self, frames: list[traceback.FrameSummary]) -> None:
+        self._frames = frames
+
+    @classmethod
+    def extract(cls, **options: Any) -> _Stack:
+        """The stack of the caller."""
+        frames, frame = [], sys._getframe(1)
+        while frame is not None:
+            frames.append(_frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+            frame = frame.f_back  # type: ignore[assignment]
+        return cls(frames[::-1])
+
+    def summary(self) -> traceback.StackSummary:
+        """The frames, outermost first."""
+        return traceback.StackSummary(self._frames)
+
+
+@functools.lru_cache(65536)
+def _frame(file: str, line: int, name: str) -> traceback.FrameSummary:
+    return traceback.FrameSummary(file, line, name, line=linecache.getline(file, line), lookup_line=False)
+
+
+@contextlib.contextmanager
+def recorder() -> Iterator[Count]:
+    """Within it torch.export records in less time; gives how many calls it recorded, and how many were known."""
+    stack, recompile = fx_proxy.CapturedTraceback, torch.fx.GraphModule.recompile
+    fx_proxy.CapturedTraceback = _Stack  # type: ignore[assignment,misc]
+    torch.fx.GraphModule.recompile = _compiled_when_called  # type: ignore[assignment,method-assign]
+    try:
+        with known_calls() as count:
+            yield count
+    finally:
+        _frame.cache_clear()  # files may be written anew
+        fx_proxy.CapturedTraceback = stack  # type: ignore[misc]
+        torch.fx.GraphModule.recompile = recompile  # type: ignore[method-assign]
+
+
+_RECOMPILE = torch.fx.GraphModule.recompile
+
+
+def _compiled_when_called(module: torch.fx.GraphModule) -> None:
+    """Code of a graph is made where somebody runs it."""
+
+    def forward(self: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+        _RECOMPILE(self)
+        return type(self).forward(self, *args, **kwargs)
+
+    type(module).forward = forward
+
+
+__all__ = ["recorder"]
