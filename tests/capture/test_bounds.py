@@ -24,6 +24,12 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "clamp of integers by numbers": lambda x: x.long().clamp(0.5, 1.5) * x,
     "clamp by tensors": lambda x: x.clamp(torch.zeros(4, dtype=x.dtype), x.detach().abs() + 0.0),
     "clamp by itself": lambda x: x.clamp(x.flip(0) - 1, x.flip(0)),
+    "clamp by tensors that meet or cross": lambda x: x.clamp(x.flip(0) + 0.25, x.flip(1)) + x.clamp(-x.abs(), -x.abs()),
+    "clamp by one tensor": lambda x: x.clamp(min=x.flip(0)) + x.clamp_max(x.flip(1)),
+    "clamp by equal numbers": lambda x: x.clamp(1, 1) + 2 * x.clamp(0.0, 0.0),
+    "clamp by crossed numbers": lambda x: x.clamp(1, -1) + x,
+    "clamp by sizes": lambda x: x.clamp(-1, x.shape[0] - 1) + x.clamp_max(x.shape[0] - 2) + x.clamp(x.shape[1], 1),
+    "fmax and fmin": lambda x: torch.fmax(x, x.flip(0)) + torch.fmin(x, x.flip(1)),
     "clamp by integers": lambda x: torch.clamp(x, torch.tensor(0), torch.tensor(1)),
     "hardtanh": F.hardtanh,
     "relu6": lambda x: F.relu6(6 * x),
@@ -43,6 +49,12 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_as_eager(name: str, given: Tensor) -> None:
     _compare(FUNCTIONS[name], given)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int32])
+def test_clamp_of_other_types(dtype: torch.dtype) -> None:
+    """Bounds take the type of what they bound: no element is computed in another."""
+    _compare(lambda x: x.to(dtype).clamp(-1, 1) * x.to(dtype).clamp(max=1) + x, CORNERS)
 
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])

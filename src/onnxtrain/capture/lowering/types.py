@@ -13,10 +13,12 @@ from torch.utils import _pytree as pytree
 
 from onnxtrain.capture.lowering.writer import Writer, values
 
+_ops = torch.ops.aten
 _CAST = torch.ops.prims.convert_element_type.default
-_SCALAR = torch.ops.aten.scalar_tensor.default
+_SCALAR = _ops.scalar_tensor.default
 _WIDE = torch.float64  # which autocast leaves alone
-_LIKE = {torch.ops.aten.stack: torch.ops.aten.cat}  # torch lists no rule of its own
+_LIKE = {_ops.stack: _ops.cat}  # torch lists no rule of its own
+_TYPED = frozenset((_ops.clamp.default, _ops.clamp_min.default, _ops.clamp_max.default))  # by their translations
 _KINDS = (
     (bool | torch.SymBool, torch.bool),
     (int | torch.SymInt, torch.int64),
@@ -87,20 +89,21 @@ def promoted(
     if any(isinstance(x, torch.Tensor) and x.is_complex() for x in pytree.tree_leaves((given, named))):
         return None
     found: Any = rule.preview_type_promotion(given, named)
-    wider = tuple(_promote(writer, a, found.args_dtypes.get(i)) for i, a in enumerate(args))
-    others = {k: _promote(writer, v, found.kwargs_dtypes.get(k)) for k, v in kwargs.items()}
+    stays = _is_number if target in _TYPED else (lambda _: False)
+    wider = tuple(a if stays(a) else _promote(writer, a, found.args_dtypes.get(i)) for i, a in enumerate(args))
+    others = {k: v if stays(v) else _promote(writer, v, found.kwargs_dtypes.get(k)) for k, v in kwargs.items()}
     if wider == tuple(args) and others == dict(kwargs):
         return None
     overload = _overload_for(writer, target, wider, others)
-    if overload is None or (overload is not target and any(map(_is_computed_number, wider))):
+    if overload is None or (overload is not target and any(isinstance(a, Node) and _is_number(a) for a in wider)):
         # some numbers are tensors now, and there is no form of both; forms of numbers take constants alone
         wider = tuple(_as_tensor(writer, a, found.args_dtypes.get(i)) for i, a in enumerate(wider))
         overload = _overload_for(writer, target, wider, others)
     return overload or target, wider, others, found.out_dtype
 
 
-def _is_computed_number(argument: Any) -> bool:
-    return isinstance(argument, Node) and not isinstance(argument.meta["val"], torch.Tensor)
+def _is_number(argument: Any) -> bool:
+    return _kind(argument.meta["val"] if isinstance(argument, Node) else argument) is not None
 
 
 def _overload_for(writer: Writer, target: Any, args: Any, kwargs: Any) -> Any:
@@ -116,8 +119,7 @@ def _overload_for(writer: Writer, target: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _as_tensor(writer: Writer, argument: Any, dtype: torch.dtype | None) -> Any:
-    is_tensor = isinstance(argument, Node) and isinstance(argument.meta["val"], torch.Tensor)
-    if dtype is None or is_tensor or _kind(argument.meta["val"] if isinstance(argument, Node) else argument) is None:
+    if dtype is None or not _is_number(argument):
         return argument
     return writer.call(_SCALAR, (argument,), {"dtype": dtype})
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from onnxtrain.capture.translations import standard, translation, whole
 
@@ -16,20 +18,46 @@ _LOWEST = math.exp(-100)  # below it binary_cross_entropy takes -100 for the log
 _STEEPEST = 1e12  # and this for its slope
 
 
-def _like(value: float, x: Any) -> Any:
-    """A constant in the type of a value."""
+def _like(value: Any, x: Any) -> Any:
+    """A number in the type of a value."""
+    if isinstance(value, ir.Value):  # a size
+        return standard().CastLike(value, x)
     return standard().Constant(value=ir.tensor(np.array(value, x.dtype.numpy()), dtype=x.dtype))
+
+
+@functools.cache
+def _keeps_gradient() -> bool:
+    """Whether torch's clamp gives an element at a bound its whole gradient, as it did before torch 2.15."""
+    with _disable_current_modes(), torch.inference_mode(False), torch.enable_grad():
+        x = torch.zeros((), device="cpu", requires_grad=True)
+        (slope,) = torch.autograd.grad(x.clamp(min=0), x)
+        return bool(slope)
 
 
 @translation(aten.clamp.default, aten.clamp_min.default)
 def clamp(x, min=None, max=None):
-    """One Clip; integers become floats where a bound is one."""
+    """One Clip, or none of an element's gradient at a bound; integers become floats where a bound is one."""
     op = standard()
     if isinstance(min, float) or isinstance(max, float):
         x = x if x.dtype.is_floating_point() else op.Cast(x, to=int(ir.DataType.FLOAT))
     if x.dtype is None:  # of the cast: torch.onnx infers types later
         x.dtype = ir.DataType.FLOAT
+    if x.dtype.is_floating_point() and not _keeps_gradient():
+        return _flat_at_bounds(x, min, max)
     return op.Clip(x, *(None if bound is None else _like(bound, x) for bound in (min, max)))
+
+
+def _flat_at_bounds(x: Any, low: Any, high: Any) -> Any:
+    """An element at a bound is the bound, and has no gradient; the upper one where they cross."""
+    op, made = standard(), x
+    if low is not None:
+        crossing = high is not None and (isinstance(low, ir.Value) or isinstance(high, ir.Value) or low > high)
+        bound = op.Min(_like(low, x), _like(high, x)) if crossing else _like(low, x)
+        made = op.Where(op.LessOrEqual(x, bound), bound, made)
+    if high is not None:
+        bound = _like(high, x)
+        made = op.Where(op.GreaterOrEqual(x, bound), bound, made)
+    return made
 
 
 @translation(aten.clamp_max.default)
@@ -40,11 +68,20 @@ def clamp_max(x, max):
 
 @translation(aten.clamp.Tensor, aten.clamp_min.Tensor)
 def clamp_by_tensors(x, min=None, max=None):
-    """An element at a bound keeps its whole gradient: it is not shared with the bound."""
+    """An element at a bound keeps its whole gradient, or shares it with the bound unless the bounds meet."""
     op = standard()
-    if min is not None:
-        x = op.Where(op.Less(x, min), min, x)
-    return x if max is None else op.Where(op.Greater(x, max), max, x)
+    if _keeps_gradient():
+        return _within(x, min, max)
+    if min is None or max is None:
+        return op.Min(x, max) if min is None else op.Max(x, min)
+    return op.Where(op.Less(min, max), op.Min(op.Max(x, min), max), _within(x, min, max))
+
+
+def _within(x: Any, low: Any, high: Any) -> Any:
+    op = standard()
+    if low is not None:
+        x = op.Where(op.Less(x, low), low, x)
+    return x if high is None else op.Where(op.Greater(x, high), high, x)
 
 
 @translation(aten.clamp_max.Tensor)
@@ -55,9 +92,8 @@ def clamp_max_by_tensor(x, max):
 
 @translation(aten.hardtanh.default)
 def hardtanh(x, min_val=-1.0, max_val=1.0):
-    """An element at a bound has no gradient, unlike that of clamp."""
-    op, low, high = standard(), _like(min_val, x), _like(max_val, x)
-    return op.Where(op.LessOrEqual(x, low), low, op.Where(op.GreaterOrEqual(x, high), high, x))
+    """An element at a bound has no gradient."""
+    return _flat_at_bounds(x, min_val, max_val)
 
 
 @translation(aten.relu6.default)
