@@ -174,11 +174,13 @@ def _numbers_read_out_of_tensors(x: Tensor) -> Tensor:
 
 def _axes_of_numbers(x: Tensor) -> Tensor:
     y = x.sum()
-    least, largest = y.aminmax(dim=0)
     deviation, mean = torch.std_mean(y, 0, correction=0)
-    return (
-        y.amax(0) * 2 + y.amin(-1, keepdim=True) + y.flip(0) * y + least * largest + deviation * mean + y.std(0, False)
-    )
+    return y.amax(0) * 2 + y.amin(-1, keepdim=True) + y.flip(0) * y + deviation * mean + y.std(0, False)
+
+
+def _extremes_of_a_number(x: Tensor) -> Tensor:
+    least, largest = x.sum().aminmax(dim=0)
+    return least * largest
 
 
 def _mapped(x: Tensor) -> Tensor:
@@ -233,6 +235,7 @@ PIECES = {
         _one_of_several_results_written,
         _numbers_read_out_of_tensors,
         _axes_of_numbers,
+        _extremes_of_a_number,
         _mapped,
         _counts_times_a_ratio_of_sizes,
         _data_read,
@@ -252,7 +255,12 @@ def test_as_eager(name: str) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
         for made, module in ((expected, eager), (found, wrapped)):
             module.zero_grad()
-            made.square().sum().backward()
+            try:
+                made.square().sum().backward()
+            except RuntimeError as error:  # torch 2.11 has no derivative of aminmax
+                if made is expected and "is not implemented" in str(error):
+                    pytest.skip(f"eager PyTorch: {error}")
+                raise
         torch.testing.assert_close(given[1].grad, given[0].grad, rtol=1e-11, atol=1e-12)
         torch.testing.assert_close(wrapped.weight.grad, eager.weight.grad, rtol=1e-11, atol=1e-12)
 
