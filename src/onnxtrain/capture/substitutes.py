@@ -278,10 +278,13 @@ def chunk(input: Tensor, chunks: int, dim: int = 0) -> Any:
 
 @substitute(torch.split, Tensor.split)
 def split(tensor: Tensor, split_size: Any, dim: int = 0) -> Any:
-    """The same where the size of a part varies too."""
+    """The same where the size of a part varies too; of nothing there is one part, which torch 2.11 cannot record."""
+    total = tensor.shape[dim]
+    if isinstance(split_size, int) and split_size > 0 and isinstance(total, int) and total == 0:
+        return _parts(tensor, split_size, dim, 1)
     if isinstance(split_size, int | list | tuple):
         return NotImplemented
-    return _parts(tensor, split_size, dim, int((tensor.shape[dim] + split_size - 1) // split_size))
+    return _parts(tensor, split_size, dim, int((total + split_size - 1) // split_size))
 
 
 def _parts(x: Tensor, size: Any, dim: int, count: int) -> Sequence[Tensor]:
