@@ -102,6 +102,16 @@ def relu6(x):
     return hardtanh(x, 0.0, 6.0)
 
 
+@translation(aten.logit.default)
+def logit(x, eps=None):
+    """The lower bound holds where the two cross, unlike clamp's."""
+    op, one = standard(), _like(1, x)
+    if eps is not None:
+        low, high = _like(eps, x), _like(1 - eps, x)
+        x = op.Where(op.Less(x, low), low, op.Where(op.Greater(x, high), high, x))
+    return op.Log(op.Div(x, op.Sub(one, x)))
+
+
 @translation(aten.log2.default)
 def log2(x):
     """By the logarithm of 2 as exact as the type."""
