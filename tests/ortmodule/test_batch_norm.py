@@ -37,3 +37,42 @@ def test_statistics_as_eager(kind: type[Twice], momentum: float | None) -> None:
     wrapped.eval()
     eager.eval()
     same_step(wrapped, eager, torch.randn(3, 4), torch.randn(3, 4))
+
+
+EMPTY = {
+    "one layer": lambda: torch.nn.BatchNorm1d(3),
+    "twice": lambda: torch.nn.Sequential(*[torch.nn.BatchNorm1d(3)] * 2),
+    "a mean over all batches": lambda: torch.nn.BatchNorm1d(3, momentum=None),
+    "no running statistics": lambda: torch.nn.BatchNorm1d(3, track_running_stats=False),
+    "of each sample": lambda: torch.nn.InstanceNorm1d(3, affine=True, track_running_stats=True),
+}
+
+
+class Beyond(torch.nn.Module):
+    """Normalizes what comes after the second place, which may be nothing."""
+
+    def __init__(self, norm: torch.nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.norm(x[..., 2:]), x.square().sum()
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_an_empty_batch_leaves_the_statistics_as_they_were(name: str) -> None:
+    wrapped, eager = pair(Beyond(EMPTY[name]()))
+    for size in ((2, 3, 5), (2, 3, 2), (4, 3, 6)):
+        same_step(wrapped, eager, torch.randn(size))
+        same(dict(wrapped.named_buffers()), dict(eager.named_buffers()))
+
+
+def test_an_empty_row_has_no_channels_to_normalize() -> None:
+    class Row(torch.nn.BatchNorm1d):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            given = (self.running_mean, self.running_var, self.weight, self.bias, self.training)
+            return torch.nn.functional.batch_norm(x.flatten()[:0], *given), x.square().sum()
+
+    wrapped, eager = pair(Row(4))
+    same_step(wrapped, eager, torch.randn(2, 3))
+    same(dict(wrapped.named_buffers()), dict(eager.named_buffers()))

@@ -117,13 +117,20 @@ def _give(value: ir.Value, name: str, taken: Mapping[str, ir.Value]) -> None:
 
 def _weights_to_inputs(graph: ir.Graph, program: torch.export.ExportedProgram) -> None:
     """Parameters, then buffers, become graph inputs under the user's names."""
-    made, taken = program.graph_signature, _named(graph)
-    for name in (*made.inputs_to_parameters.values(), *made.inputs_to_buffers.values()):
+    taken, buffers = _named(graph), _buffer_names(program)
+    for name in (*program.graph_signature.inputs_to_parameters.values(), *buffers):
         if name in graph.initializers:
             value = graph.initializers.pop(name)
             value.const_value = None
-            _give(value, name.removeprefix(PREFIX), taken)
+            _give(value, buffers.get(name, name.removeprefix(PREFIX)), taken)
             graph.inputs.append(value)
+
+
+def _buffer_names(program: torch.export.ExportedProgram) -> dict[str, str]:
+    """The user's name of each buffer; of one with several names the first, where torch.export takes the last."""
+    held, first = {**program.state_dict, **program.constants}, {}
+    names = program.graph_signature.inputs_to_buffers.values()
+    return {n: first.setdefault(id(held[n]), n.removeprefix(PREFIX)) for n in names}
 
 
 def _buffer_outputs(graph: ir.Graph, program: torch.export.ExportedProgram, buffers: Sequence[str]) -> list[str]:
@@ -138,7 +145,8 @@ def _buffer_outputs(graph: ir.Graph, program: torch.export.ExportedProgram, buff
 
 def _changed(program: torch.export.ExportedProgram, buffers: Sequence[str]) -> set[str]:
     """The buffers whose contents, which the program returns last, are not copies of what they were."""
-    owned = {n: name.removeprefix(PREFIX) for n, name in program.graph_signature.inputs_to_buffers.items()}
+    names = _buffer_names(program)
+    owned = {n: names[name] for n, name in program.graph_signature.inputs_to_buffers.items()}
     (returned,) = (n.args[0] for n in program.graph.nodes if n.op == "output")
     copies = zip(buffers, returned[len(returned) - len(buffers) :], strict=True)  # type: ignore[arg-type, index]
     return {name for name, copy in copies if owned.get(copy.args[0].name) != name}  # type: ignore[union-attr]

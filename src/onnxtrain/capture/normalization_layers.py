@@ -31,8 +31,8 @@ def instance_norm(
         return NotImplemented
     with torch.no_grad():
         variance, mean = torch.var_mean(input, dim=tuple(range(2, input.dim())), correction=1)
-        _move(running_mean, mean.mean(0), momentum)
-        _move(running_var, variance.mean(0), momentum)
+        _move(running_mean, mean.mean(0), momentum, input)
+        _move(running_var, variance.mean(0), momentum, input)
     return F.instance_norm(input, None, None, weight, bias, True, momentum, eps)
 
 
@@ -68,8 +68,8 @@ def _batch_norm_in_sight(
     """Batch normalization in training mode whose running statistics are updated beside it."""
     with torch.no_grad():
         variance, mean = torch.var_mean(input, dim=(0, *range(2, input.dim())), correction=1)
-        _move(running_mean, mean, momentum)
-        _move(running_var, variance, momentum)
+        _move(running_mean, mean, momentum, input)
+        _move(running_var, variance, momentum, input)
     return F.batch_norm(input, None, None, weight, bias, True, 0.0, eps)
 
 
@@ -87,6 +87,7 @@ _FORWARD_OF_BATCH_NORM = torch.nn.modules.batchnorm._BatchNorm.forward
 UNSEEN.append((torch.nn.modules.batchnorm._BatchNorm, "forward", _forward_of_batch_norm))
 
 
-def _move(running: Tensor, now: Tensor, momentum: Tensor | float) -> None:
-    """Running statistics towards those of a batch."""
-    running.copy_((1.0 - momentum) * running.detach() + momentum * now)
+def _move(running: Tensor, now: Tensor, momentum: Tensor | float, batch: Tensor) -> None:
+    """Running statistics towards those of a batch; an empty one has none."""
+    moved = (1.0 - momentum) * running.detach() + momentum * now
+    running.copy_(torch.where(torch.scalar_tensor(batch.numel(), dtype=torch.int64) > 0, moved, running.detach()))

@@ -254,10 +254,12 @@ def _inputs_of(module: GraphModule) -> list[Node]:
 
 
 def _moves_statistics(node: Node) -> bool:
+    """Whether it is a batch normalization that does; torch lets an empty row pass, which has no channels."""
     if node.target is not _ops.batch_norm.default:
         return False
     named = arguments_of(node)
-    return bool(named["training"]) and isinstance(named["running_mean"], Node)
+    has_channels = named["input"].meta["val"].dim() > 1
+    return has_channels and bool(named["training"]) and isinstance(named["running_mean"], Node)
 
 
 def _remove_unread_numbers(graph: torch.fx.Graph) -> None:

@@ -421,7 +421,9 @@ def _each(compute: Callable[[Dim, Dim], Dim | None], a: Data | None, b: Data | N
 def _divide(a: Dim, b: Dim) -> Dim | None:
     if isinstance(a, int) and isinstance(b, int):
         return int(a / b) if b else None  # ONNX integer division truncates
-    return simplify(a // b) if b != 0 else None  # type: ignore[operator]
+    if isinstance(a, int):  # SymbolicDim has no division of a number by it
+        return 0 if a == 0 else None
+    return simplify(a // b) if b != 0 else None
 
 
 def _modulo(a: Dim, b: Dim) -> Dim | None:

@@ -25,7 +25,11 @@ def batch_norm_training(
     epsilon: float = 1e-5,
     momentum: float = 0.1,
 ) -> Tensor | tuple[Tensor, ...]:
-    """ATen's kernel; the running statistics come back as new tensors."""
+    """ATen's kernel; the running statistics come back as new tensors, an empty batch's as they were."""
+    if not x.numel():
+        nothing = torch.zeros_like(running_mean)
+        made = (x * 1.0, running_mean.clone(), running_var.clone(), nothing, nothing.clone())
+        return made[0] if outputs == 1 else made[:outputs]
     y, mean, inv_std, new_mean, new_var = aten._native_batch_norm_legit_functional(
         x, scale, bias, running_mean, running_var, True, momentum, epsilon
     )
@@ -56,6 +60,8 @@ def batch_normalization(
     """By given statistics; in training mode by the batch's, where ONNX's momentum is the weight of the old ones."""
     if not training_mode:
         return torch.batch_norm(x, scale, bias, mean, variance, False, 0.0, epsilon, torch.backends.cudnn.enabled)
+    if not x.numel():
+        return x * 1.0 if outputs == 1 else (x * 1.0, mean.clone(), variance.clone())[:outputs]
     y, batch_mean, inv_std = torch.native_batch_norm(x, scale, bias, None, None, True, 0.0, epsilon)
     if outputs == 1:
         return y
@@ -91,12 +97,20 @@ def _backward(
     epsilon: float,
     needed: Sequence[bool],
 ) -> Tensor | tuple[Tensor | None, ...]:
+    if not x.numel():
+        return _zeros(x, scale, needed)
     mask = [*needed, False, False][:3]
     scale = scale.contiguous()  # the kernel reads an expanded one beyond its end
     made = aten.native_batch_norm_backward(
         dy, x, scale, mean, variance, save_mean, save_inv_std, training, epsilon, mask
     )
     return made[0] if len(needed) == 1 else made[: len(needed)]
+
+
+def _zeros(x: Tensor, scale: Tensor, needed: Sequence[bool]) -> Tensor | tuple[Tensor | None, ...]:
+    """The gradients of an empty batch, of which torch has no statistics."""
+    made = (torch.zeros_like(x), torch.zeros_like(scale), torch.zeros_like(scale))[: len(needed)]
+    return made[0] if len(needed) == 1 else made
 
 
 @lowering("InstanceNormalization")
@@ -113,8 +127,7 @@ def instance_normalization_grad(
 ) -> Tensor | tuple[Tensor | None, ...] | None:
     """As one batch whose channels are all channels of all samples."""
     if not x.numel():
-        made = (torch.zeros_like(x), torch.zeros_like(scale), torch.zeros_like(scale))[: len(needed)]
-        return made[0] if len(needed) == 1 else made
+        return _zeros(x, scale, needed)
     batch, channels = x.shape[:2]
     planes, g = (t.reshape(1, batch * channels, *x.shape[2:]) for t in (x, dy))
     variance, mean = torch.var_mean(planes, (0, *range(2, x.dim())), correction=0)
