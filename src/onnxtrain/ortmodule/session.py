@@ -22,6 +22,7 @@ from onnxtrain.options import Options
 from onnxtrain.ortmodule import verification
 from onnxtrain.ortmodule.casts import CastCache
 from onnxtrain.ortmodule.checks import is_gathered
+from onnxtrain.ortmodule.expected import Expected
 from onnxtrain.ortmodule.guards import size_check
 from onnxtrain.ortmodule.path_check import PathCheck
 from onnxtrain.ortmodule.rows import DENSE, NOTHING, Batch, RowPlan, beside, rows_in_order
@@ -44,6 +45,7 @@ class Chosen:
         rows: the inputs of the graph that say which rows.
         waiting: outputs that it does not have: they are computed when they are read.
         zeros: outputs that are zeros beside the rows of a set.
+        asked: outputs whose gradients it was chosen for.
     """
 
     compiled: Compiled
@@ -51,6 +53,7 @@ class Chosen:
     rows: tuple[Any, ...] = ()
     waiting: frozenset[str] = frozenset()
     zeros: Mapping[str, RowSet] = dataclasses.field(default_factory=dict)
+    asked: frozenset[str] = frozenset()
 
 
 class Session:
@@ -109,8 +112,7 @@ class Session:
         self.casts = CastCache() if self.options.cache_casts else None
         self._watched: dict[int, frozenset[str]] = {}
         self._tracked: dict[_Names, frozenset[str]] = {}
-        self.expected: tuple[str, ...] | None = None  # outputs that will receive a gradient
-        self.confirmed = False  # whether a backward pass has shown which outputs do
+        self.expected = Expected(self._guess(), self.signature.outputs)
         self.verification: verification.Report | None = None
         self.path_check = PathCheck(self.captured, self._compile_inspection)
         self.is_random = any(Trait.RANDOM in traits_of(node) for node in self.captured.graph.model.graph)
@@ -142,13 +144,14 @@ class Session:
             outputs: names of the outputs that receive one.
         """
         if not self.options.compute_optimizer or self.exact:
-            return Chosen(self.variant(differentiable, outputs))
+            return Chosen(self.variant(differentiable, outputs), asked=frozenset(outputs))
         sizes = self.sizes.of(inputs)
         self.sizes.narrow(sizes)
         plan = self.row_plan(differentiable, outputs)
         batch = self._inspect(plan, inputs, sizes)
         packed, compiled = plan.packed(batch.active), self.variant(differentiable, outputs, plan, batch.active)
-        chosen = Chosen(compiled, batch, tuple(rows_in_order(packed, batch)), plan.waiting, packed.zeros)
+        rows = tuple(rows_in_order(packed, batch))
+        chosen = Chosen(compiled, batch, rows, plan.waiting, packed.zeros, frozenset(outputs))
         if differentiable:
             self.latest_choice = (chosen, plan)
         return chosen
@@ -292,18 +295,16 @@ class Session:
         compiled = list(self._variants.values())
         return ([c for c in compiled if c.training is not None] or compiled)[-1]
 
-    def predicted_outputs(self) -> tuple[str, ...]:
-        """The outputs expected to receive a gradient."""
-        if self.expected is None:
-            named = {str(v.name): v for v in self.captured.graph.model.graph.outputs}
-            floating = [
-                n
-                for n in self.signature.outputs
-                if n not in self.seen and (d := named[n].dtype) is not None and d.is_floating_point()
-            ]
-            scalars = [n for n in floating if (shape := named[n].shape) is not None and len(shape) == 0]
-            self.expected = tuple(scalars or floating)
-        return self.expected
+    def _guess(self) -> tuple[str, ...]:
+        """The outputs that probably receive a gradient: a loss is a number."""
+        named = {str(v.name): v for v in self.captured.graph.model.graph.outputs}
+        floating = [
+            n
+            for n in self.signature.outputs
+            if n not in self.seen and (d := named[n].dtype) is not None and d.is_floating_point()
+        ]
+        scalars = [n for n in floating if (shape := named[n].shape) is not None and len(shape) == 0]
+        return tuple(scalars or floating)
 
     def write_buffers(self, updates: Sequence[torch.Tensor]) -> None:
         """Write new buffer contents (running statistics) into the module's own buffers."""

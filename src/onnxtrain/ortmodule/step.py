@@ -39,7 +39,7 @@ def run(session: Session, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]
         return _finish(session, chosen.compiled, outputs)
     starts_verification = session.options.verify and session.verification is None
     session.exact = starts_verification and session.is_random
-    chosen = session.choose(named, differentiable, session.predicted_outputs())
+    chosen = session.choose(named, differentiable, session.expected.names)
     state = _State(session, chosen, named, differentiable)
     made = _Step.apply(state, *(named[name] for name in differentiable))
     _report(session, chosen, named)
@@ -111,11 +111,10 @@ class _State:
         self.inputs = inputs | {name: inputs[name].detach() for name in users}
         self.random = randomness.state() if session.is_random else None
         self.versions = [x._version for x in inputs.values()]
-        self.before: dict[str, torch.Tensor] = {}  # content of buffers that the forward pass will change
-        if not session.confirmed:
-            self.before = {name: inputs[name].clone() for name in session.signature.buffer_updates if name in inputs}
+        # content of buffers that the forward pass will change, with which it may have to run again
+        self.before = {name: inputs[name].clone() for name in session.signature.buffer_updates if name in inputs}
         self.saved: Any = None
-        self.used = False
+        self.used = self.is_retained = False
         self.visible: list[tuple[str, torch.Tensor, int]] = []
         self.like: dict[str, tuple[torch.Size, torch.dtype, torch.device]] = {}
         self.verification: Verification | None = None
@@ -164,11 +163,12 @@ class _State:
         seeds = [self._seed(given[name], name) for name in plan.output_gradients]
         del dys, given
         made = self.compiled.executable.backward(self.saved, seeds)
-        self.saved, self.visible = None, []
+        self.saved, self.visible = None, self.visible if self.is_retained else []
         gradients = {n: None if g is None else as_torch(g) for n, g in zip(plan.gradients, made, strict=True)}
         result = [gradients.get(name) for name in self.differentiable]
         if self.verification is not None:
             self.verification.check_backward(received_dys, dict(zip(self.differentiable, result, strict=True)))
+            self.verification = None  # a retained graph may be walked again
         return result
 
     def _check_padding(self, dys: dict[str, torch.Tensor | None]) -> None:
@@ -195,12 +195,12 @@ class _State:
         return torch.zeros(shape, dtype=dtype, device=device)
 
     def _check(self) -> None:
-        if self.used:
+        if self.used and not self.is_retained:
             raise GradientError(
                 "backward ran a second time through the same forward pass, whose saved values are freed",
-                cure="call the module again before the second backward; retain_graph is not supported",
+                cure="say so at the first one, loss.backward(retain_graph=True), or call the module again",
             )
-        self.used = True
+        self.used, self.is_retained = True, torch._C._autograd._get_current_graph_task_keep_graph()
         for name, tensor, version in self.visible:
             if tensor._version != version:
                 raise GradientError(
@@ -209,17 +209,17 @@ class _State:
                 )
 
     def _choose(self, received: tuple[str, ...]) -> None:
-        """Take the variant for the outputs that received a gradient; where too few were expected, run forward again."""
-        session = self.session
-        expected = set(self.compiled.plan.output_gradients)
-        session.confirmed, first = True, not session.confirmed
-        if set(received) == expected:
+        """Take the variant for the outputs that received a gradient; run forward again where its values are missing.
+
+        They are after a backward pass, which frees them or writes over them, and where too few outputs were expected.
+        """
+        session, is_expected = self.session, {*received} <= self.chosen.asked
+        session.expected.learn(received)
+        if is_expected and self.saved is not None:
             return
-        session.expected = received
-        if set(received) <= expected:
-            return
-        self._check_unchanged(first)
-        self.chosen = session.choose(self.inputs | self.before, self.differentiable, received)
+        self._check_unchanged()
+        if not is_expected:
+            self.chosen = session.choose(self.inputs | self.before, self.differentiable, session.expected.names)
         with randomness.replayed(self.random or randomness.state()):
             _, self.saved = self._execute(self.inputs | self.before)
 
@@ -245,24 +245,19 @@ class _State:
         tracked = session.is_tracked(name, self.differentiable)
         return DeferredTensor(shape, dtype, device, tracked, functools.partial(self.late.value, name))
 
-    def _check_unchanged(self, first: bool) -> None:
+    def _check_unchanged(self) -> None:
         """Running forward again needs the inputs it had.
 
         Raises:
-            GradientError: a parameter or input was modified since, or a buffer, whose content was not kept.
+            GradientError: a parameter or input was modified since.
         """
-        updates = self.session.signature.buffer_updates
-        changed = [
-            name
-            for (name, x), version in zip(self.inputs.items(), self.versions, strict=True)
-            if x._version != version and name not in updates
-        ]
-        if not first:
-            changed += [name for name in updates if name in self.inputs]
+        pairs = zip(self.inputs.items(), self.versions, strict=True)
+        changed = [n for (n, x), version in pairs if x._version != version and n not in self.before]
         if changed:
             raise GradientError(
-                f"an output received a gradient for the first time, and {changed[0]} changed since the forward pass",
-                cure="call the module again: from now on its graph expects this gradient",
+                "this backward pass needs the forward pass once more, for an output that received its first gradient "
+                f"or for a retained graph, and {changed[0]} changed since",
+                cure="run all backward passes of a call before parameters and inputs change, or call the module again",
             )
 
 
@@ -319,8 +314,7 @@ class Late:
 
     def gradients(self, name: str, dy: torch.Tensor) -> list[torch.Tensor | None]:
         """Gradients of the differentiable inputs for the gradient of one output; the next step expects it."""
-        expected = {*self.session.predicted_outputs(), name}
-        self.session.expected = tuple(n for n in self.session.signature.outputs if n in expected)
+        self.session.expected.add(name)
         chosen = self.session.choose(self.inputs, self.differentiable, (name,))
         state = _State(self.session, chosen, self.inputs, self.differentiable)
         with randomness.replayed(self.random or randomness.state()):

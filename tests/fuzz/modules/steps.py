@@ -78,8 +78,10 @@ def own(value: Any) -> Any:
 
 
 def kept(value: Any) -> Any:
-    """What a value is now."""
-    return value.detach().clone().requires_grad_(value.requires_grad) if isinstance(value, torch.Tensor) else value
+    """What a value is now; without gradients torch says of a parameter's view that it requires one, and has none."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach().clone().requires_grad_(value.requires_grad and torch.is_grad_enabled())
 
 
 LOSSES: dict[str, Callable[[list[torch.Tensor], int], list[torch.Tensor]]] = {
