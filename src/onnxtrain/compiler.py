@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from onnxtrain.execute import Executable, backend
-from onnxtrain.gradient import build_gradient, registered_by_users, tracked_outputs, undifferentiable
+from onnxtrain.gradient import (
+    build_gradient,
+    origins_of_outputs,
+    registered_by_users,
+    tracked_outputs,
+    undifferentiable,
+)
 from onnxtrain.ir.graphs import ForwardGraph, Plan, Signature, TrainingGraph
 from onnxtrain.ir.passes import Record, save
 from onnxtrain.ir.traits import Trait, traits_of
@@ -97,9 +103,11 @@ def capture_module(
         if start is not None:
             start.keep(fresh, traced, captured)
         captured = fresh
-    _dump(options, "torch_exported", mode, captured.graph.model)
+    graph = captured.graph
+    _dump(options, "torch_exported", mode, graph.model)
     with report.stage("optimize"):
-        report.passes += optimize(captured.graph, options, check=options.verify_passes)
+        graph.signature = dataclasses.replace(graph.signature, origins=origins_of_outputs(graph))
+        report.passes += optimize(graph, options, check=options.verify_passes)
     return captured
 
 

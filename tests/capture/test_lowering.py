@@ -300,3 +300,34 @@ def test_the_line_that_writes_to_an_input_is_named() -> None:
     with pytest.raises(CaptureError, match=r"modifies its input x") as raised:
         capture(Writes(), (torch.randn(5, 4),), {})
     assert raised.value.source.endswith(f"test_lowering.py:{Writes.forward.__code__.co_firstlineno + 2}")
+
+
+OVERWRITTEN: dict[str, Callable[[Tensor], Tensor]] = {
+    "filled": lambda x: x.clone().fill_(0.5),
+    "with zeros": lambda x: x.mul(2).zero_(),
+    "with another tensor": lambda x: x.clone().copy_(torch.ones(4)),
+    "with random numbers": lambda x: x.clone().normal_() * 0,
+    "a whole slice": lambda x: x.clone()[:].fill_(0.5),
+    "detached before": lambda x: x.detach().clone().fill_(0.5),
+}
+
+
+@pytest.mark.parametrize("name", OVERWRITTEN)
+def test_what_is_overwritten_requires_a_gradient_as_before(name: str) -> None:
+    """It is zeros; the graph does not keep what was there."""
+
+    def code(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        made = OVERWRITTEN[name](x)
+        return made, made * 2, x.square()
+
+    wrapped, eager = ORTModule(Piece(code)), Piece(code)
+    for size in (3, 5):
+        x = torch.randn(size, 4, dtype=torch.float64)
+        for ours, theirs in zip(wrapped(x), eager(x), strict=True):
+            assert ours.requires_grad == theirs.requires_grad
+            torch.testing.assert_close(ours, theirs)
+        for run in (wrapped, eager):
+            made, twice, square = run(x)
+            (made.sum() + twice.sum() + square.sum()).backward()
+        torch.testing.assert_close(wrapped.weight.grad, eager.weight.grad)
+    assert wrapped.graph("captured").count("Where") <= 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import copy
+import logging
 import sys
 
 import pytest
@@ -126,3 +127,22 @@ class Parts(torch.nn.Module):
 def test_parts_of_sizes_that_are_symbols() -> None:
     assert dims_of(Parts(), torch.randn(2, 5, 4)) == ["x_dim0", "x_dim1", 4]
     check(Parts(), [torch.randn(b, n, 4) for b, n in ((2, 5), (3, 7), (1, 2))], graphs=1)
+
+
+def test_an_example_that_cannot_be_larger_fails_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one is tried; torch logs what the first raised."""
+    told: list[logging.LogRecord] = []
+
+    class Told(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            told.append(record)
+
+    class Product(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ torch.ones(1, 3)
+
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    monkeypatch.setattr(logger, "handlers", [*logger.handlers, Told()])
+    captured = capture(Product(), (torch.ones(4, 1),), {})
+    assert shapes.dims_of(captured.graph.model.graph.inputs[0])[1] == 1  # type: ignore[index]
+    assert not told and logger.getEffectiveLevel() <= logging.ERROR

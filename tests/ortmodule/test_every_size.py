@@ -162,3 +162,8 @@ SMALL: dict[str, Callable[[Tensor, Tensor], Any]] = {
 def test_what_is_asked_of_sizes_may_be_otherwise_of_1_and_of_none(name: str, sizes: tuple[int, ...]) -> None:
     """torch takes a symbol to be 2 or more, and keeps no note of what it answers because of that."""
     compare(SMALL[name], _lengths(*((size, 3) for size in sizes)))
+
+
+def test_a_size_that_is_made_of_a_size_of_1() -> None:
+    """Captured as if it were larger, it may be equal to what another size is a multiple of."""
+    compare(lambda y, x: y.reshape(-1, 2 * x.shape[0]).cumsum(0), _lengths((6, 6), (1, 8), (2, 5)))

@@ -96,6 +96,14 @@ class SizeOfBatch(Base):
         return self.linear(made.index_add(0, batch, x))
 
 
+class MoreThanOneNumber(Base):
+    """No tensor has the number that was read as its size."""
+
+    def forward(self, x: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        made = x.new_zeros(2 * int(batch.max()) + 3, 4) + self.linear(x).mean(0)
+        return made.cumsum(0).gather(0, made.argsort(0)) + made.new_ones(int(batch.max()) + 1).sum()
+
+
 class Compares(Base):
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         if torch.equal(x, y):
@@ -116,6 +124,7 @@ CASES: dict[type[Base], Sequence[tuple[Any, ...]]] = {
     ListLoop: list(zip(X[:3], LENGTHS[:3], strict=True)),
     Checks: [(doubles(4, 4), torch.tensor(labels)) for labels in ([0, 1, 2, 3], [1, 1, 1, 1])],
     SizeOfBatch: [(doubles(5, 4), torch.tensor(b)) for b in ([0, 0, 1, 2, 2], [0, 1, 1, 3, 4], [0, 0, 0, 0, 1])],
+    MoreThanOneNumber: [(doubles(3, 4), torch.tensor([n])) for n in (3, 5, 0)],
     Compares: [(A, A), (A, A + 0.01), (A, A + 1), (A, A.clone())],
 }
 
@@ -123,6 +132,7 @@ CASES: dict[type[Base], Sequence[tuple[Any, ...]]] = {
 GRAPHS = {
     **dict.fromkeys((IfAny, Compares), 3),
     **dict.fromkeys((CutToLongest, CountBranch, SizeOfBatch), 2),
+    MoreThanOneNumber: 2,
     **dict.fromkeys((CutByTensor, ScaledByItem, ListLoop, Checks), 1),
     WhileLoop: 3,
 }

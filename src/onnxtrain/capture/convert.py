@@ -10,7 +10,7 @@ import onnx_ir as ir
 import sympy
 import torch
 
-from onnxtrain.capture import aten, exact_constants
+from onnxtrain.capture import aten, exact_constants, hidden_sizes
 from onnxtrain.capture.export import PREFIX
 from onnxtrain.capture.python_op import recorded
 from onnxtrain.capture.source_lines import user_place
@@ -184,6 +184,7 @@ def _rename_symbols(graph: ir.Graph, program: torch.export.ExportedProgram) -> N
     for value in _all_values(graph):
         if value.shape is not None:
             value.shape = ir.Shape([_renamed(d, renamed) for d in value.shape])
+    hidden_sizes.show(_all_values(graph))
 
 
 def _all_values(graph: ir.Graph) -> Iterator[ir.Value]:

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
+import sympy
 import torch
 
 from onnxtrain.capture import autocast_functions, autograd_functions, normalization_layers  # noqa: F401  (substitutes)
@@ -248,8 +249,8 @@ def _mistaken(
 ) -> frozenset[Axis]:
     """The axes of size 1 that must stay 1.
 
-    Enlarged they became a constant, the same symbol as another size, were kept where 1 would have been squeezed, or
-    gave another answer to a question than 1 would have given.
+    Enlarged they became a constant, the same symbol as another size or a part of one that 1 does not give, were kept
+    where 1 would have been squeezed, or gave another answer to a question than 1 would have given.
     """
     users = set(program.graph_signature.user_inputs)
     traced = [n.meta["val"] for n in program.graph.nodes if n.op == "placeholder" and n.name in users]
@@ -257,6 +258,9 @@ def _mistaken(
     larger = {d for i, a, d in sizes if tensors[i].shape[a] != 1 and not d.is_number} | assumed.not_one
     ones = [(i, a, d) for i, a, d in sizes if tensors[i].shape[a] == 1 and example[i].shape[a] != 1]
     broken = size_guards(program, assumed).broken_by([t.shape for t in tensors]) if ones else frozenset()
+    real = {d: sympy.Integer(tensors[i].shape[a]) for i, a, d in sizes if d.is_Symbol}
+    unequal = {s for i, a, d in sizes if d.xreplace(real) != tensors[i].shape[a] for s in d.free_symbols}
+    larger |= {d for _, _, d in ones if d.free_symbols & unequal}
     return frozenset((i, a) for i, a, d in ones if d.is_number or d in larger or (i, a) in broken)
 
 
@@ -296,8 +300,9 @@ def recording() -> Iterator[None]:
 def _quiet() -> Iterator[None]:
     """No warnings, and no graph printed where capture fails: what goes wrong is raised, and explained below."""
     loggers = loggers_at(logging.ERROR, "torch._export.non_strict_utils")  # sizes of 1 are constant: we handle that
+    failures = loggers_at(logging.CRITICAL, "torch._subclasses.fake_tensor")  # of an example, where another is tried
     stderr = contextlib.redirect_stderr(_WithoutGraphs(sys.stderr))  # type: ignore[type-var]
-    with loggers, warnings.catch_warnings(), stderr:
+    with loggers, failures, warnings.catch_warnings(), stderr:
         warnings.simplefilter("ignore")
         yield
 

@@ -1,6 +1,12 @@
 """Graph → TrainingGraph: differentiate an ONNX forward pass by reverse accumulation."""
 
-from onnxtrain.gradient.build import build_gradient, gradient_errors, tracked_outputs, undifferentiable
+from onnxtrain.gradient.build import (
+    build_gradient,
+    gradient_errors,
+    origins_of_outputs,
+    tracked_outputs,
+    undifferentiable,
+)
 from onnxtrain.gradient.node_lists import register_custom_stop_gradient_edges, register_gradient
 from onnxtrain.gradient.registry import Context, gradient, registered_by_users
 
@@ -9,6 +15,7 @@ __all__ = [
     "build_gradient",
     "gradient",
     "gradient_errors",
+    "origins_of_outputs",
     "register_custom_stop_gradient_edges",
     "register_gradient",
     "registered_by_users",

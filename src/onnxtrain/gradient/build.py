@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import operator
 from collections.abc import Sequence
 
 import onnx_ir as ir
@@ -94,14 +96,29 @@ def tracked_outputs(graph: ForwardGraph) -> tuple[str, ...]:
 
     Unlike ``build_gradient`` this follows operators whose gradient is zero (Floor, Sign): torch does.
     """
-    wanted = set(graph.signature.differentiable)
-    active = {v for v in graph.model.graph.inputs if v.name in wanted and v.dtype in FLOATING}
+    signature = graph.signature
+    found, wanted = signature.origins, set(signature.differentiable)
+    found = origins_of_outputs(graph) if found is None else found
+    names = [str(v.name) for v in graph.model.graph.outputs]
+    return tuple(n for n in names if n in signature.outputs and wanted & found.get(n, frozenset()))
+
+
+def origins_of_outputs(graph: ForwardGraph) -> dict[str, frozenset[str]]:
+    """For each output the floating inputs on which torch would say that its gradient depends."""
+    inputs = [v for v in graph.model.graph.inputs if v.dtype in FLOATING]
+    found = {v: 1 << place for place, v in enumerate(inputs)}  # sets of inputs, as bits
     for node in graph.model.graph:
-        ends = _stops(node) and node.op_type not in _ZERO
-        if not ends and any(v in active for v in node.inputs if v is not None):
-            active.update(v for v in node.outputs if v.dtype in FLOATING)
-    visible = set(graph.signature.outputs)
-    return tuple(str(v.name) for v in graph.model.graph.outputs if v in active and v.name in visible)
+        if _stops(node) and node.op_type not in _ZERO:
+            continue
+        read = [v for i, v in enumerate(node.inputs) if i not in _ONLY_TYPE.get(node.op_type, ())]
+        bits = functools.reduce(operator.or_, (found.get(v, 0) for v in read if v is not None), 0)
+        if bits:
+            found.update((v, bits) for v in node.outputs if v.dtype in FLOATING)
+    outputs = [v for v in graph.model.graph.outputs if v.name in graph.signature.outputs]
+    return {
+        str(v.name): frozenset(str(x.name) for place, x in enumerate(inputs) if found.get(v, 0) >> place & 1)
+        for v in outputs
+    }
 
 
 def differentiate_body(body: ir.Graph, wanted: Sequence[bool], seeded: Sequence[bool]) -> tuple[ir.Graph, list[bool]]:

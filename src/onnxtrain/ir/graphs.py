@@ -40,6 +40,8 @@ class Signature:
         differentiable: the parameters and user inputs whose gradient is wanted.
         rows: inputs that say which rows of others are computed.
         casts: inputs that are parameters in another element type, by name.
+        origins: for each output the parameters and user inputs through which torch says that it requires a gradient,
+            though the gradient may be zero and what they give optimized away; None where the graph itself says it.
     """
 
     user_inputs: tuple[str, ...]
@@ -50,6 +52,7 @@ class Signature:
     differentiable: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
     casts: dict[str, Cast] = dataclasses.field(default_factory=dict)
+    origins: dict[str, frozenset[str]] | None = None
 
     @property
     def inputs(self) -> tuple[str, ...]:

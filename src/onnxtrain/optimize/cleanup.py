@@ -165,14 +165,13 @@ class KnownShapesPass(ir.passes.InPlacePass):
 
 
 class NoOperationPass(ir.passes.InPlacePass):
-    """Nodes that give back their first input are bypassed: Identity, casts and reshapes that change nothing."""
+    """Nodes that give back an input are bypassed: Identity, casts and reshapes that change nothing."""
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Run the pass."""
         modified = False
         for node in list(model.graph):
-            x = node.inputs[0] if node.inputs else None
-            y = node.outputs[0]
+            x, y = _given_back(node), node.outputs[0]
             if x is None or not _is_noop(node, x, y) or len([o for o in node.outputs if o.uses()]) > 1:
                 continue
             if y.is_graph_output() or shapes.names_a_size(x, y):
@@ -180,6 +179,14 @@ class NoOperationPass(ir.passes.InPlacePass):
             y.replace_all_uses_with(x)
             modified = True
         return ir.passes.PassResult(model, modified)
+
+
+def _given_back(node: ir.Node) -> ir.Value | None:
+    """The input that a node may give back: the first, of a choice that is known the one that is taken."""
+    chosen = shapes.constant_of(node.inputs[0]) if node.op_type == "Where" and not node.domain else None
+    if chosen is not None and (chosen == chosen.flat[:1]).all():
+        return node.inputs[1 if chosen.flat[:1].any() else 2]
+    return node.inputs[0] if node.inputs else None
 
 
 _SAME_SHAPE = frozenset(("Reshape", "Expand", "Squeeze", "Unsqueeze", "Flatten", "Tile"))
@@ -193,6 +200,8 @@ def _is_noop(node: ir.Node, x: ir.Value, y: ir.Value) -> bool:
         return True
     if op_type in ("Cast", "CastLike"):
         return x.dtype == y.dtype and x.dtype is not None
+    if op_type == "Where":
+        return same and x is not node.inputs[0]
     if op_type == "Transpose":
         order = shapes.attribute(node, "perm")
         return order is not None and list(order) == sorted(order)

@@ -33,6 +33,7 @@ _CHECKS = frozenset(
 )
 _GRADIENTS, _AUTOCAST = torch.ops.higher_order.wrap_with_set_grad_enabled, torch.ops.higher_order.wrap_with_autocast
 _FILLED = ("normal_", "uniform_", "random_", "exponential_", "geometric_", "cauchy_", "log_normal_", "bernoulli_")
+_OVERWRITTEN = (*_FILLED, "fill_", "zero_", "copy_")  # nothing is left, yet it requires a gradient if it did: of zeros
 _SAME = {_ops.item.default: _ops._local_scalar_dense.default}  # taken apart, an item would be another number
 
 
@@ -216,7 +217,12 @@ class Lowering:
         made = cast_to(self._writer, made, old.dtype)
         if not is_of_size(made.meta["val"], old):
             made = self._issue(_ops.expand_as.default, (made, aliases.content(changed)), {}, old)
-        aliases.write(changed, made if self._calls.region.gradients else self._stopped(made))
+        if not self._calls.region.gradients:
+            made = self._stopped(made)
+        elif name_of(node.target) in _OVERWRITTEN and old.is_floating_point():
+            never = self._issue(_ops.full.default, ([], False), {"dtype": torch.bool, "device": old.device})
+            made = self._issue(_ops.where.self, (never, aliases.content(changed), made), {}, old)
+        aliases.write(changed, made)
         aliases.same(node, changed)
 
     def _write_beside(self, node: Node, changed: Sequence[Node], made: Any, aliases: Aliases) -> None:
