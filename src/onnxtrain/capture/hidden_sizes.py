@@ -37,4 +37,6 @@ def _expression(dim: shapes.Dim) -> sympy.Expr:
 
 def _shown(dim: shapes.Dim, shown: dict[sympy.Basic, sympy.Expr]) -> shapes.Dim:
     made = _expression(dim)
-    return shapes.simplify(ir.SymbolicDim(made.xreplace(shown))) if made.free_symbols & shown.keys() else dim
+    if not made.free_symbols & shown.keys():
+        return dim
+    return shapes.simplify(ir.SymbolicDim(sympy.expand(made.xreplace(shown))))
