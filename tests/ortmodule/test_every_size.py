@@ -112,6 +112,7 @@ NOTHING: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "split": lambda y, x: y[:, :0].split(1, 1)[0].sum() + y,
     "roll": lambda y, x: y.roll(2, 0) + y[:, :0].roll(1, 1).sum(),
     "reshape": lambda y, x: y.transpose(0, 1).reshape(x.shape) * x,
+    "interpolate": lambda y, x: F.interpolate(y.mT, scale_factor=2, mode="linear") * x.sum(),
     "mean over an axis without places": lambda y, x: F.rms_norm(y[..., :0], (0,)).sum() + y,
     "attention": lambda y, x: F.scaled_dot_product_attention(y[:, None], x[:, None], x[:, None])[:, 0],
     "attention to nothing": lambda y, x: (

@@ -153,7 +153,7 @@ def resize(
     keep_aspect_ratio_policy: str = "stretch",
     extrapolation_value: float = 0.0,
 ) -> Tensor:
-    """ATen's kernel where one computes the same; else each axis is multiplied by its matrix."""
+    """ATen's kernel where one computes the same; else, and for no planes, each axis is multiplied by its matrix."""
     given = [a % x.dim() for a in axes] if axes is not None else list(range(x.dim()))
     ways = (RESIZE_MODES[mode], COORDINATES[coordinate_transformation_mode], NEAREST[nearest_mode])
     found = Filter(*ways, cubic_coeff_a, exclude_outside, antialias)
@@ -173,7 +173,7 @@ def _resized(x: Tensor, changed: dict[int, Axis], found: Filter, outside: float)
     last = tuple(range(x.dim() - len(changed), x.dim()))
     axes = list(changed.values())
     kernel = found.kernel(axes) if 0 < len(changed) <= 3 and tuple(changed) == last else None
-    if kernel is not None:
+    if kernel is not None and x.numel():
         name, options = kernel
         planes = x.reshape(1, -1, *(a.size for a in axes))
         y = getattr(aten, name)(planes, [a.count for a in axes], *options, *_factors(axes))
@@ -204,7 +204,7 @@ def resize_grad(
     axes = [Axis(*a) for a in zip(sizes, dy.shape[1:], scales, roi[:3], roi[3:], strict=True)]
     proper = _proper(axes)
     kernel = found.kernel(proper)
-    if kernel is not None:
+    if kernel is not None and dy.numel():
         name, options = kernel
         backward: Callable[..., Tensor] = getattr(aten, f"{name}_backward")
         counts, lengths = [a.count for a in proper], [a.size for a in proper]
