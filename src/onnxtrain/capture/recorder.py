@@ -1,4 +1,8 @@
-"""torch's recorder without what nobody reads: each line of a stack is looked up once, and no code is generated."""
+"""torch's recorder without what nobody reads.
+
+Each line of a stack is looked up once, no code is generated, and what calls return is remembered by ``known_calls``
+alone: torch's own memory of it (``fake_tensor_cache_enabled``) costs more than it saves beside that.
+"""
 
 from __future__ import annotations
 
@@ -44,11 +48,13 @@ def _frame(file: str, line: int, name: str) -> traceback.FrameSummary:
 @contextlib.contextmanager
 def recorder() -> Iterator[Count]:
     """Within it torch.export records in less time; gives how many calls it recorded, and how many were known."""
+    from torch._dynamo import config  # a second of imports, which recalled graphs do without
+
     stack, recompile = fx_proxy.CapturedTraceback, torch.fx.GraphModule.recompile
     fx_proxy.CapturedTraceback = _Stack  # type: ignore[assignment,misc]
     torch.fx.GraphModule.recompile = _compiled_when_called  # type: ignore[assignment,method-assign]
     try:
-        with known_calls() as count:
+        with config.patch(fake_tensor_cache_enabled=False), known_calls() as count:
             yield count
     finally:
         _frame.cache_clear()  # files may be written anew

@@ -78,8 +78,9 @@ class Writer:
         return pytree.tree_map_only(torch.Tensor, self._settled, result)
 
     def _settled(self, tensor: torch.Tensor) -> torch.Tensor:
-        sizes = [_number_of(size) for size in tensor.shape]
-        if all(a is b for a, b in zip(sizes, tensor.shape, strict=True)):
+        recorded = tuple(tensor.shape)
+        sizes = tuple(map(_number_of, recorded))
+        if list(map(type, sizes)) == list(map(type, recorded)):
             return tensor
         with self.symbolic():
             return tensor.new_empty_strided(sizes, [_number_of(s) for s in tensor.stride()])
