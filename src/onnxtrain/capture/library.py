@@ -7,10 +7,11 @@ import functools
 import math
 import operator
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from onnx_ir.schemas import OpSignature
 from torch.onnx._internal.exporter._registration import OnnxDecompMeta, ONNXRegistry
 
 from onnxtrain.capture.translations import TRANSLATIONS
@@ -39,6 +40,24 @@ class Library(ONNXRegistry):
         given = {"onnx_function": function, "fx_target": target, "signature": None, "is_custom": True}
         for is_complex in (False, True):
             self._register(target, OnnxDecompMeta(**given, is_complex=is_complex, skip_signature_inference=True))
+
+
+@contextlib.contextmanager
+def signatures_made_once() -> Iterator[None]:
+    """Within it the signature of an ONNX operator is made once; onnxscript would make it for every node."""
+    make, made = OpSignature.from_op_schema, dict[tuple[str, str, int], OpSignature]()
+
+    def once(schema: Any) -> OpSignature:
+        key = (schema.domain, schema.name, schema.since_version)
+        if key not in made:
+            made[key] = make(schema)
+        return made[key]
+
+    OpSignature.from_op_schema = once  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        OpSignature.from_op_schema = make  # type: ignore[method-assign]
 
 
 @functools.cache

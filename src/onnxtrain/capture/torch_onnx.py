@@ -23,7 +23,7 @@ import torch
 from torch.export.graph_signature import TensorArgument
 
 from onnxtrain.capture import aten, exact_constants
-from onnxtrain.capture.library import Library
+from onnxtrain.capture.library import Library, signatures_made_once
 from onnxtrain.capture.lowering import ORIGINS, Lowering
 from onnxtrain.capture.quiet import loggers_at
 from onnxtrain.capture.translations import TRANSLATIONS, WHOLE, stays_whole
@@ -63,7 +63,7 @@ class Translator:
         while True:
             program = self._lowered()
             try:
-                with _silence(), exact_constants.remembered():
+                with _silence(), exact_constants.remembered(), signatures_made_once():
                     made = _core._exported_program_to_onnx_program(program, registry=self._library)
             except Exception as error:
                 self._keep_failed(error, program)
