@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from parity import captures, pair, same, same_step
@@ -76,3 +78,28 @@ def test_an_empty_row_has_no_channels_to_normalize() -> None:
     wrapped, eager = pair(Row(4))
     same_step(wrapped, eager, torch.randn(2, 3))
     same(dict(wrapped.named_buffers()), dict(eager.named_buffers()))
+
+
+class Transposed(torch.nn.Module):
+    """Channels come last, and a copy of the result is written to."""
+
+    def __init__(self, dims: int, **options: Any) -> None:
+        super().__init__()
+        self.norm = (torch.nn.BatchNorm1d if dims == 3 else torch.nn.BatchNorm2d)(4, **options)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The result as it was before its copy was written to."""
+        y = self.norm(x.transpose(1, -1)).transpose(1, -1)
+        copied = y.flatten()
+        copied.add_(-2)
+        return y
+
+
+@pytest.mark.parametrize("options", [{}, {"momentum": None}, {"track_running_stats": False}])
+@pytest.mark.parametrize("shape", [(3, 5, 4), (3, 5, 2, 4)])
+@pytest.mark.parametrize("training", [True, False])
+def test_an_input_of_another_order_in_memory(options: dict[str, Any], shape: tuple[int, ...], training: bool) -> None:
+    """What is a copy in eager is one in the graph: the result has an order of its own."""
+    wrapped, eager = pair(Transposed(len(shape), **options).double().train(training))
+    for _ in range(2):
+        same_step(wrapped, eager, torch.randn(shape, dtype=torch.float64))
