@@ -14,6 +14,7 @@ import onnx_ir as ir
 import torch
 
 from onnxtrain.capture.aten import ATEN
+from onnxtrain.capture.replaced import replaced
 from onnxtrain.ir.graphs import DOMAIN
 
 _ARITHMETIC = frozenset(
@@ -36,11 +37,8 @@ def remembered() -> Iterator[None]:
             value.meta[_EXACT] = number
         return value
 
-    _building._get_or_create_constant = made
-    try:
+    with replaced((_building, "_get_or_create_constant", made)):
         yield
-    finally:
-        _building._get_or_create_constant = plain
 
 
 def restore(graph: ir.Graph) -> None:

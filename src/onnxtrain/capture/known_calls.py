@@ -22,6 +22,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from onnxtrain.capture.replaced import replaced
 from onnxtrain.capture.substitutes import substitute
 
 _Form = tuple[Any, ...]
@@ -150,12 +151,8 @@ def known_calls() -> Iterator[Count]:
         _, calls = recorders.setdefault(id(mode.tracer), (mode.tracer, _Calls(count)))
         return calls.call(mode, func, pre_dispatch, args, kwargs)
 
-    before = proxy_tensor.proxy_call
-    proxy_tensor.proxy_call = call
-    try:
+    with replaced((proxy_tensor, "proxy_call", call)):
         yield count
-    finally:
-        proxy_tensor.proxy_call = before
 
 
 def _looks(func: Any) -> bool:

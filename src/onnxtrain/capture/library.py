@@ -14,6 +14,7 @@ import torch
 from onnx_ir.schemas import OpSignature
 from torch.onnx._internal.exporter._registration import OnnxDecompMeta, ONNXRegistry
 
+from onnxtrain.capture.replaced import replaced
 from onnxtrain.capture.translations import TRANSLATIONS
 
 
@@ -53,11 +54,8 @@ def signatures_made_once() -> Iterator[None]:
             made[key] = make(schema)
         return made[key]
 
-    OpSignature.from_op_schema = once  # type: ignore[method-assign]
-    try:
+    with replaced((OpSignature, "from_op_schema", once)):
         yield
-    finally:
-        OpSignature.from_op_schema = make  # type: ignore[method-assign]
 
 
 @functools.cache

@@ -18,6 +18,7 @@ import torch
 from torch.fx import proxy as fx_proxy
 
 from onnxtrain.capture.known_calls import Count, known_calls
+from onnxtrain.capture.replaced import replaced
 
 
 class _Stack:
@@ -50,16 +51,12 @@ def recorder() -> Iterator[Count]:
     """Within it torch.export records in less time; gives how many calls it recorded, and how many were known."""
     from torch._dynamo import config  # a second of imports, which recalled graphs do without
 
-    stack, recompile = fx_proxy.CapturedTraceback, torch.fx.GraphModule.recompile
-    fx_proxy.CapturedTraceback = _Stack  # type: ignore[assignment,misc]
-    torch.fx.GraphModule.recompile = _compiled_when_called  # type: ignore[assignment,method-assign]
-    try:
-        with config.patch(fake_tensor_cache_enabled=False), known_calls() as count:
-            yield count
-    finally:
-        _frame.cache_clear()  # files may be written anew
-        fx_proxy.CapturedTraceback = stack  # type: ignore[misc]
-        torch.fx.GraphModule.recompile = recompile  # type: ignore[method-assign]
+    light = replaced(
+        (fx_proxy, "CapturedTraceback", _Stack), (torch.fx.GraphModule, "recompile", _compiled_when_called)
+    )
+    _frame.cache_clear()  # files may have been written anew
+    with light, config.patch(fake_tensor_cache_enabled=False), known_calls() as count:
+        yield count
 
 
 _RECOMPILE = torch.fx.GraphModule.recompile

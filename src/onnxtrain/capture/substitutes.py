@@ -11,7 +11,7 @@ import inspect
 import math
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from onnxtrain.capture.assertions import expected, tell
 from onnxtrain.capture.lowering.aliases import memory_of
+from onnxtrain.capture.replaced import replaced
 from onnxtrain.capture.source_lines import is_users
 from onnxtrain.errors import CaptureError
 
@@ -44,17 +45,9 @@ UNSEEN: list[tuple[Any, str, Any]] = [
 ]  # neither name is promised by torch
 
 
-@contextlib.contextmanager
-def unseen() -> Iterator[None]:
+def unseen() -> contextlib.AbstractContextManager[None]:
     """Within it torch does not look at tensors where it asks nobody (``UNSEEN``)."""
-    before = [getattr(owner, name) for owner, name, _ in UNSEEN]
-    for owner, name, content in UNSEEN:
-        setattr(owner, name, content)
-    try:
-        yield
-    finally:
-        for (owner, name, _), content in zip(UNSEEN, before, strict=True):
-            setattr(owner, name, content)
+    return replaced(*UNSEEN)
 
 
 class Substitutes(TorchFunctionMode):

@@ -1,0 +1,24 @@
+"""What belongs to others, replaced for a while."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+
+@contextlib.contextmanager
+def replaced(*entries: tuple[Any, str, Any]) -> Iterator[None]:
+    """Within it attributes have another content.
+
+    Args:
+        entries: whose attribute it is, its name, and the content.
+    """
+    before = [getattr(owner, name) for owner, name, _ in entries]
+    for owner, name, content in entries:
+        setattr(owner, name, content)
+    try:
+        yield
+    finally:
+        for (owner, name, _), content in zip(entries, before, strict=True):
+            setattr(owner, name, content)
