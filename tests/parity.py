@@ -31,6 +31,17 @@ class Calls(torch.nn.Module):
         return self.function(x)
 
 
+class Applied(torch.nn.Module):
+    """A function of an input and one weight."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.weight, self._function = torch.nn.Parameter(torch.ones(1)), function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._function(x * self.weight)
+
+
 def pair(module: torch.nn.Module, **options: Any) -> tuple[ORTModule, torch.nn.Module]:
     """The module wrapped, and a copy of it for eager PyTorch."""
     return ORTModule(module, options=Options(**options)), copy.deepcopy(module)

@@ -143,7 +143,8 @@ def test_the_gradient_is_that_of_fake_quantization(tmp_path: Path) -> None:
     w = torch.tensor(weight * scale, requires_grad=True)
     b = torch.tensor(bias * scale * np.float32(0.02), requires_grad=True)
     inner = fake_quantized(torch.tensor(batch), 0.02, 120, 0, 255) @ fake_quantized(w, scale, 0, -128, 127) + b
-    expected = torch.nn.functional.mse_loss(fake_quantized(inner, 0.05, 3, -128, 127), torch.tensor(target))
+    given_back = fake_quantized(inner, 0.05, 3, -128, 127)
+    expected = torch.nn.functional.mse_loss(given_back, torch.tensor(target, dtype=given_back.dtype))
     expected.backward()
     np.testing.assert_allclose(loss, expected.item(), rtol=1e-5)
     np.testing.assert_allclose(state.parameters["w"].data, w.detach(), rtol=1e-6)

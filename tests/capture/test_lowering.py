@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from onnxtrain.capture import capture
@@ -208,6 +209,35 @@ def _strides_of_a_memory_in_another_order(x: Tensor) -> Tensor:
     )
 
 
+def _one_of_tensors_made_alike_written(x: Tensor) -> Tensor:
+    y = x * 1
+    first, second = torch.broadcast_tensors(y, x[:1])
+    first += 1
+    return first * second + y + torch.atleast_2d(y, x)[0]
+
+
+def _itself_without_gradient(x: Tensor) -> Tensor:
+    y = x * 2
+    with torch.no_grad():
+        same = y.flatten(0, 0).contiguous() + y.to(y.dtype)
+    return y - same.detach()
+
+
+def _written_after_nothing_was_dropped(x: Tensor) -> Tensor:
+    y = x * 2
+    same = F.dropout(F.dropout(y, 0.0), 0.5, training=False)
+    F.relu(y, inplace=True)
+    return same
+
+
+def _truth_written(x: Tensor) -> Tensor:
+    """Autograd does not notice it, and passes gradients as if it were not there."""
+    y, z = x * 2, (x * 3).round()
+    y.logical_not_()
+    z[0].logical_and_(z[1])
+    return (y + x) * z
+
+
 PIECES = {
     piece.__name__.strip("_").replace("_", " "): piece
     for piece in (
@@ -240,6 +270,10 @@ PIECES = {
         _counts_times_a_ratio_of_sizes,
         _data_read,
         _strides_of_a_memory_in_another_order,
+        _one_of_tensors_made_alike_written,
+        _itself_without_gradient,
+        _written_after_nothing_was_dropped,
+        _truth_written,
     )
 }
 

@@ -39,7 +39,8 @@ import workers
 from comparing import Differs, Reference, check, line
 from exporters import EXPORTERS, ExporterError, missing, quiet
 from foreign import FOREIGN
-from specimens import SPECIMENS, load_torchvision
+from libraries import load_torchvision
+from specimens import SPECIMENS
 
 from onnxtrain.errors import OnnxTrainError
 

@@ -76,21 +76,6 @@ class Specimen:
         return made
 
 
-def load_torchvision() -> None:
-    """Import torchvision where it is there, also a wheel for another build of torch.
-
-    Such a wheel does not load its operators; no classifier calls them, but it wants to know what two of them take.
-    """
-    if importlib.util.find_spec("torchvision") is None:
-        return
-    try:
-        importlib.import_module("torchvision")
-    except RuntimeError:
-        for name in ("nms", "qnms"):
-            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        importlib.import_module("torchvision")
-
-
 def _images(size: int, argument: str = "x") -> Callable[[], dict[str, torch.Tensor]]:
     return lambda: {argument: torch.randn(2, 3, size, size)}
 

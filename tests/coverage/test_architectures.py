@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from pathlib import Path
@@ -10,11 +11,16 @@ from typing import Any
 import architectures
 import pytest
 import torch
-from architectures import Outcome, page, parity, walk
+from architectures import MODELS, Outcome, page, parity, walk
 from catalogue import ARCHITECTURES, Architecture, small
 
 pytestmark = pytest.mark.slow
 FAMILIES = ("text", "vision", "audio", "multimodal")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def prepared() -> None:
+    architectures.prepare()
 
 
 class Given:
@@ -52,6 +58,21 @@ class Wrong(Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         Wrong.calls += 1  # stands for a graph that computes something else than eager did
         return x * self.weight * Wrong.calls
+
+
+class Noisy(Linear):
+    """In float32 each call has another rounding error, the later ones a larger one."""
+
+    calls, growth = 0, 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kind = type(self)
+        kind.calls += 1
+        return x * self.weight * (1 + 1e-3 * kind.growth**kind.calls * kind.calls * (x.dtype == torch.float32))
+
+
+class Noisier(Noisy):
+    calls, growth = 0, 10.0
 
 
 class Flat(Linear):
@@ -93,7 +114,8 @@ def test_a_model_that_trains_passes(name: str) -> None:
     [
         (Linear, "pass", ""),
         (Counts, "CaptureError", "changes the number calls"),
-        (Wrong, "differs", "the loss is"),
+        (Wrong, "differs", "; in float64: the loss is"),
+        (Noisier, "differs", "; from float64 by"),
         (Broken, "eager", "no such size"),
         (Flat, "eager", "no gradient to compare"),
     ],
@@ -103,9 +125,28 @@ def test_each_kind_of_failure_is_told(module: type[torch.nn.Module], status: str
     assert outcome.status == status and reason in outcome.reason, outcome
 
 
+def test_rounding_errors_are_judged_in_double_precision() -> None:
+    outcome = parity(Given(Noisy))  # type: ignore[arg-type]
+    assert (outcome.status, outcome.judged) == ("pass", "float64"), outcome
+    name = next(iter(MODELS))
+    text = page([dataclasses.replace(outcome, model=name)])
+    assert f"| {name} | text | {outcome.reason} in float64 |" in text and "float64 judges" in text
+
+
+def test_the_families_of_timm_and_the_models_of_torchvision() -> None:
+    pytest.importorskip("timm")
+    names = [n for n, row in MODELS.items() if row.family == "timm"]
+    assert len({n.split(".")[1] for n in names}) >= 60
+    kinds = {row.family.removeprefix("torchvision, ") for row in MODELS.values()}
+    assert kinds >= {"classification", "segmentation", "video"}
+    outcome = parity(MODELS["timm.resnet.test_resnet"])
+    assert outcome.status == "pass", outcome
+    assert "Of timm's families 0 of 1." in page([Outcome(names[0], "time", "above 240 s")])
+
+
 def test_processes_that_hang_or_die_are_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = {kind.__name__: Given(kind) for kind in (Hangs, Dies)}
-    monkeypatch.setattr(architectures, "ARCHITECTURES", rows)
+    monkeypatch.setattr(architectures, "MODELS", rows)
     found = {o.model: o.status for o in walk(list(rows), jobs=2, limit=5)}
     assert found == {"Hangs": "time", "Dies": "crash"}
 
@@ -117,7 +158,7 @@ def test_a_walk_goes_on_where_the_results_end(
     for name, row in rows.items():
         row.family = "text"
         assert row.model == name
-    monkeypatch.setattr(architectures, "ARCHITECTURES", rows)
+    monkeypatch.setattr(architectures, "MODELS", rows)
     monkeypatch.setattr(architectures, "PAGE", tmp_path / "page.md")
     results = ["--results", str(tmp_path / "walk.jsonl")]
     assert architectures.main([*results, "--only", "Dies"]) == 1

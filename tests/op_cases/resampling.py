@@ -102,6 +102,7 @@ def _resize() -> list[Case]:
     rows = [
         Case("Resize", by(2, 3), interpolate(scale_factor=(2, 3), mode="nearest"), old, label="nearest"),
         Case("Resize", to(9, 7), interpolate(size=(9, 7), mode="nearest"), old, label="nearest-sizes", static=(0,)),
+        Case("Resize", to(6, 5), interpolate(size=(6, 5), mode="nearest"), old, label="as-it-is"),
         Case("Resize", by(2, 2), interpolate(scale_factor=2, mode="bilinear"), way("half_pixel"), label="linear"),
         Case("Resize", by(1.5, 2), interpolate(scale_factor=(1.5, 2), mode="bilinear", recompute_scale_factor=False),
              way("pytorch_half_pixel"), label="pytorch"),

@@ -336,3 +336,20 @@ def test_what_is_read_late_gives_gradients_to_inputs_and_says_whether_it_require
         gradients.append((x.grad, module.weight.grad))
     for found, wanted in zip(*reversed(gradients), strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_an_output_that_is_read_late_beside_one_that_is_not_expected() -> None:
+    """The gradient of the first comes on its own, that of the second makes the forward pass run again."""
+
+    class Several(torch.nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            return torch.einsum("bhid,bhjd->bhij", x, x), x.tensor_split(3, 2)[-1], y.square().mean()
+
+    wrapped = ORTModule(Several())
+    for _ in range(3):
+        x = torch.randn(1, 3, 4, 4, requires_grad=True)
+        scores, part, _ = wrapped(x, torch.randn(1, 4))
+        (ours,) = torch.autograd.grad(scores.square().sum() + part.sum(), x)
+        scores, part, _ = Several()(x, torch.randn(1, 4))
+        (right,) = torch.autograd.grad(scores.square().sum() + part.sum(), x)
+        torch.testing.assert_close(ours, right)

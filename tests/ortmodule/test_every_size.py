@@ -64,6 +64,8 @@ WRITTEN: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "causal": _causal,
     "topk": lambda y, x: y.sum(-1).topk(x.shape[1] // 2, 1).values,
     "adaptive pooling": lambda y, x: F.adaptive_avg_pool1d(y.mT, 2),
+    "pooling": lambda y, x: F.max_pool2d(y, 2, return_indices=True)[0],
+    "pooling beyond the end": lambda y, x: F.avg_pool2d(y, 3, 2, ceil_mode=True),
     "interpolate": lambda y, x: F.interpolate(y.mT, size=x.shape[1] * 2, mode="linear"),
     "deviation": lambda y, x: y.std(1),
 }
@@ -151,6 +153,8 @@ def test_numbers_made_of_sizes_are_float64() -> None:
 SMALL: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "more than one": lambda y, x: y if x.shape[0] > 1 else 2 * y,
     "twice as many": lambda y, x: y if 2 * x.shape[0] > 3 else 2 * y,
+    "remainder of less than none": lambda y, x: y if (x.shape[0] - 2) % 2 else 2 * y,
+    "remainder of a division": lambda y, x: y if x.shape[0] // 2 % 2 else 2 * y,
     "any": lambda y, x: y.sum(0) if x.shape[0] else y.sum() + 3,
     "at least two": lambda y, x: y * max(x.shape[0], 2),
     "slice that reaches beyond the end": lambda y, x: y[:2].cumsum(0) * y[:2].shape[0],

@@ -1,4 +1,4 @@
-"""Largest and smallest elements, and truth of all and any: where elements tie, and where there are none."""
+"""Largest elements, truth of all and any, spreads, angles: where elements tie, and where there are none."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from parity import captures, pair, same_step
+from parity import Applied, captures, pair, same_step
 
 Tensor = torch.Tensor
 TIED = {
@@ -27,15 +27,12 @@ EMPTY = {
     "any kept": lambda x: x.sum() + (x > 9).any(-1, keepdim=True).sum(),
     "amax of another axis": lambda x: x.amax(-1),
 }
-
-
-class Applied(torch.nn.Module):
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.weight, self._function = torch.nn.Parameter(torch.ones(1)), function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self._function(x * self.weight)
+FLAT = {
+    "deviation": lambda x: x.std(0),
+    "deviation of all": lambda x: x.std(),
+    "deviation and mean": lambda x: torch.std_mean(x, 1)[0],
+}
+STEEP = {"root": lambda y: (y * y).sqrt(), "logarithm": lambda y: y.abs().log(), "as it is": lambda y: y}
 
 
 @pytest.mark.parametrize("name", TIED)
@@ -50,3 +47,71 @@ def test_reductions_of_nothing(name: str) -> None:
     for length in (3, 0, 2):
         same_step(wrapped, eager, torch.randn(2, length, 4))
     assert captures(wrapped) <= 2
+
+
+@pytest.mark.parametrize("outside", STEEP)
+@pytest.mark.parametrize("name", FLAT)
+def test_no_gradient_where_there_is_no_spread(name: str, outside: str) -> None:
+    """Not even where what comes back is infinite."""
+    wrapped, eager = pair(Applied(lambda x: STEEP[outside](FLAT[name](x))).double())
+    for x in (torch.zeros(3, 4), torch.ones(3, 4), torch.tensor([[0.0, 1, 2, -1], [0, 1, 0, 0], [0, 1, -3, 1]])):
+        same_step(wrapped, eager, x.double().requires_grad_())
+
+
+FAR = {
+    "log of a sigmoid": torch.nn.functional.logsigmoid,
+    "log of a sum": lambda x: torch.logaddexp(x, -x) + torch.logaddexp(x, x.detach()),
+    "by powers of 2": lambda x: torch.logaddexp2(x, 1 - x),
+    "running log of a sum": lambda x: x.unsqueeze(1).mul(torch.tensor([1.0, -1, 0.5])).logcumsumexp(1),
+    "scaled error function": lambda x: torch.special.erfcx(x.abs()),
+    "labels": lambda x: torch.nn.functional.multilabel_soft_margin_loss(
+        x.unsqueeze(1), torch.ones(len(x), 1), reduction="none"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAR)
+def test_what_is_finite_where_an_exponential_is_not(name: str) -> None:
+    x = torch.tensor([0.0, 1, -1, 20, -20, 50, -50, 90, -90, 104, -104, 1e3, -1e3, 1e10, -1e10])
+    same_step(*pair(Applied(FAR[name])), x.requires_grad_())
+
+
+@pytest.mark.parametrize("turn", [lambda x: x.detach(), lambda x: x.flip(0), lambda x: -x])
+def test_no_gradient_where_there_is_no_angle(turn: Callable[[Tensor], Tensor]) -> None:
+    x = torch.tensor([[0.0, 1, 2, -1], [0, 1, 0, 0], [0, 1, -3, 1]], requires_grad=True)
+    same_step(*pair(Applied(lambda x: torch.atan2(x, turn(x)))), x)
+
+
+def test_angles_of_all_quadrants() -> None:
+    ends = torch.tensor([0.0, -0.0, 1, -2, torch.inf, -torch.inf, torch.nan])
+    y, x = torch.meshgrid(ends, ends, indexing="ij")
+    wrapped, eager = pair(Applied(lambda both: torch.atan2(both[0], both[1])))
+    both = torch.stack([y, x])
+    torch.testing.assert_close(wrapped(both), eager(both), equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("layer", "least"), [(torch.nn.ConvTranspose2d(2, 2, 2, stride=2), 0), (torch.nn.Conv2d(2, 3, 2), 2)]
+)
+def test_convolutions_of_nothing(layer: torch.nn.Module, least: int) -> None:
+    wrapped, eager = pair(layer)
+    for batch, length in ((0, least), (2, 3), (0, 3)):
+        same_step(wrapped, eager, torch.randn(batch, 2, length, 4))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.nn.functional.fold(torch.nn.functional.unfold(x, 2), x.shape[2:], 2),
+        lambda x: torch.nn.functional.max_pool2d(x, 2),
+        lambda x: torch.nn.functional.avg_pool2d(x, 2),
+        lambda x: torch.nn.functional.local_response_norm(x, 2),
+        lambda x: x.flatten(1),
+        lambda x: x[:, :, 4:].var(1, keepdim=True, unbiased=False),
+    ],
+    ids=["fold", "max pooling", "average pooling", "neighbours", "flat", "spread"],
+)
+def test_images_of_nothing(function: Callable[[Tensor], Tensor]) -> None:
+    wrapped, eager = pair(Applied(function))
+    for batch in (0, 2, 1, 0):
+        same_step(wrapped, eager, torch.randn(batch, 3, 4, 4, requires_grad=True))

@@ -77,6 +77,22 @@ class Started(Base):
         return ((x - self.mean) @ self.weight).square().mean()
 
 
+class Fitted(Base):
+    """Keeps what it computes of a length in a buffer, as ConViT does with distances of patches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("grid", torch.zeros(1, 1), persistent=False)
+        self.register_buffer("scale", torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.grid.shape[0] != len(x):
+            grid = torch.zeros(len(x), 1)
+            grid[:] = torch.arange(len(x), dtype=torch.float32)[:, None]
+            self.grid, self.scale = grid.to(x.dtype), None
+        return ((x @ self.weight) * self.grid).square().mean()
+
+
 def _train(module: Base | Experts, loss: Callable[[Any, Tensor], Tensor], steps: int = 4, **options: Any) -> ORTModule:
     wrapped, eager = ORTModule(module, options=Options(**options)), copy.deepcopy(module)
     for step in range(steps):
@@ -112,6 +128,17 @@ def test_collections_grow_as_in_eager() -> None:
 
 def test_a_flag_that_the_first_call_sets_makes_a_graph_of_its_own() -> None:
     assert captures(_train(Started(), lambda model, y: y)) == 2
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_a_buffer_that_no_one_reads_may_get_another_form(verify: bool) -> None:
+    """A graph that makes it anew, and one that reads it, for each length."""
+    module = Fitted()
+    wrapped = _train(module, lambda model, y: y, steps=2, verify=verify)
+    assert module.grid.shape == (4, 1) and module.scale is None and captures(wrapped) == 2
+    wrapped(torch.randn(4, 4)).backward()
+    wrapped(torch.randn(4, 4)).backward()
+    assert captures(wrapped) == 3, "the last graph serves as long as the length stays"
 
 
 class Hooked(Base):

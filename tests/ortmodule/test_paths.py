@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from parity import captures, pair, same_step
+from parity import Applied, captures, pair, same_step
 
 from onnxtrain import ORTModule, check, verify
 from onnxtrain.ortmodule.path_check import PathCheck
@@ -312,6 +312,44 @@ def test_all_ways_to_look() -> None:
     for n in (1, 3, 1, 2, 3):
         same_step(wrapped, eager, doubles(3, 4).abs() * (-1) ** n, torch.tensor(n))
     assert captures(wrapped) == 3 and sessions(wrapped).eager == 0
+
+
+def _written_at(x: torch.Tensor) -> torch.Tensor:
+    y = x.clone()
+    y[x.argmax()] += 0.5
+    y[x.argmin()] = 2
+    return y
+
+
+def _written_where_true(x: torch.Tensor) -> torch.Tensor:
+    y = x.clone()
+    y[x.max() > 1] = x.mean()
+    return y
+
+
+def _written_through_a_view(x: torch.Tensor) -> torch.Tensor:
+    y = x * 1
+    row = y[x.argmax()]
+    row.mul_(2)
+    return y
+
+
+PLACES = {
+    "written": _written_at,
+    "written where it is true": _written_where_true,
+    "written through a view": _written_through_a_view,
+    "all or nothing": lambda x: x[x.max() > 1].sum() + x,
+    "read": lambda x: x[x.argmax()] * x,
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_place_that_one_number_says(name: str) -> None:
+    """Torch reads the number itself."""
+
+    wrapped, eager = pair(Applied(PLACES[name]))
+    for length in (5, 5, 3, 8):
+        same_step(wrapped, eager, torch.randn(length))
 
 
 def test_checked_and_verified_as_others() -> None:

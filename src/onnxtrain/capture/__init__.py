@@ -95,7 +95,7 @@ def translate(
         decisive: what else than the graph and this package's own code ``refusals`` goes by; part of an entry's key.
 
     Raises:
-        CaptureError: an operator cannot be translated.
+        CaptureError: an operator cannot be translated, or the call keeps state that a graph cannot.
     """
     result = traced.flat.result
 
@@ -106,6 +106,8 @@ def translate(
     settings = (traced.input_names, traced.buffers, opset, refusals is None, *decisive)
     graph, kept = (made(), None) if cache is None else cache.graph(traced.program, settings, made)
     assert result.schema is not None, "the forward ran, or export raised"
+    for error in (e for name, e in result.reformed.items() if name in graph.signature.buffers):
+        raise error
     guards = size_guards(traced.program, result.assumed)
     refuse_read(traced.flat.module, result.left, (t for t in traced.program.constants.values() if torch.is_tensor(t)))
     return Captured(graph, traced.inputs, result.schema, result.sources, guards, result.left, result.path, kept)

@@ -9,13 +9,18 @@ import logging
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import sympy
 import torch
 
-from onnxtrain.capture import autocast_functions, autograd_functions, normalization_layers  # noqa: F401  (substitutes)
+from onnxtrain.capture import (  # noqa: F401  (substitutes)
+    autocast_functions,
+    autograd_functions,
+    loss_functions,
+    normalization_layers,
+)
 from onnxtrain.capture.autograd_functions import Functions
 from onnxtrain.capture.known_calls import Count
 from onnxtrain.capture.left_behind import Place, Watch
@@ -65,6 +70,7 @@ class Result:
         calls: the calls of ``torch.autograd.Function`` that were recorded; operators of the program name them.
         recorded: how many calls of operators were recorded, and how many were known.
         left: where the call left something on the module.
+        reformed: what is wrong, by name, with a buffer that it left in another form, if it reads what that was.
         path: what the call saw in tensors.
         settle: does to the module what the call did to it, but for tensors.
     """
@@ -77,6 +83,7 @@ class Result:
         self.schema: Schema | None = None
         self.sources: tuple[int, ...] = ()
         self.left: tuple[Place, ...] = ()
+        self.reformed: Mapping[str, CaptureError] = {}
         self.path = Path()
         self.settle: Callable[[], None] = lambda: None
 
@@ -132,7 +139,7 @@ class FlatModule(torch.nn.Module):
         finally:
             self.result.settle = watch.take_back()
         self.result.changed = tuple(t._version != v for t, v in zip(tensors, versions, strict=True))
-        self.result.left = tuple(changes.left)
+        self.result.left, self.result.reformed = tuple(changes.left), changes.reformed
         whole = (result, tuple(changes.left.values())) if changes.left else result
         found, self.result.schema = flatten(whole, "output")
         distinct = list({id(t): t for t in found}.values())

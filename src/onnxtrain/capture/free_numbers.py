@@ -15,6 +15,7 @@ import sympy
 import torch
 
 from onnxtrain.capture.looks import Look
+from onnxtrain.capture.size_questions import settled
 from onnxtrain.capture.symbolic_sizes import Axis
 
 _ASKED = "propagate_real_tensors"  # how torch marks a question that it answered with a number it was told
@@ -59,7 +60,7 @@ class Conditions:
         """
         values = {n.symbol: sympy.sympify(a) for n, a in zip(self.numbers, answers, strict=True)}
         values |= {symbol: sympy.Integer(shapes[position][axis]) for symbol, (position, axis) in self.sizes}
-        return all(relation.xreplace(values) == sympy.true for relation in self.relations)
+        return all(settled(relation, values) == sympy.true for relation in self.relations)
 
     def told(self) -> list[str]:
         """What was asked, for a person to read."""
@@ -116,8 +117,18 @@ class FreeNumbers:
 
     def _relations(self) -> Iterator[sympy.Basic]:
         asked = {} if self._environment is None else self._environment.deferred_runtime_asserts
+        self._claim(asked)
         for assertions in asked.values():
             yield from (a.expr for a in assertions if a.msg.startswith(_ASKED))
+
+    def _claim(self, asked: dict[sympy.Symbol | None, list[Any]]) -> None:
+        """Put what was asked of a floating number under its symbol, in place.
+
+        torch 2.11 has it among conditions on inputs alone, whose solver knows no such symbol and stops the trace.
+        """
+        for assertion in asked.pop(None, []):
+            number = next((s for s in self._read if s in assertion.expr.free_symbols), None)
+            asked.setdefault(number, []).append(assertion)
 
 
 def counted_by(

@@ -112,6 +112,9 @@ class _Calls:
         self._count.recorded += 1
         last = next(iter(reversed(mode.tracer.graph.nodes)), None)
         result = _PROXY_CALL(mode, func, pre_dispatch, args, kwargs)
+        for value, slot in zip(leaves, slots, strict=True):
+            if value is result and slot is not None:  # it goes on as it was, also where nobody differentiates this call
+                mode.tracer.tensor_tracker[value] = slot
         if form is not None and form not in self._known:
             self._known[form] = _known(mode.tracer, func, leaves, result, last)
         return result
@@ -219,8 +222,8 @@ def _known(tracer: Any, func: Any, leaves: Sequence[Any], result: Any, last: Any
         is_whole = len(places) == len(given) and len(results) == 1
         if slot is None or (source is not None and not (is_whole and _is_plain_view(one, leaves[source]))):
             return None
-        described = slot.proxy.node.meta.get("tensor_meta")
         is_source = source is not None and leaves[source] is one
+        described = slot.proxy.node.meta.get("tensor_meta")
         found.append(_Result(one if is_source else _copied(one), source, is_source, described))
     return _Known(tuple(found), type(result) if isinstance(result, tuple | list) else None)
 
@@ -250,7 +253,9 @@ def _copied(value: FakeTensor) -> Any:
 
 
 def _written(tracer: Any, known: _Known, func: Any, leaves: Sequence[Any], spec: Any, slots: Sequence[Any]) -> Any:
-    """Write a call whose results are known."""
+    """Write a call whose results are known; one that returns an argument as it is needs no node."""
+    if known.kind is None and known.results[0].is_source:
+        return leaves[known.results[0].source]  # type: ignore[index]
     symbols, pairs = proxy_tensor.fetch_sym_proxy(tracer), zip(slots, leaves, strict=True)
     proxies = [s.proxy if s else symbols(x) if isinstance(x, _NUMBERS) else x for s, x in pairs]
     args, kwargs = pytree.tree_unflatten(proxies, spec)

@@ -65,11 +65,13 @@ class Changes:
 
     Args:
         buffers: new contents of buffers, by name.
-        left: what else there is now, by place.
+        left: what else there is now, by place; a buffer that is of another form now is among it.
+        reformed: what is wrong with such a buffer, by name, where the call reads what it was.
     """
 
     buffers: Mapping[str, torch.Tensor]
     left: Mapping[Place, Any]
+    reformed: Mapping[str, CaptureError]
 
 
 class Watch:
@@ -96,22 +98,27 @@ class Watch:
         """What was written.
 
         Raises:
-            CaptureError: a number was changed, which a graph would not change again, or a buffer got another form.
+            CaptureError: a number was changed, which a graph would not change again.
         """
         buffers: dict[str, torch.Tensor] = {}
+        reformed: dict[str, CaptureError] = {}
         left: dict[Place, Any] = {}
         for (path, module), before, known in zip(self._modules, self._attributes, self._buffers, strict=True):
             prefix = f"{path}." if path else ""
             for name, new in module._buffers.items():
                 old = known.get(name, _ABSENT)
-                if isinstance(old, torch.Tensor) and new is not old:
-                    buffers[prefix + name] = _of_same_form(old, new, prefix + name, module)
-                elif new is not old:
-                    left[Place(path, name, Kind.BUFFER)] = new
+                if new is old:
+                    continue
+                if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor) and _are_of_same_form(old, new):
+                    buffers[prefix + name] = new
+                    continue
+                left[Place(path, name, Kind.BUFFER)] = new
+                if isinstance(old, torch.Tensor):
+                    reformed[prefix + name] = _reforms(module, prefix + name, old, new)
             for name, new in module.__dict__.items():
                 if name not in self._ignored:
                     left |= self._left(module, path, name, before.get(name, _ABSENT), new)
-        return Changes(buffers, {place: value for place, value in left.items() if _can_be_left(value)})
+        return Changes(buffers, {place: value for place, value in left.items() if _can_be_left(value)}, reformed)
 
     def _left(self, module: torch.nn.Module, path: str, name: str, old: Any, new: Any) -> dict[Place, Any]:
         if new is not old:
@@ -194,7 +201,7 @@ def refuse_read(module: torch.nn.Module, places: Sequence[Place], read: Iterable
         read: the tensors that became constants.
     """
     constants = {t.untyped_storage().data_ptr() for t in read if t.numel()}
-    for place in places:
+    for place in (p for p in places if p.kind is not Kind.BUFFER):  # those are inputs of a graph
         owner = module.get_submodule(place.path)
         value = getattr(owner, place.name, None)
         if isinstance(value, torch.Tensor) and value.numel() and value.untyped_storage().data_ptr() in constants:
@@ -222,12 +229,15 @@ def _can_be_left(value: Any) -> bool:
     return True
 
 
-def _of_same_form(old: torch.Tensor, new: Any, name: str, module: torch.nn.Module) -> torch.Tensor:
-    if isinstance(new, torch.Tensor) and tuple(new.shape) == tuple(old.shape) and new.dtype == old.dtype:
-        return new
+def _are_of_same_form(old: torch.Tensor, new: torch.Tensor) -> bool:
+    return tuple(new.shape) == tuple(old.shape) and new.dtype == old.dtype
+
+
+def _reforms(module: torch.nn.Module, name: str, old: torch.Tensor, new: Any) -> CaptureError:
     became = f"a {new.dtype} of {tuple(new.shape)}" if isinstance(new, torch.Tensor) else f"{type(new).__name__}"
-    raise CaptureError(
-        f"the forward pass assigns the buffer {name}, a {old.dtype} of {tuple(old.shape)}, which becomes {became}",
+    return CaptureError(
+        f"the forward pass reads and assigns the buffer {name}, a {old.dtype} of {tuple(old.shape)}, "
+        f"which becomes {became}",
         source=_line(module, name.rpartition(".")[2]),
         cure="keep its shape and type, or keep it outside of the module and pass it as an input",
     )

@@ -193,8 +193,8 @@ class Looks(TorchFunctionMode):
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with numbers where torch would read them from tensors, which it asks nobody about."""
         name = getattr(func, "__name__", "")
-        if func in _INDEXED:
-            return (args[0], _map_slices(self._number, args[1]), *args[2:]), kwargs
+        if func in _INDEXED and not (func is Tensor.__setitem__ and isinstance(args[1], Tensor)):
+            return (args[0], _map_places(self._number, args[1]), *args[2:]), kwargs
         if name not in _OF_NUMBERS and name not in _WITH_NUMBERS:
             return args, kwargs
         kept = 1 if name in _WITH_NUMBERS and args and isinstance(args[0], Tensor) else 0
@@ -208,10 +208,10 @@ class Looks(TorchFunctionMode):
         return self._at(_WHOLE, WAYS[Tensor.__index__], value.to(torch.int64), lambda: value.item())
 
 
-def _map_slices(of: Callable[[Any], Any], index: Any) -> Any:
+def _map_places(of: Callable[[Any], Any], index: Any) -> Any:
     if isinstance(index, tuple):
-        return tuple(_map_slices(of, part) for part in index)
-    return slice(of(index.start), of(index.stop), of(index.step)) if isinstance(index, slice) else index
+        return tuple(_map_places(of, part) for part in index)
+    return slice(of(index.start), of(index.stop), of(index.step)) if isinstance(index, slice) else of(index)
 
 
 def user_frame() -> types.FrameType | None:

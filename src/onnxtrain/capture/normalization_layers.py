@@ -6,9 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch._prims_common import suggest_memory_format
 
-from onnxtrain.capture.known_calls import contiguous, is_contiguous
 from onnxtrain.capture.substitutes import UNSEEN, substitute
 
 Tensor = torch.Tensor
@@ -49,28 +47,13 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Any:
-    """Of what is read in memory's order, and of a layer that is called a second time.
-
-    Whatever order the input has in memory, the result is contiguous or channels last; without content torch gives it
-    the input's order, and then takes copies of it for views. Running statistics carry the first call's gradient, in a
-    trace.
-    """
-    ordered = _in_order(input)
-    updates = training and running_mean is not None and running_var is not None
-    if updates and getattr(running_mean, "_was_updated", False):
-        return _batch_norm_in_sight(ordered, running_mean, running_var, weight, bias, momentum, eps)  # type: ignore[arg-type]
-    if updates:
-        running_mean._was_updated = True  # type: ignore[union-attr]  # of the tensor that stands for it in this trace
-    if ordered is input:
+    """Of a layer that is called a second time: in a trace the running statistics carry the first call's gradient."""
+    if not training or running_mean is None or running_var is None:
         return NotImplemented
-    return F.batch_norm(ordered, running_mean, running_var, weight, bias, training, momentum, eps)
-
-
-def _in_order(input: Tensor) -> Tensor:
-    """An input as it would be read: itself, or contiguous."""
-    if is_contiguous(input) is not False:
-        return input
-    return contiguous(input, memory_format=suggest_memory_format(input))
+    if getattr(running_mean, "_was_updated", False):
+        return _batch_norm_in_sight(input, running_mean, running_var, weight, bias, momentum, eps)
+    running_mean._was_updated = True  # type: ignore[attr-defined]  # of the tensor that stands for it in this trace
+    return NotImplemented
 
 
 def _batch_norm_in_sight(

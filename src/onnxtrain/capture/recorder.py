@@ -18,6 +18,7 @@ import torch
 from torch.fx import proxy as fx_proxy
 
 from onnxtrain.capture.known_calls import Count, known_calls
+from onnxtrain.capture.layouts import layouts
 from onnxtrain.capture.replaced import replaced
 
 
@@ -55,7 +56,7 @@ def recorder() -> Iterator[Count]:
         (fx_proxy, "CapturedTraceback", _Stack), (torch.fx.GraphModule, "recompile", _compiled_when_called)
     )
     _frame.cache_clear()  # files may have been written anew
-    with light, config.patch(fake_tensor_cache_enabled=False), known_calls() as count:
+    with light, layouts(), config.patch(fake_tensor_cache_enabled=False), known_calls() as count:
         yield count
 
 

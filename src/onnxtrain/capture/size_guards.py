@@ -9,7 +9,7 @@ from typing import Any
 import sympy
 import torch
 
-from onnxtrain.capture.size_questions import decides
+from onnxtrain.capture.size_questions import decides, settled
 from onnxtrain.capture.symbolic_sizes import Assumed, Axis
 
 
@@ -30,10 +30,7 @@ class SizeGuards:
     def hold(self, sizes: Sequence[Sequence[int]]) -> bool:
         """Whether every branch goes the same way for inputs of these sizes."""
         values = {symbol: sympy.Integer(sizes[position][axis]) for symbol, (position, axis) in self.symbols}
-        try:
-            return all(condition.xreplace(values) != sympy.false for condition in self.conditions)
-        except ZeroDivisionError:  # a condition divides by a size that is 0 now
-            return False
+        return all(settled(condition, values) not in (None, sympy.false) for condition in self.conditions)
 
     def broken_by(self, sizes: Sequence[Sequence[int]]) -> frozenset[Axis]:
         """The input axes of which a condition is made that does not hold for inputs of these sizes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -80,10 +80,18 @@ def _is_known(question: Any, answer: Any) -> bool:
     """Whether a question is answered so where one of the sizes is 1 too, whatever the others are."""
     if answer not in (sympy.true, sympy.false):
         return True
+    return all(settled(question, {symbol: sympy.Integer(1)}) == answer for symbol in question.free_symbols)
+
+
+def settled(relation: sympy.Basic, values: Mapping[sympy.Symbol, sympy.Basic]) -> sympy.Basic | None:
+    """What a relation says of these sizes, or None where it says nothing.
+
+    torch's arithmetic of sizes raises there: a division by a size that is 0 now, the remainder of one below 0.
+    """
     try:
-        return all(question.xreplace({symbol: sympy.Integer(1)}) == answer for symbol in question.free_symbols)
-    except ZeroDivisionError:
-        return False
+        return relation.xreplace(values)
+    except (ZeroDivisionError, AssertionError):
+        return None
 
 
 def _asking(frame: Any) -> Any:

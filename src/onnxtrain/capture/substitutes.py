@@ -7,8 +7,6 @@ are to be left alone. What torch writes in Python and asks nobody about is in a 
 from __future__ import annotations
 
 import contextlib
-import inspect
-import math
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -25,7 +23,6 @@ from onnxtrain.capture.source_lines import is_users
 from onnxtrain.errors import CaptureError
 
 Tensor = torch.Tensor
-_REDUCTIONS = ("none", "mean", "sum")
 _HARMLESS = frozenset(("requires_grad_", "detach_", "retain_grad_"))
 _DETACH = frozenset((torch.detach, Tensor.detach, Tensor.data.__get__))  # type: ignore[attr-defined]
 SUBSTITUTES: dict[Callable[..., Any], Callable[..., Any]] = {}
@@ -140,23 +137,26 @@ def substitute(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]],
     return register
 
 
-@substitute(F.gaussian_nll_loss)
-def gaussian_nll_loss(
-    input: Tensor, target: Tensor, var: Tensor | float, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
-) -> Any:
-    """(log var + (input - target)² / var) / 2; torch looks into ``var`` first and refuses what is negative.
+@substitute(F.dropout, torch.dropout)
+def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    """The input itself where nothing is dropped, so that what is written to one is written to the other."""
+    return NotImplemented if training and p != 0 else input
 
-    As in torch ``var`` is at least ``eps``, and gets a gradient as if it were not bounded.
-    """
-    if reduction not in _REDUCTIONS or isinstance(var, float):
-        return NotImplemented
-    if var.dim() < input.dim() and var.shape == input.shape[:-1]:
-        var = var.unsqueeze(-1)
-    bounded = var + (var.clamp(min=eps) - var).detach()
-    losses = 0.5 * (bounded.log() + (input - target) ** 2 / bounded)
-    if full:
-        losses = losses + 0.5 * math.log(2.0 * math.pi)
-    return losses if reduction == "none" else losses.mean() if reduction == "mean" else losses.sum()
+
+def _truth_in_place(name: str) -> None:
+    function = getattr(torch, name)
+
+    @substitute(getattr(Tensor, f"{name}_"))
+    def written(self: Tensor, *others: Tensor) -> Any:
+        """Autograd does not notice it: gradients pass as if nothing had been written."""
+        if not (self.requires_grad and torch.is_grad_enabled()):
+            return NotImplemented
+        finite = torch.where(torch.isfinite(self), self, 0.0)
+        return self.copy_(function(self.detach(), *others) + (finite - finite.detach()))
+
+
+for _name in ("logical_not", "logical_and", "logical_or", "logical_xor"):
+    _truth_in_place(_name)
 
 
 @substitute(torch.cov, Tensor.cov)
@@ -218,35 +218,6 @@ def take(input: Tensor, index: Tensor) -> Any:
     return NotImplemented if index.dim() else torch.take(input, index.reshape(1)).reshape(())
 
 
-@substitute(F.nll_loss)
-def nll_loss(
-    input: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    size_average: bool | None = None,
-    ignore_index: int = -100,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-) -> Any:
-    """Of one example, whose label torch would read: its share of a mean is 1, or there is none and the mean is NaN.
-
-    Under autocast in float32, as there.
-    """
-    device = input.device.type
-    if torch.is_autocast_enabled(device):
-        with torch.autocast(device, enabled=False):
-            wide = None if weight is None else weight.float()
-            return F.nll_loss(input.float(), target, wide, size_average, ignore_index, reduce, reduction)
-    if input.dim() != 1 or size_average is not None or reduce is not None or reduction not in _REDUCTIONS:
-        return NotImplemented
-    kept = target != ignore_index
-    place = torch.where(kept, target, 0).reshape(1)
-    loss = -input[place].reshape(())
-    if reduction == "mean":
-        return torch.where(kept if weight is None else kept & (weight[place].reshape(()) != 0), loss, math.nan)
-    return torch.where(kept, loss if weight is None else loss * weight[place].reshape(()), 0.0)
-
-
 @substitute(Tensor.__bool__, Tensor.item)
 def truth(condition: Tensor) -> Any:
     """What lets a check pass that would raise; a branch that does more is refused by torch, which has no content."""
@@ -257,6 +228,29 @@ def truth(condition: Tensor) -> Any:
         return NotImplemented
     tell(f"{frame.f_code.co_filename}:{frame.f_lineno}")
     return answer
+
+
+@substitute(Tensor.__getitem__)
+def getitem(self: Tensor, index: Any) -> Any:
+    """All of it or nothing, under a condition that torch would read."""
+    is_condition = isinstance(index, Tensor) and index.dtype == torch.bool and not index.dim()
+    return self.unsqueeze(0)[index.reshape(1)] if is_condition else NotImplemented
+
+
+@substitute(Tensor.__setitem__)
+def setitem(self: Tensor, index: Any, value: Any) -> Any:
+    """At a place, or under a condition, that one number says: torch would read it."""
+    if not isinstance(index, Tensor) or index.dim() or index.dtype not in (torch.bool, torch.int32, torch.int64):
+        return NotImplemented
+    content = value.to(self.dtype) if isinstance(value, Tensor) else torch.scalar_tensor(value).to(self.dtype)
+    content = content.to(self.device)
+    if index.dtype != torch.bool:
+        self.index_put_((index,), content)
+    elif content.dim() > self.dim():
+        return NotImplemented
+    else:
+        self.copy_(torch.where(index, content, self))
+    return None
 
 
 @substitute(torch.chunk, Tensor.chunk)
@@ -361,71 +355,3 @@ def embedding(*args: Any, max_norm: float | None = None, **kwargs: Any) -> Any:
         cure="shorten the weight after each optimizer step: with torch.no_grad(): "
         "weight.copy_(torch.renorm(weight, 2, 0, max_norm))",
     )
-
-
-@substitute(torch.ctc_loss)
-def ctc_loss(
-    log_probs: Tensor,
-    targets: Tensor,
-    input_lengths: Tensor | Sequence[int],
-    target_lengths: Tensor | Sequence[int],
-    blank: int = 0,
-    reduction: int = 1,
-    zero_infinity: bool = False,
-) -> Any:
-    """One operator: a step of it, which torch would show, returns a table as long as the longest target."""
-    lengths = (n if isinstance(n, Tensor) else torch.tensor(n) for n in (input_lengths, target_lengths))
-    return torch.ops.onnxtrain.ctc_loss(log_probs, targets, *lengths, blank, reduction, zero_infinity)
-
-
-@substitute(F.ctc_loss)
-def ctc_loss_by_name(
-    log_probs: Tensor,
-    targets: Tensor,
-    input_lengths: Tensor | Sequence[int],
-    target_lengths: Tensor | Sequence[int],
-    blank: int = 0,
-    reduction: str = "mean",
-    zero_infinity: bool = False,
-) -> Any:
-    """The same with the reduction by name."""
-    if reduction not in _REDUCTIONS:
-        return NotImplemented
-    kind = _REDUCTIONS.index(reduction)
-    return ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, kind, zero_infinity)
-
-
-def _as_a_batch(loss: Callable[..., Any]) -> None:
-    parameters = inspect.signature(loss)
-
-    @substitute(loss)
-    def of_one(*args: Any, **kwargs: Any) -> Any:
-        """Scores of one example as a batch, since torch would read its label; and no chunks, which depend on sizes."""
-        given = parameters.bind(*args, **kwargs).arguments
-        chunked, single = given.pop("options", None), given["input"].dim() == 1
-        if not single or given["target"].is_floating_point():
-            return loss(**given) if chunked is not None else NotImplemented
-        made = loss(**given | {name: given[name].unsqueeze(0) for name in ("input", "target")})
-        return made.reshape(()) if made.dim() else made
-
-
-for _name in ("cross_entropy", "linear_cross_entropy"):  # the second is new in torch 2.13
-    if hasattr(F, _name):
-        _as_a_batch(getattr(F, _name))
-
-
-_CTC = (
-    "Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, int blank, int reduction, bool zero"
-)
-
-
-@torch.library.custom_op("onnxtrain::ctc_loss", mutates_args=(), schema=f"({_CTC}) -> Tensor")
-def _ctc_loss(log_probs: Tensor, *rest: Any) -> Tensor:
-    return torch.ctc_loss(log_probs, *rest)
-
-
-@_ctc_loss.register_fake
-def _(
-    log_probs: Tensor, targets: Tensor, lengths: Tensor, of: Tensor, blank: int, reduction: int, zero: bool
-) -> Tensor:
-    return log_probs.new_empty(log_probs.shape[1:-1] if reduction == 0 else ())

@@ -219,7 +219,8 @@ class _State:
             return
         self._check_unchanged()
         if not is_expected:
-            self.chosen = session.choose(self.inputs | self.before, self.differentiable, session.expected.names)
+            own = tuple(n for n in session.expected.names if n in self.like)  # others were read late, and go back alone
+            self.chosen = session.choose(self.inputs | self.before, self.differentiable, own)
         with randomness.replayed(self.random or randomness.state()):
             _, self.saved = self._execute(self.inputs | self.before)
 

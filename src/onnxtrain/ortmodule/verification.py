@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from onnxtrain.capture import Captured, Watch, arguments_of, flatten
+from onnxtrain.capture import Captured, Kind, Watch, arguments_of, flatten
 from onnxtrain.errors import ModuleError, VerificationError
 from onnxtrain.execute.torch.effects import silenced
 from onnxtrain.ortmodule import randomness
@@ -159,8 +159,9 @@ class Verification:
         pairs = {n: (ours, _beside(self.outputs[n], zeros.get(n))) for n, ours in outputs.items() if n in self.outputs}
         self.report.comparisons += compare("loss", {n: p for n, p in pairs.items() if p[0].dim() == 0})
         self.report.comparisons += compare("output", {n: p for n, p in pairs.items() if p[0].dim() > 0})
-        after = dict(self.module.named_buffers())
-        self.report.comparisons += compare("buffer", {n: (after[n], b) for n, b in self.eager.named_buffers()})
+        later = {place.label for place in left if place.kind is Kind.BUFFER}  # these are outputs, left after the step
+        after, buffers = dict(self.module.named_buffers()), self.eager.named_buffers()
+        self.report.comparisons += compare("buffer", {n: (after[n], b) for n, b in buffers if n not in later})
         self.report.raise_if_failed()
 
     def check_backward(

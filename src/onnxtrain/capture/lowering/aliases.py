@@ -51,7 +51,8 @@ class Aliases:
         if memory is None:
             return
         self._seen[node] = self._writes.get(memory, 0)
-        parent = next((a for a in node.all_input_nodes if memory_of(a.meta.get("val")) == memory), None)
+        sources = [given] if (given := _given_for(node)) else node.all_input_nodes
+        parent = next((a for a in sources if memory_of(a.meta.get("val")) == memory), None)
         if parent is None and node.op == "call_function":
             parent = self._first.get(memory)
         self._first.setdefault(memory, node)
@@ -83,6 +84,8 @@ class Aliases:
 
     def _again(self, view: Node, parent: Node, above: Any) -> Any:
         """A view of what has another content now."""
+        if parent is _given_for(view):
+            return self._again_of_several(view)
         if parent not in view.all_input_nodes:
             raise _refused(view)
         if view.target is operator.getitem:
@@ -91,6 +94,12 @@ class Aliases:
             return self.strided(view)
         args, kwargs = self.contents((view.args, dict(view.kwargs)))
         return self._issue(view.target, args, kwargs, view.meta.get("val"))
+
+    def _again_of_several(self, part: Node) -> Any:
+        """A view that was made of one of several tensors together with views of the others."""
+        parts: Any = part.args[0]
+        args, kwargs = self.contents((parts.args, dict(parts.kwargs)))
+        return self._writer.part(self._issue(parts.target, args, kwargs, parts.meta.get("val")), part.args[1])  # type: ignore[arg-type]
 
     def strided(self, view: Node) -> Any:
         """A view that is told by strides, of the first tensor of its memory as it lies there."""
@@ -128,6 +137,8 @@ class Aliases:
 
     def _inverse(self, view: Node, parent: Node, content: Any) -> Any:
         """The content of what a view is a view of, once the view has another."""
+        if parent is _given_for(view) and parent.meta["val"].numel() == view.meta["val"].numel():
+            return self._call(aten.reshape.default, (content, self._writer.sizes(self.content(parent))))
         if not isinstance(view.target, torch._ops.OpOverload):
             raise _refused(view)
         name, above, call = name_of(view.target), self.content(parent), self._call
@@ -241,6 +252,14 @@ def _order_of(name: str, given: dict[str, Any], parent: Node) -> list[int] | Non
         moved = torch.movedim(probe, given["source"], given["destination"])
         return [size - 2 for size in moved.shape]
     return None
+
+
+def _given_for(part: Node) -> Node | None:
+    """Of a call that makes a list of a list, ``broadcast_tensors`` say: what it was given for this one."""
+    call: Any = part.args[0] if part.target is operator.getitem else None
+    given = call.args[0] if isinstance(call, Node) and call.args else None
+    several = isinstance(given, list | tuple) and isinstance(call.meta.get("val"), list | tuple)
+    return given[part.args[1]] if several and len(given) == len(call.meta["val"]) else None  # type: ignore[index,return-value]
 
 
 def _axis_of_parts(parts: Node) -> int | None:

@@ -118,6 +118,44 @@ def log2(x):
     return standard().Div(standard().Log(x), _like(math.log(2), x))
 
 
+@translation(aten.log_sigmoid.default)
+def log_sigmoid(x):
+    """Finite where the sigmoid is 0."""
+    op = standard()
+    return op.Neg(op.Softplus(op.Neg(x)))
+
+
+@translation(aten.logaddexp.default)
+def log_of_sum(x, y):
+    """The larger one and what the smaller one adds, log(1 + exp(-|x - y|)), where exp of either is infinite too."""
+    larger, apart = _larger(x, y)
+    return standard().Add(larger, standard().Softplus(apart))
+
+
+@translation(aten.logaddexp2.default)
+def binary_log_of_sum(x, y):
+    """The same by powers of 2."""
+    op = standard()
+    larger, apart = _larger(x, y)
+    more = op.Softplus(op.Mul(apart, _like(math.log(2), x)))
+    return op.Add(larger, op.Div(more, _like(math.log(2), x)))
+
+
+def _larger(x: Any, y: Any) -> tuple[Any, Any]:
+    """The larger of two, and the smaller less it; of two that are infinite alike that is 0."""
+    op = standard()
+    is_less = op.Less(x, y)
+    less, more = op.Where(is_less, x, y), op.Where(is_less, y, x)
+    alike, zero = op.And(op.Equal(x, y), op.IsInf(x)), _like(0, x)
+    return more, op.Sub(op.Where(alike, zero, less), op.Where(alike, zero, more))
+
+
+@whole(aten.logcumsumexp.default, aten.special_erfcx.default)
+def has_a_formula_that_overflows(node: torch.fx.Node) -> bool:
+    """Sums of exponentials, and exp(x²) erfc(x): kernels have what is finite of them."""
+    return True
+
+
 @translation(aten.log10.default)
 def log10(x):
     """By the logarithm of 10."""
@@ -152,7 +190,7 @@ def standard_deviation(x, dim=None, correction=1, keepdim=False):
     freedom = op.Max(op.Sub(op.CastLike(count, x), _like(correction, x)), _like(0, x))
     variance = op.Div(op.ReduceSum(op.Mul(off, off), axes, keepdims=int(keepdim)), freedom)
     none = op.Equal(variance, _like(0, x))
-    return op.Where(none, variance, op.Sqrt(op.Where(none, _like(1, x), variance)))
+    return op.Where(none, _like(0, x), op.Sqrt(op.Where(none, _like(1, x), variance)))
 
 
 @translation(aten.std_mean.correction)
@@ -160,6 +198,28 @@ def deviation_and_mean(x, dim=None, correction=1, keepdim=False):
     """The same, and the mean."""
     axes = standard().Constant(value_ints=list(dim) if dim and len(x.shape) else list(range(len(x.shape))))
     return standard_deviation(x, dim, correction, keepdim), standard().ReduceMean(x, axes, keepdims=int(keepdim))
+
+
+@translation(aten.atan2.default)
+def angle(y, x):
+    """The arctangent of the smaller side by the larger; where both are 0 there is no gradient."""
+    op = standard()
+    below, left = _is_negative(y), _is_negative(x)
+    high, wide = op.Where(below, op.Neg(y), y), op.Where(left, op.Neg(x), x)
+    steep = op.Greater(high, wide)
+    less, more = op.Where(steep, wide, high), op.Where(steep, high, wide)
+    none, alike = op.Equal(more, _like(0, x)), op.And(op.IsInf(high), op.IsInf(wide))
+    less = op.Mul(op.Where(alike, _like(1, x), less), op.CastLike(op.Not(none), x))
+    ratio = op.Div(less, op.Where(op.Or(none, alike), _like(1, x), more))
+    turned = op.Where(steep, op.Sub(_like(math.pi / 2, x), op.Atan(ratio)), op.Atan(ratio))
+    turned = op.Where(left, op.Sub(_like(math.pi, x), turned), turned)
+    return op.Where(below, op.Neg(turned), turned)
+
+
+def _is_negative(x: Any) -> Any:
+    """Below 0, or the zero with a sign."""
+    op = standard()
+    return op.Or(op.Less(x, _like(0, x)), op.Less(op.Reciprocal(x), _like(0, x)))
 
 
 @whole(aten.sinc.default)

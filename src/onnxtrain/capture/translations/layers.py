@@ -103,6 +103,15 @@ def _vector(sizes: Sequence[Any]) -> Any:
     return op.Concat(*parts, axis=0)
 
 
+@translation(torch.ops.prims.broadcast_in_dim.default)
+def broadcast_in_dim(a, shape, broadcast_dimensions):
+    """Axes inserted, then expanded: in the shape that torch.onnx gives Reshape, a size of 0 would copy another."""
+    op = standard()
+    inserted = [axis for axis in range(len(shape)) if axis not in broadcast_dimensions]
+    wide = op.Unsqueeze(a, op.Constant(value_ints=inserted)) if inserted else a
+    return op.Expand(wide, _vector(shape))
+
+
 @translation(aten.flatten.using_ints)
 def flatten(x, start_dim=0, end_dim=-1):
     """One Reshape, whose sizes are products: torch.onnx infers one, which it cannot where another is 0."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from onnxtrain.capture import substitutes  # noqa: F401  (defines the operator of ctc_loss)
+from onnxtrain.capture import loss_functions  # noqa: F401  (defines the operator of ctc_loss)
 from onnxtrain.capture.aten import ATEN, record_node
 from onnxtrain.capture.translations import number, standard, translation
 

@@ -101,7 +101,7 @@ def _scores(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: f
     if is_causal:
         seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
         scores = scores.masked_fill(~seen, float("-inf"))
-    return scores if mask is None else scores + mask
+    return scores if mask is None or not scores.numel() else scores + mask  # of nothing eager asks no mask to fit
 
 
 def _backward(

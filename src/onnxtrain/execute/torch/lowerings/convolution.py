@@ -44,6 +44,9 @@ def conv(
     """ATen's convolution; unequal padding is made before it."""
     window = Window.of(w.shape[2:], strides, dilations, pads, auto_pad)
     none = (0,) * len(window.kernel)
+    if not x.shape[0]:  # ATen refuses even nothing where it is smaller than the kernel
+        places = (max(n, 0) for n in window.output_sizes(x.shape[2:]))  # type: ignore[type-var]
+        return x.new_empty((0, w.shape[0], *places))  # type: ignore[arg-type]
     given = window.paddings(x.shape[2:])
     padding = padding_of(given)
     if padding is None:
@@ -64,6 +67,9 @@ def conv_grad(
     group: int = 1,
 ) -> Tensor | tuple[Tensor | None, ...] | None:
     """ATen's kernels, for the gradients that are read."""
+    if not x.shape[0]:
+        made = torch.zeros_like(x), torch.zeros_like(w), w.new_zeros(w.shape[0])
+        return made[0] if len(needed) == 1 else made[: len(needed)]
     none = (0,) * len(strides)
     padding = padding_of(pads)
     padded = F.pad(x, flat_pads(pads)) if padding is None else x

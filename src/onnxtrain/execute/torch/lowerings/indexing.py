@@ -48,7 +48,8 @@ def embedding_grad(dy: Tensor, indices: Tensor, shape: Any, *, padding_idx: int 
 
 def add_embedding_grad_(base: Tensor, dy: Tensor, indices: Tensor, *, padding_idx: int = -1) -> Tensor:
     """Rows of dy added to a table at their indices, in place."""
-    flat, rows = indices.reshape(-1), dy.reshape(-1, dy.shape[-1])
+    flat = indices.reshape(-1)
+    rows = dy.reshape(flat.numel(), dy.shape[-1])
     if padding_idx >= 0:
         rows = rows * (flat != padding_idx).unsqueeze(-1)
     return base.index_add_(0, flat, rows)

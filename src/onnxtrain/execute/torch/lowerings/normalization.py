@@ -106,7 +106,7 @@ def lp_normalization(x: Tensor, *, axis: int = -1, p: int = 2) -> Tensor:
 
 def _neighbours(x: Tensor, before: int, size: int) -> Tensor:
     """Sums over ``size`` channels, of which ``before`` come before the channel itself."""
-    flat = x.reshape(x.shape[0], 1, x.shape[1], -1)
+    flat = x.flatten(2).unsqueeze(1)
     framed = F.pad(flat, (0, 0, before, size - 1 - before))
     return F.avg_pool2d(framed, (size, 1), 1, divisor_override=1).reshape(x.shape)
 

@@ -110,10 +110,10 @@ def max_pool_grad(dy: Tensor, indices: Tensor, shape: Any) -> Tensor:
     batch, channels, count = shape[0], shape[1], math.prod(shape[2:])
     if dy.stride(1) == 1 and not dy.is_contiguous():
         planes = torch.zeros((batch, count, channels), dtype=dy.dtype, device=dy.device)
-        rows = [t.movedim(1, -1).reshape(batch, -1, channels) for t in (local, dy)]
+        rows = [t.movedim(1, -1).flatten(1, -2) for t in (local, dy)]
         return planes.scatter_add_(1, *rows).view(batch, *shape[2:], channels).movedim(-1, 1)
     planes = torch.zeros((batch * channels, count), dtype=dy.dtype, device=dy.device)
-    rows = [t.reshape(batch * channels, -1) for t in (local, dy)]
+    rows = [t.flatten(0, 1).flatten(1) for t in (local, dy)]
     return planes.scatter_add_(1, *rows).view(shape)
 
 
@@ -155,7 +155,7 @@ def _ones_kernel(window: Window, model: Tensor) -> Tensor:
 
 def _sum_planes(x: Tensor, window: Window) -> Tensor:
     none = (0,) * len(window.kernel)
-    planes = x.reshape(-1, 1, *x.shape[2:])
+    planes = x.flatten(0, 1).unsqueeze(1)
     kernel = _ones_kernel(window, x)
     y = torch.convolution(planes, kernel, None, window.strides, none, window.dilations, False, none, 1)
     return y.reshape(*x.shape[:2], *y.shape[2:])
@@ -212,7 +212,7 @@ def sum_pool_grad(
 
 def _spread_planes(dy: Tensor, shape: Any, pads: Sequence[int], window: Window) -> Tensor:
     none = (0,) * len(window.kernel)
-    planes, kernel = dy.reshape(-1, 1, *dy.shape[2:]), _ones_kernel(window, dy)
+    planes, kernel = dy.flatten(0, 1).unsqueeze(1), _ones_kernel(window, dy)
     full = torch.convolution(planes, kernel, None, window.strides, none, window.dilations, True, none, 1)
     half = len(none)
     after = [n - f + b for n, f, b in zip(shape[2:], full.shape[2:], pads[:half], strict=True)]

@@ -136,7 +136,7 @@ def _factors(axes: Sequence[Axis]) -> list[float | None]:
     return [None if a.scale == a.count / a.size else a.scale for a in axes]
 
 
-@lowering("Resize", host=(1, 2, 3))
+@lowering("Resize", host=(1, 2, 3), view=True)
 def resize(
     x: Tensor,
     roi: Any = None,
@@ -185,7 +185,7 @@ def _resized(x: Tensor, changed: dict[int, Axis], found: Filter, outside: float)
     return x.contiguous()
 
 
-@lowering("ResizeGrad", domain=DOMAIN, host=(1, 2, 3))
+@lowering("ResizeGrad", domain=DOMAIN, host=(1, 2, 3), view=True)
 def resize_grad(
     dy: Tensor,
     sizes: Any,

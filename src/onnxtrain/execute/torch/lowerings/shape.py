@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ def _without_rest(have: Any, shape: Any) -> tuple[int, ...]:
 def flatten(x: Tensor, *, axis: int = 1) -> Tensor:
     """A matrix: axes before ``axis`` and the rest."""
     axis = axis + x.dim() if axis < 0 else axis
-    return x.reshape(int(np.prod(x.shape[:axis], dtype=np.int64)), -1)
+    return x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
 
 
 @lowering("Transpose", view=True)
@@ -271,7 +272,8 @@ def col2im(
         within = torch.arange(block[d], device=x.device) * holes[d]
         firsts = torch.arange(0, wide - (block[d] - 1) * holes[d], steps[d], device=x.device)
         at.append((wide, within.unsqueeze(1) + firsts))
-    y = x.reshape(x.shape[0], -1, *block, *(a.shape[1] for _, a in at))
+    channels = x.shape[1] // math.prod(block)
+    y = x.reshape(x.shape[0], channels, *block, *(a.shape[1] for _, a in at))
     y = y.permute(0, 1, *(2 + i // 2 + i % 2 * count for i in range(2 * count)))
     for d, (wide, a) in enumerate(at):
         y = y.reshape(*y.shape[: 2 + d], a.numel(), *y.shape[4 + d :])

@@ -1,0 +1,132 @@
+"""Losses that look into their labels or lengths, or that torch would show step by step."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from onnxtrain.capture.substitutes import substitute
+
+Tensor = torch.Tensor
+_REDUCTIONS = ("none", "mean", "sum")
+
+
+@substitute(F.gaussian_nll_loss)
+def gaussian_nll_loss(
+    input: Tensor, target: Tensor, var: Tensor | float, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
+) -> Any:
+    """(log var + (input - target)² / var) / 2; torch looks into ``var`` first and refuses what is negative.
+
+    As in torch ``var`` is at least ``eps``, and gets a gradient as if it were not bounded.
+    """
+    if reduction not in _REDUCTIONS or isinstance(var, float):
+        return NotImplemented
+    if var.dim() < input.dim() and var.shape == input.shape[:-1]:
+        var = var.unsqueeze(-1)
+    bounded = var + (var.clamp(min=eps) - var).detach()
+    losses = 0.5 * (bounded.log() + (input - target) ** 2 / bounded)
+    if full:
+        losses = losses + 0.5 * math.log(2.0 * math.pi)
+    return losses if reduction == "none" else losses.mean() if reduction == "mean" else losses.sum()
+
+
+@substitute(F.nll_loss)
+def nll_loss(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Any:
+    """Of one example, whose label torch would read: its share of a mean is 1, or there is none and the mean is NaN.
+
+    Under autocast in float32, as there.
+    """
+    device = input.device.type
+    if torch.is_autocast_enabled(device):
+        with torch.autocast(device, enabled=False):
+            wide = None if weight is None else weight.float()
+            return F.nll_loss(input.float(), target, wide, size_average, ignore_index, reduce, reduction)
+    if input.dim() != 1 or size_average is not None or reduce is not None or reduction not in _REDUCTIONS:
+        return NotImplemented
+    kept = target != ignore_index
+    place = torch.where(kept, target, 0).reshape(1)
+    loss = -input[place].reshape(())
+    if reduction == "mean":
+        return torch.where(kept if weight is None else kept & (weight[place].reshape(()) != 0), loss, math.nan)
+    return torch.where(kept, loss if weight is None else loss * weight[place].reshape(()), 0.0)
+
+
+@substitute(torch.ctc_loss)
+def ctc_loss(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor | Sequence[int],
+    target_lengths: Tensor | Sequence[int],
+    blank: int = 0,
+    reduction: int = 1,
+    zero_infinity: bool = False,
+) -> Any:
+    """One operator: a step of it, which torch would show, returns a table as long as the longest target."""
+    lengths = (n if isinstance(n, Tensor) else torch.tensor(n) for n in (input_lengths, target_lengths))
+    return torch.ops.onnxtrain.ctc_loss(log_probs, targets, *lengths, blank, reduction, zero_infinity)
+
+
+@substitute(F.ctc_loss)
+def ctc_loss_by_name(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor | Sequence[int],
+    target_lengths: Tensor | Sequence[int],
+    blank: int = 0,
+    reduction: str = "mean",
+    zero_infinity: bool = False,
+) -> Any:
+    """The same with the reduction by name."""
+    if reduction not in _REDUCTIONS:
+        return NotImplemented
+    kind = _REDUCTIONS.index(reduction)
+    return ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, kind, zero_infinity)
+
+
+def _as_a_batch(loss: Callable[..., Any]) -> None:
+    parameters = inspect.signature(loss)
+
+    @substitute(loss)
+    def of_one(*args: Any, **kwargs: Any) -> Any:
+        """Scores of one example as a batch, since torch would read its label; and no chunks, which depend on sizes."""
+        given = parameters.bind(*args, **kwargs).arguments
+        chunked, single = given.pop("options", None), given["input"].dim() == 1
+        if not single or given["target"].is_floating_point():
+            return loss(**given) if chunked is not None else NotImplemented
+        made = loss(**given | {name: given[name].unsqueeze(0) for name in ("input", "target")})
+        return made.reshape(()) if made.dim() else made
+
+
+for _name in ("cross_entropy", "linear_cross_entropy"):  # the second is new in torch 2.13
+    if hasattr(F, _name):
+        _as_a_batch(getattr(F, _name))
+
+
+_CTC = (
+    "Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, int blank, int reduction, bool zero"
+)
+
+
+@torch.library.custom_op("onnxtrain::ctc_loss", mutates_args=(), schema=f"({_CTC}) -> Tensor")
+def _ctc_loss(log_probs: Tensor, *rest: Any) -> Tensor:
+    return torch.ctc_loss(log_probs, *rest)
+
+
+@_ctc_loss.register_fake
+def _(
+    log_probs: Tensor, targets: Tensor, lengths: Tensor, of: Tensor, blank: int, reduction: int, zero: bool
+) -> Tensor:
+    return log_probs.new_empty(log_probs.shape[1:-1] if reduction == 0 else ())
