@@ -10,6 +10,8 @@ import pytest
 import torch
 from example_scripts import EXAMPLES, load_example
 
+from onnxtrain.utils.hooks import GlobalSubscriberManager
+
 pytestmark = pytest.mark.slow
 example = load_example("migration")
 
@@ -42,6 +44,8 @@ def test_every_stage_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_statistics_are_written(tmp_path: Path) -> None:
     both(tmp_path, 4, "--statistics", str(tmp_path / "statistics"))
+    for subscription in GlobalSubscriberManager.subscriptions:
+        subscription.unsubscribe()
     steps = {kind: sorted(p.name for p in (tmp_path / "statistics" / kind).iterdir()) for kind in ("pt", "ort")}
     assert steps["pt"] == steps["ort"] and "step_0" in steps["ort"]
 

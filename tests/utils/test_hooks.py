@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 
 import pytest
@@ -181,6 +182,16 @@ def test_after_unsubscribe_nothing_is_seen_and_the_graph_has_no_probes():
     seen.seen.clear()
     train(wrapped)
     assert not seen.seen and "onnxtrain::probe" not in wrapped.graph(), wrapped.explain()
+
+
+def test_a_subscription_ends_with_its_module(manager):
+    module, x = Net(), torch.ones(2)
+    subscription = manager.subscribe(module, [Recorder()])
+    train(module)
+    assert manager.subscriptions and inspect_activation("alive", x) is not x
+    del module
+    gc.collect()
+    assert not subscription.is_active and not manager.subscriptions and inspect_activation("gone", x) is x
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])

@@ -56,7 +56,7 @@ class _After(_Hook):
 
 
 class Subscription:
-    """Subscribers connected to a module; ends with ``unsubscribe()``, or at the end of a ``with`` block.
+    """Subscribers connected to a module; ends with ``unsubscribe()``, a ``with`` block, or with the module itself.
 
     Args:
         module: the outmost module, plain or an ORTModule.
@@ -76,6 +76,7 @@ class Subscription:
         _SUBSCRIPTIONS[self.serial] = self
         for index, part in enumerate(module.modules()):
             self._connect(part, f"{_class_of(part).__name__}_{index}", index == 0)
+        weakref.finalize(module, self.unsubscribe).atexit = False
 
     def _connect(self, module: torch.nn.Module, name: str, is_outmost: bool) -> None:
         before, after = _Before(self.serial, name, is_outmost), _After(self.serial, name, is_outmost)
