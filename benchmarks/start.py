@@ -1,8 +1,8 @@
-"""How long the first step takes: ``python -m benchmarks.start [MODEL ...] [--layers N]``.
+"""How long the first step takes: ``python -m benchmarks.start [MODEL ...] [--layers N] [--repeats N]``.
 
 Each variant starts in a process of its own, imports included: eager PyTorch, ``torch.compile(dynamic=True)``,
 ORTModule, and ORTModule with a graph cache that an earlier process filled. What counts is what a first step costs
-beyond the eager one's own, in wall seconds and in seconds of the processor.
+beyond the eager one's own, in wall seconds and in seconds of the processor: medians, all variants in turn.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -103,11 +104,17 @@ def measure(name: str, variant: str, layers: int, cache: Path) -> dict[str, floa
     if variant == "cached":
         environment["ORTMODULE_CACHE_DIR"] = str(cache / "graphs")
     command = [sys.executable, "-m", "benchmarks.start", name, "--one", variant, "--layers", str(layers)]
-    for _ in range(2 if variant == "cached" else 1):
+    filled = (cache / "graphs").exists()
+    for _ in range(2 if variant == "cached" and not filled else 1):
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{name}, {variant}: {done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def medians(runs: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Each figure's median."""
+    return {key: statistics.median(run[key] for run in runs) for key in runs[0]}
 
 
 def report(name: str, found: dict[str, dict[str, float]]) -> str:
@@ -130,6 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(MODELS))
     parser.add_argument("--layers", type=int, default=0, help="0 takes the model's own")
     parser.add_argument("--variants", default=",".join(VARIANTS))
+    parser.add_argument("--repeats", type=int, default=1, help="rounds of all variants")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     names = options.models or list(MODELS)
@@ -141,7 +149,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     variants = ["eager", *(v for v in options.variants.split(",") if v != "eager")]
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
-            print(report(name, {v: measure(name, v, options.layers, Path(folder)) for v in variants}), flush=True)
+            cache = Path(folder)
+            rounds = [{v: measure(name, v, options.layers, cache) for v in variants} for _ in range(options.repeats)]
+            print(report(name, {v: medians([one[v] for one in rounds]) for v in variants}), flush=True)
 
 
 if __name__ == "__main__":

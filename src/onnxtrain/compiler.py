@@ -53,15 +53,25 @@ class Report:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Add the time of a block to a stage; what it leaves behind is collected later, all at once."""
-        start, collects = time.perf_counter(), gc.isenabled()
-        gc.disable()
+        """Add the time of a block to a stage."""
+        start = time.perf_counter()
         try:
-            yield
+            with uncollected():
+                yield
         finally:
-            if collects:
-                gc.enable()
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Within it Python does not look for garbage: what a stage leaves behind is collected later, all at once."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 @dataclasses.dataclass

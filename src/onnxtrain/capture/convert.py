@@ -181,9 +181,10 @@ def _rename_symbols(graph: ir.Graph, program: torch.export.ExportedProgram) -> N
         for axis, dim in enumerate(shapes.dims_of(value) or ()):
             if not isinstance(dim, int) and dim.value and dim.value.isidentifier():
                 renamed.setdefault(dim.value, re.sub(r"\W", "_", f"{value.name}_dim{axis}"))
+    anew: dict[str | None, shapes.Dim] = {}
     for value in _all_values(graph):
         if value.shape is not None:
-            value.shape = ir.Shape([_renamed(d, renamed) for d in value.shape])
+            value.shape = ir.Shape([d if isinstance(d, int) else _renamed(d, renamed, anew) for d in value.shape])
     hidden_sizes.show(_all_values(graph))
 
 
@@ -193,8 +194,15 @@ def _all_values(graph: ir.Graph) -> Iterator[ir.Value]:
         yield from node.outputs
 
 
-def _renamed(dim: shapes.Dim, renamed: dict[str, str]) -> shapes.Dim:
-    if isinstance(dim, int) or dim.value is None:
+def _renamed(dim: ir.SymbolicDim, renamed: dict[str, str], anew: dict[str | None, shapes.Dim]) -> shapes.Dim:
+    """A dimension with other names of its symbols; those that were made are kept."""
+    if dim.value not in anew:
+        anew[dim.value] = _with_names(dim, renamed)
+    return anew[dim.value]
+
+
+def _with_names(dim: ir.SymbolicDim, renamed: dict[str, str]) -> shapes.Dim:
+    if dim.value is None:
         return dim
     if dim.value.isidentifier():
         return ir.SymbolicDim(renamed.get(dim.value, dim.value))

@@ -18,21 +18,12 @@ import torch
 from torch._subclasses.fake_impls import fast_detach
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 from torch.fx.experimental import proxy_tensor
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from onnxtrain.capture.call_forms import NUMBERS, Form, anew, form_of, is_of_form, unbacked_of
 from onnxtrain.capture.replaced import replaced
 from onnxtrain.capture.substitutes import substitute
-
-_Form = tuple[Any, ...]
-_CONTENT = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
-_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
-_PLAIN = (int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
-
-
-class _UnknownFormError(Exception):
-    """An argument whose form says too little of what a call does with it."""
 
 
 @dataclasses.dataclass
@@ -66,18 +57,6 @@ class _Known:
     kind: type | None  # of the sequence that holds them; None for one tensor
 
 
-class _Differentiable(torch.autograd.Function):
-    """Gives a tensor the history that a call's result has: it requires gradients, and is no leaf."""
-
-    @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, made: list[torch.Tensor]) -> torch.Tensor:
-        return made.pop()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        raise AssertionError("nobody differentiates a trace")
-
-
 class _View(TorchDispatchMode):
     """Within it views of tensors without content are made at once."""
 
@@ -98,7 +77,7 @@ class _Calls:
 
     def __init__(self, count: Count) -> None:
         self._count = count
-        self._known: dict[_Form, _Known | None] = {}
+        self._known: dict[Form, _Known | None] = {}
 
     def call(self, mode: Any, func: Any, pre_dispatch: bool, args: Any, kwargs: Any) -> Any:
         """What a call returns; it is in the graph then."""
@@ -120,7 +99,6 @@ class _Calls:
         return result
 
 
-_ANCHOR = torch.zeros((), requires_grad=True)
 _PROXY_CALL = proxy_tensor.proxy_call
 
 
@@ -149,7 +127,7 @@ def known_calls() -> Iterator[Count]:
     recorders: dict[int, tuple[Any, _Calls]] = {}
 
     def call(mode: Any, func: Any, pre_dispatch: bool, args: Any, kwargs: Any) -> Any:
-        if not pre_dispatch or func.namespace != "aten" or func._schema.is_mutable or _looks(func):
+        if not pre_dispatch or not is_of_form(func):
             return _PROXY_CALL(mode, func, pre_dispatch, args, kwargs)
         _, calls = recorders.setdefault(id(mode.tracer), (mode.tracer, _Calls(count)))
         return calls.call(mode, func, pre_dispatch, args, kwargs)
@@ -158,50 +136,12 @@ def known_calls() -> Iterator[Count]:
         yield count
 
 
-def _looks(func: Any) -> bool:
-    return any(tag in func.tags for tag in _CONTENT)
-
-
-def _modes() -> _Form:
-    """What an operator's result depends on besides its arguments."""
-    device = torch.get_default_device().type
-    casts = tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in {"cpu", device})
-    return torch.is_grad_enabled(), torch.get_default_dtype(), device, casts
-
-
-def _form_of_call(func: Any, spec: Any, leaves: Sequence[Any], slots: Sequence[Any]) -> _Form | None:
+def _form_of_call(func: Any, spec: Any, leaves: Sequence[Any], slots: Sequence[Any]) -> Form | None:
     """What decides on what a call returns; None where it may be more than that, the content of a constant say."""
     for value, slot in zip(leaves, slots, strict=True):
         if isinstance(value, torch.Tensor) and (slot is None or slot.constant is not None):
             return None
-    try:
-        form = (func, spec, *_modes(), *map(_form_of, leaves))
-        hash(form)
-    except (_UnknownFormError, TypeError):
-        return None
-    return form
-
-
-def _form_of(value: Any) -> Any:
-    """What a call's result depends on of an argument.
-
-    Raises:
-        _UnknownFormError: it may depend on more.
-    """
-    if isinstance(value, FakeTensor):
-        if value.layout != torch.strided or value.is_conj() or value.is_neg() or value.real_tensor is not None:
-            raise _UnknownFormError
-        sizes = tuple(map(_number, (*value.shape, *value.stride(), value.storage_offset())))
-        return (value.dtype, value.device, value.requires_grad, value.dim(), *sizes)
-    if isinstance(value, _NUMBERS):
-        return _number(value)
-    if isinstance(value, _PLAIN):
-        return type(value), value
-    raise _UnknownFormError
-
-
-def _number(value: Any) -> Any:
-    return (type(value), value.node.expr) if isinstance(value, _NUMBERS) else value
+    return form_of(func, spec, leaves)
 
 
 def _known(tracer: Any, func: Any, leaves: Sequence[Any], result: Any, last: Any) -> _Known | None:
@@ -210,7 +150,7 @@ def _known(tracer: Any, func: Any, leaves: Sequence[Any], result: Any, last: Any
     if not results or not all(isinstance(r, FakeTensor) for r in results):
         return None
     nodes = _nodes_after(tracer.graph, last)
-    if sum(n.target is func for n in nodes) != 1 or _unbacked(results) - _unbacked(leaves):
+    if sum(n.target is func for n in nodes) != 1 or unbacked_of(results) - unbacked_of(leaves):
         return None
     given = [(i, x) for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
     memories = [x.untyped_storage()._cdata for _, x in given]
@@ -243,10 +183,6 @@ def _nodes_after(graph: Any, last: Any) -> list[Any]:
     return nodes
 
 
-def _unbacked(values: Sequence[Any]) -> set[Any]:
-    return set().union(*(free_unbacked_symbols(v) for v in values if isinstance(v, torch.Tensor | torch.SymInt)))
-
-
 def _copied(value: FakeTensor) -> Any:
     made = fast_detach(value.fake_mode, value)
     return made.requires_grad_() if value.requires_grad else made
@@ -257,7 +193,7 @@ def _written(tracer: Any, known: _Known, func: Any, leaves: Sequence[Any], spec:
     if known.kind is None and known.results[0].is_source:
         return leaves[known.results[0].source]  # type: ignore[index]
     symbols, pairs = proxy_tensor.fetch_sym_proxy(tracer), zip(slots, leaves, strict=True)
-    proxies = [s.proxy if s else symbols(x) if isinstance(x, _NUMBERS) else x for s, x in pairs]
+    proxies = [s.proxy if s else symbols(x) if isinstance(x, NUMBERS) else x for s, x in pairs]
     args, kwargs = pytree.tree_unflatten(proxies, spec)
     proxy = tracer.create_proxy(
         "call_function", func, args, kwargs, name=tracer.graph._target_to_str(func.overloadpacket.__name__)
@@ -279,22 +215,14 @@ def _made(result: _Result, leaves: Sequence[Any]) -> Any:
     if result.is_source:
         return leaves[result.source]  # type: ignore[index]
     like = result.like
+    if result.source is None:
+        return anew(like)
     mode = like.fake_mode
-    if result.source is not None:
-        silent = contextlib.nullcontext() if mode.shape_env is None else mode.shape_env.suppress_guards()
-        with proxy_tensor.disable_proxy_modes_tracing(), _View(mode), silent:
-            return torch.ops.aten.as_strided.default(  # as autograd sees it
-                leaves[result.source], like.shape, like.stride(), like.storage_offset()
-            )
-    with in_kernel_invocation_manager(mode):
-        inner = torch._lazy_clone(like)
-    made = FakeTensor(mode, inner, like.fake_device)
-    return _differentiable(made) if like.requires_grad else made
-
-
-def _differentiable(made: FakeTensor) -> FakeTensor:
-    apply: Any = super(torch.autograd.Function, _Differentiable).apply  # the user's are recorded, this is not one
-    return apply(_ANCHOR, [made])
+    silent = contextlib.nullcontext() if mode.shape_env is None else mode.shape_env.suppress_guards()
+    with proxy_tensor.disable_proxy_modes_tracing(), _View(mode), silent:
+        return torch.ops.aten.as_strided.default(  # as autograd sees it
+            leaves[result.source], like.shape, like.stride(), like.storage_offset()
+        )
 
 
 __all__ = ["Count", "known_calls"]

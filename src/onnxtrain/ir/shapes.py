@@ -8,6 +8,7 @@ inference, node by node. What is still unknown gets a symbol of its own, named a
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import zlib
@@ -159,6 +160,9 @@ def operand(node: ir.Node, index: int) -> ir.Value | None:
     return node.inputs[index] if index < len(node.inputs) else None
 
 
+_remembered = functools.lru_cache(4096)  # the same few sizes come up in every layer, and sympy takes its time
+
+
 def are_known(dims: Dims | None) -> bool:
     """Whether all dimensions are numbers or have a name or an expression."""
     return dims is not None and all(isinstance(d, int) or d.value is not None for d in dims)
@@ -179,14 +183,25 @@ def simplify(dim: Dim) -> Dim:
     """A dimension with constant expressions turned into ``int``."""
     if isinstance(dim, int) or dim.value is None or dim.value.isidentifier():
         return dim
+    return _simplified(dim)
+
+
+@_remembered
+def _simplified(dim: ir.SymbolicDim) -> Dim:
     return dim.evaluate({})
 
 
 def product(dims: Iterable[Dim]) -> Dim:
     """The product of dimensions: the number of elements of a shape."""
+    return _product(tuple(dims))
+
+
+@_remembered
+def _product(dims: Dims) -> Dim:
     return simplify(math.prod(dims, start=1))  # type: ignore[arg-type]
 
 
+@_remembered
 def quotient(total: Dim, known: Dim) -> Dim:
     """``total / known`` where the division is known to be exact, as for the -1 of Reshape."""
     if isinstance(total, int) and isinstance(known, int):

@@ -11,6 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from onnxtrain.capture import Answers, Key, Kind, Path, rehearse
+from onnxtrain.compiler import uncollected
 from onnxtrain.errors import CaptureError, ContentError, OnnxTrainError
 from onnxtrain.options import Options
 from onnxtrain.ortmodule import randomness
@@ -150,11 +151,12 @@ class Sessions:
             return self._on_new_graph(call, args, kwargs)
 
     def _on_new_graph(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Session, Any] | None:
-        entry = self._capture(call, args, kwargs)
-        try:
-            return None if entry is None else self._run(entry, call)
-        except MissedError:  # what it computes is off by a rounding error, which decides
-            return None
+        with uncollected():
+            entry = self._capture(call, args, kwargs)
+            try:
+                return None if entry is None else self._run(entry, call)
+            except MissedError:  # what it computes is off by a rounding error, which decides
+                return None
 
     def _varying_numbers(self, call: Call) -> frozenset[int]:
         """Positions of numbers that had another value in an earlier call of the same structure."""

@@ -13,6 +13,8 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from onnxtrain.capture.call_forms import Results
+
 ORIGINS = "onnxtrain_origins"  # in a call's ``meta``: the operators it came from, the user's first
 _KEPT = ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn")
 
@@ -32,7 +34,7 @@ class Writer:
         self.graph = Graph()
         self.origins: tuple[Any, ...] = ()
         self._like: Node | None = None
-        self._mode = _fake_mode(root)
+        self._mode, self._results = _fake_mode(root), Results()
 
     @contextlib.contextmanager
     def at(self, like: Node) -> Iterator[None]:
@@ -110,7 +112,8 @@ class Writer:
         """What a call returns for tensors without content."""
         given, named = values((args, kwargs))
         with self.symbolic():
-            return target(*given, **named)
+            is_operator = isinstance(target, torch._ops.OpOverload)
+            return self._results.of(target, given, named) if is_operator else target(*given, **named)
 
     @contextlib.contextmanager
     def symbolic(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import keyword
 import re
 from typing import Any
@@ -47,7 +48,12 @@ def dim_text(dim: shapes.Dim) -> str:
     text = str(dim.value)
     if text.isidentifier():
         return text
-    return _Printer().exact(shapes.as_expression(dim))
+    return _text(shapes.as_expression(dim))
+
+
+@functools.lru_cache(4096)  # a few sizes are those of most tensors
+def _text(size: sympy.Expr) -> str:
+    return _Printer().exact(size)
 
 
 def data_text(data: shapes.Data) -> str:
