@@ -94,7 +94,7 @@ def _form_of_value(value: Any) -> Any:
     """
     if isinstance(value, FakeTensor):
         is_plain = value.layout == torch.strided and not value.is_conj() and not value.is_neg()
-        if not is_plain or value.constant is not None or value.real_tensor is not None:
+        if not is_plain or has_content(value.constant) or value.real_tensor is not None:
             raise _UnknownFormError
         sizes = tuple(map(_number, (*value.shape, *value.stride(), value.storage_offset())))
         return (value.dtype, value.device, value.requires_grad, value.dim(), *sizes)
@@ -103,6 +103,11 @@ def _form_of_value(value: Any) -> Any:
     if isinstance(value, _PLAIN):
         return type(value), value
     raise _UnknownFormError
+
+
+def has_content(constant: torch.Tensor | None) -> bool:
+    """Whether a tensor's constant content is more than its form tells."""
+    return constant is not None and constant.numel() != 0
 
 
 def _number(value: Any) -> Any:

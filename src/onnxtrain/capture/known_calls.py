@@ -21,7 +21,7 @@ from torch.fx.experimental import proxy_tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from onnxtrain.capture.call_forms import NUMBERS, Form, anew, form_of, is_of_form, unbacked_of
+from onnxtrain.capture.call_forms import NUMBERS, Form, anew, form_of, has_content, is_of_form, unbacked_of
 from onnxtrain.capture.replaced import replaced
 from onnxtrain.capture.substitutes import substitute
 
@@ -138,9 +138,11 @@ def known_calls() -> Iterator[Count]:
 
 def _form_of_call(func: Any, spec: Any, leaves: Sequence[Any], slots: Sequence[Any]) -> Form | None:
     """What decides on what a call returns; None where it may be more than that, the content of a constant say."""
-    for value, slot in zip(leaves, slots, strict=True):
-        if isinstance(value, torch.Tensor) and (slot is None or slot.constant is not None):
-            return None
+    tensors = [slot for value, slot in zip(leaves, slots, strict=True) if isinstance(value, torch.Tensor)]
+    if any(slot is None or has_content(slot.constant) for slot in tensors):
+        return None
+    if tensors and all(slot.constant is not None for slot in tensors):
+        return None  # so is what it returns
     return form_of(func, spec, leaves)
 
 
@@ -159,10 +161,11 @@ def _known(tracer: Any, func: Any, leaves: Sequence[Any], result: Any, last: Any
     for one in results:
         slot = tracer.tensor_tracker.get(one)
         source = places.get(one.untyped_storage()._cdata)
-        is_whole = len(places) == len(given) and len(results) == 1
-        if slot is None or (source is not None and not (is_whole and _is_plain_view(one, leaves[source]))):
-            return None
+        is_told = len(places) == len(given)  # whose memory it is in
         is_source = source is not None and leaves[source] is one
+        is_known = source is None or (is_told and _is_plain_view(one, leaves[source]))
+        if slot is None or not is_known or (is_source and len(results) > 1):
+            return None
         described = slot.proxy.node.meta.get("tensor_meta")
         found.append(_Result(one if is_source else _copied(one), source, is_source, described))
     return _Known(tuple(found), type(result) if isinstance(result, tuple | list) else None)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import logging
 import operator
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 import onnx_ir as ir
 
 from onnxtrain.errors import GradientError, OnnxTrainError, RuleError, first_line
 from onnxtrain.gradient.registry import Context, rule_of, stopped_inputs
 from onnxtrain.ir import functions, shapes
-from onnxtrain.ir.bodies import remove_unread
+from onnxtrain.ir.bodies import bodies_of, remove_unread
 from onnxtrain.ir.builder import Builder
 from onnxtrain.ir.expansions import can_expand, expand_nodes
 from onnxtrain.ir.graphs import ForwardGraph, TrainingGraph, describe, free_name, is_backward, source_of, values
@@ -165,7 +165,7 @@ def undifferentiable(graph: ForwardGraph) -> list[ir.Node]:
     walk = _Walk(model.graph, [v for v in model.graph.inputs if v.name in trained])
     walk.seed(graph.signature.outputs)
     found = []
-    for node, error in walk.failures():
+    for node, error in walk.failures(like_others=True):
         if isinstance(error, RuleError):
             raise error
         if not can_expand(node):
@@ -184,6 +184,7 @@ class _Walk:
         self.names = {str(v.name) for v in values(graph)}
         self.active = _reachable(graph, self.targets)
         self.contributions: dict[ir.Value, ir.Value] = {}
+        self._alike: dict[Hashable, list[int]] = {}  # the inputs of a kind of node that a gradient reached
 
     def seed(self, outputs: Sequence[str]) -> dict[str, str]:
         """Add a graph input for the gradient of each differentiable output."""
@@ -211,18 +212,38 @@ class _Walk:
                 if not is_backward(node):
                     self.differentiate(node)
 
-    def failures(self) -> list[tuple[ir.Node, OnnxTrainError]]:
-        """Differentiate all forward nodes, the last first; those without a gradient, as if they had one, and why."""
+    def failures(self, like_others: bool = False) -> list[tuple[ir.Node, OnnxTrainError]]:
+        """Differentiate all forward nodes, the last first; those without a gradient, as if they had one, and why.
+
+        Args:
+            like_others: of nodes that are alike, as in the layers of a model, only one is differentiated.
+        """
         found = []
         with self.op.arithmetic():
-            for node in reversed(list(self.graph)):
+            for node in reversed([n for n in self.graph if not is_backward(n)]):
+                kind = self._kind(node) if like_others else None
+                if kind in self._alike:
+                    self.assume_gradients(self._alike[kind], node)
+                    continue
                 try:
-                    if not is_backward(node):
-                        self.differentiate(node)
+                    self.differentiate(node)
                 except OnnxTrainError as error:
                     found.append((node, error))
-                    self.assume_gradients(node)
+                    self.assume_gradients(range(len(node.inputs)), node)
+                else:
+                    if kind is not None:
+                        self._alike[kind] = [i for i, x in enumerate(node.inputs) if x in self.contributions]
         return found
+
+    def _kind(self, node: ir.Node) -> Hashable:
+        """All that a rule of ours decides by whether there is a gradient; None where that is too much to compare."""
+        rule = rule_of(node)
+        if rule is None or not rule.__module__.startswith(f"{__package__}.") or bodies_of(node):
+            return None
+        attributes = tuple((name, str(a.value)) for name, a in sorted(node.attributes.items()))
+        read = tuple(None if x is None else (*_form(x), x in self.active, _content(x)) for x in node.inputs)
+        made = tuple((*_form(y), y in self.contributions) for y in node.outputs)
+        return node.domain, node.op_type, attributes, read, made
 
     def differentiate(self, node: ir.Node) -> None:
         """Call the node's rule and hand the gradients it returns to the node's inputs.
@@ -254,9 +275,10 @@ class _Walk:
                 if gradients[index] is not None:
                     self.contribute(x, self.undo_broadcast(gradients[index], x))
 
-    def assume_gradients(self, node: ir.Node) -> None:
-        """Stand-ins for the gradients of a node's inputs, where there are none."""
-        for x in _flowing(node):
+    def assume_gradients(self, places: Iterable[int], node: ir.Node) -> None:
+        """Stand-ins for the gradients of a node's inputs in these places, where there are none."""
+        flowing = _flowing(node)
+        for x in (flowing[place] for place in places):
             if x is not None and x in self.active and x not in self.contributions:
                 self.contributions[x] = ir.Value(name=f"{x.name}_grad", type=x.type, shape=x.shape)
 
@@ -311,6 +333,21 @@ def _flowing(node: ir.Node) -> list[ir.Value | None]:
     """The node's inputs, with None for those through which no gradient flows."""
     stopped = stopped_inputs(node) | _ONLY_TYPE.get(node.op_type, frozenset())
     return [None if i in stopped else x for i, x in enumerate(node.inputs)]
+
+
+def _form(value: ir.Value) -> tuple[Hashable, ...]:
+    return value.dtype, shapes.dims_of(value)
+
+
+def _content(value: ir.Value) -> Hashable:
+    """What is known of what a value holds; of a large constant only that it is one."""
+    constant = shapes.constant_of(value)
+    if constant is None:
+        return shapes.data_of(value)
+    return constant.tobytes() if constant.size <= _SMALL else True
+
+
+_SMALL = 64  # elements; no rule looks at each element of a larger constant
 
 
 def _stops(node: ir.Node) -> bool:

@@ -108,7 +108,7 @@ def _problems_of_call(node: ir.Node, opsets: Mapping[str, int]) -> Iterator[str]
     version = opsets.get(node.domain)
     if version is None:
         yield f"the domain {node.domain!r} has no opset version"
-    elif node.domain in _known_domains() and not onnx.defs.has(node.op_type, version, node.domain):
+    elif node.domain in _known_domains() and not _has(node.op_type, version, node.domain):
         yield f"there is no operator {node.op_type} in opset {version} of the domain {node.domain!r}"
     yield from operator_problems(node, opsets)
 
@@ -122,7 +122,7 @@ def _known_domains() -> frozenset[str]:
 def operator_problems(node: ir.Node, opsets: Mapping[str, int]) -> Iterator[str]:
     """What is wrong with a call of an operator that ONNX knows: number of inputs, attributes and their types."""
     version = opsets.get(node.domain)
-    if version is None or not onnx.defs.has(node.op_type, version, node.domain):
+    if version is None or not _has(node.op_type, version, node.domain):
         return
     least, most, attributes, required = _form(node.op_type, version, node.domain)
     if not least <= len(node.inputs) <= most:
@@ -134,6 +134,11 @@ def operator_problems(node: ir.Node, opsets: Mapping[str, int]) -> Iterator[str]
     for name, found in node.attributes.items():
         if name in attributes and (found.is_ref() or found.type.name != attributes[name]):
             yield f"its attribute {name} is no {attributes[name]}"
+
+
+@functools.cache
+def _has(op_type: str, version: int, domain: str) -> bool:
+    return onnx.defs.has(op_type, version, domain)
 
 
 @functools.cache

@@ -154,6 +154,7 @@ class Sizes:
 
     def __init__(self, graph: ir.Graph) -> None:
         self.places: dict[str, tuple[Value, int]] = {}
+        self._known: dict[Dim, bool] = {}
         for value in graph.inputs:
             for axis, dim in enumerate(shapes.dims_of(value) or ()):
                 if isinstance(dim, ir.SymbolicDim) and dim.value is not None and dim.value.isidentifier():
@@ -161,9 +162,11 @@ class Sizes:
 
     def knows(self, dim: Dim) -> bool:
         """Whether a dimension can be computed: a number, or sums and products of dimensions of inputs."""
-        if isinstance(dim, int):
-            return True
-        expression = shapes.as_expression(dim)
+        if dim not in self._known:
+            self._known[dim] = isinstance(dim, int) or self._is_known(shapes.as_expression(dim))
+        return self._known[dim]
+
+    def _is_known(self, expression: sympy.Expr) -> bool:
         names = {str(s) for s in expression.free_symbols}
         parts = (sympy.Symbol, sympy.Integer, sympy.Add, sympy.Mul)
         return names <= set(self.places) and all(isinstance(e, parts) for e in sympy.preorder_traversal(expression))
