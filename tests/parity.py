@@ -23,12 +23,12 @@ EPSILON = 5e-7  # of the largest: rounding errors of the terms that a gradient i
 class Calls(torch.nn.Module):
     """A function as a module."""
 
-    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
         super().__init__()
         self.function = function
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.function(x)
+    def forward(self, *operands: torch.Tensor) -> torch.Tensor:
+        return self.function(*operands)
 
 
 class Applied(torch.nn.Module):

@@ -148,6 +148,6 @@ def test_outside_of_capture_torch_is_itself_and_a_function_is_replaced_once() ->
     with pytest.raises(ValueError, match="negative"):
         F.gaussian_nll_loss(torch.ones(2), torch.ones(2), -torch.ones(2))
     with pytest.raises(ValueError, match="rate"):
-        torch.distributions.Poisson(torch.tensor(-1.0))
+        torch.distributions.Poisson(torch.tensor(-1.0), validate_args=True)
     with pytest.raises(ValueError, match="registered twice"):
         substitute(next(iter(SUBSTITUTES)))(lambda: None)

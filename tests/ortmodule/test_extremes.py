@@ -59,6 +59,8 @@ def test_no_gradient_where_there_is_no_spread(name: str, outside: str) -> None:
 
 
 FAR = {
+    "times a logarithm": lambda x: torch.xlogy(x.relu(), x.relu()) + torch.special.xlog1py(x.relu(), x.exp()),
+    "remainder": lambda x: x % 6.2831 + torch.remainder(x, -0.3),
     "log of a sigmoid": torch.nn.functional.logsigmoid,
     "log of a sum": lambda x: torch.logaddexp(x, -x) + torch.logaddexp(x, x.detach()),
     "by powers of 2": lambda x: torch.logaddexp2(x, 1 - x),
@@ -74,6 +76,14 @@ FAR = {
 def test_what_is_finite_where_an_exponential_is_not(name: str) -> None:
     x = torch.tensor([0.0, 1, -1, 20, -20, 50, -50, 90, -90, 104, -104, 1e3, -1e3, 1e10, -1e10])
     same_step(*pair(Applied(FAR[name])), x.requires_grad_())
+
+
+@pytest.mark.parametrize("backend", ["torch", "onnxruntime"])
+@pytest.mark.parametrize("function", [torch.log1p, torch.expm1, torch.erfc])
+def test_digits_of_small_results(function: Callable[[Tensor], Tensor], backend: str) -> None:
+    wrapped, eager = pair(Applied(function), backend=backend)
+    x = torch.tensor([1e-9, -1e-9, 1e-30, 0.0, 1e-4, 0.3, -0.3, 0.7, 3.0, 9.0, torch.inf, -torch.inf, torch.nan])
+    torch.testing.assert_close(wrapped(x), eager(x), rtol=1e-5, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("turn", [lambda x: x.detach(), lambda x: x.flip(0), lambda x: -x])
@@ -96,6 +106,12 @@ def test_angles_of_all_quadrants() -> None:
 def test_convolutions_of_nothing(layer: torch.nn.Module, least: int) -> None:
     wrapped, eager = pair(layer)
     for batch, length in ((0, least), (2, 3), (0, 3)):
+        same_step(wrapped, eager, torch.randn(batch, 2, length, 4))
+
+
+def test_groups_of_nothing() -> None:
+    wrapped, eager = pair(torch.nn.GroupNorm(1, 2))
+    for batch, length in ((0, 0), (2, 3), (2, 0), (0, 3)):
         same_step(wrapped, eager, torch.randn(batch, 2, length, 4))
 
 

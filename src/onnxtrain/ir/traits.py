@@ -40,7 +40,7 @@ _GROUPS = {
         Celu Clip Cos Cosh Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish IsInf IsNaN
         LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or PRelu Pow Reciprocal Relu Round Selu
         Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Sub Sum SwiGLU Swish Tan Tanh ThresholdedRelu Where Xor
-        onnxtrain::Silu onnxtrain::GeluGrad
+        onnxtrain::Silu onnxtrain::Log1p onnxtrain::Expm1 onnxtrain::Erfc onnxtrain::GeluGrad
         onnxtrain::DropoutGrad onnxtrain::ScaleGradient""",
     Trait.VIEW: "Reshape Squeeze Unsqueeze Flatten Transpose Expand Slice Split",
     Trait.VIEW | Trait.IDENTITY | Trait.ELEMENTWISE | Trait.ROW_WISE: "Identity onnxtrain::Detach",

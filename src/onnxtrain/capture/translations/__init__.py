@@ -10,6 +10,7 @@ import pkgutil
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import torch
 
@@ -60,6 +61,13 @@ def standard() -> Any:
     from onnxscript import opset20
 
     return opset20
+
+
+def like(value: Any, x: Any) -> Any:
+    """A number in the type of a value."""
+    if isinstance(value, ir.Value):  # a size
+        return standard().CastLike(value, x)
+    return standard().Constant(value=ir.tensor(np.array(value, x.dtype.numpy()), dtype=x.dtype))
 
 
 def number(value: float) -> ir.Value:

@@ -1,4 +1,4 @@
-"""Bounds, spreads and logarithms: at a bound, at no spread and at a saturated probability gradients are torch's."""
+"""Bounds, spreads and angles: at a bound, at no spread and at a saturated probability gradients are torch's."""
 
 from __future__ import annotations
 
@@ -6,23 +6,15 @@ import functools
 import math
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from onnxtrain.capture.translations import standard, translation, whole
+from onnxtrain.capture.translations import like, standard, translation, whole
 
 aten = torch.ops.aten
 _LOWEST = math.exp(-100)  # below it binary_cross_entropy takes -100 for the logarithm
 _STEEPEST = 1e12  # and this for its slope
-
-
-def _like(value: Any, x: Any) -> Any:
-    """A number in the type of a value."""
-    if isinstance(value, ir.Value):  # a size
-        return standard().CastLike(value, x)
-    return standard().Constant(value=ir.tensor(np.array(value, x.dtype.numpy()), dtype=x.dtype))
 
 
 @functools.cache
@@ -44,7 +36,7 @@ def clamp(x, min=None, max=None):
         x.dtype = ir.DataType.FLOAT
     if x.dtype.is_floating_point() and not _keeps_gradient():
         return _flat_at_bounds(x, min, max)
-    return op.Clip(x, *(None if bound is None else _like(bound, x) for bound in (min, max)))
+    return op.Clip(x, *(None if bound is None else like(bound, x) for bound in (min, max)))
 
 
 def _flat_at_bounds(x: Any, low: Any, high: Any) -> Any:
@@ -52,10 +44,10 @@ def _flat_at_bounds(x: Any, low: Any, high: Any) -> Any:
     op, made = standard(), x
     if low is not None:
         crossing = high is not None and (isinstance(low, ir.Value) or isinstance(high, ir.Value) or low > high)
-        bound = op.Min(_like(low, x), _like(high, x)) if crossing else _like(low, x)
+        bound = op.Min(like(low, x), like(high, x)) if crossing else like(low, x)
         made = op.Where(op.LessOrEqual(x, bound), bound, made)
     if high is not None:
-        bound = _like(high, x)
+        bound = like(high, x)
         made = op.Where(op.GreaterOrEqual(x, bound), bound, made)
     return made
 
@@ -102,72 +94,12 @@ def relu6(x):
     return hardtanh(x, 0.0, 6.0)
 
 
-@translation(aten.logit.default)
-def logit(x, eps=None):
-    """The lower bound holds where the two cross, unlike clamp's."""
-    op, one = standard(), _like(1, x)
-    if eps is not None:
-        low, high = _like(eps, x), _like(1 - eps, x)
-        x = op.Where(op.Less(x, low), low, op.Where(op.Greater(x, high), high, x))
-    return op.Log(op.Div(x, op.Sub(one, x)))
-
-
-@translation(aten.log2.default)
-def log2(x):
-    """By the logarithm of 2 as exact as the type."""
-    return standard().Div(standard().Log(x), _like(math.log(2), x))
-
-
-@translation(aten.log_sigmoid.default)
-def log_sigmoid(x):
-    """Finite where the sigmoid is 0."""
-    op = standard()
-    return op.Neg(op.Softplus(op.Neg(x)))
-
-
-@translation(aten.logaddexp.default)
-def log_of_sum(x, y):
-    """The larger one and what the smaller one adds, log(1 + exp(-|x - y|)), where exp of either is infinite too."""
-    larger, apart = _larger(x, y)
-    return standard().Add(larger, standard().Softplus(apart))
-
-
-@translation(aten.logaddexp2.default)
-def binary_log_of_sum(x, y):
-    """The same by powers of 2."""
-    op = standard()
-    larger, apart = _larger(x, y)
-    more = op.Softplus(op.Mul(apart, _like(math.log(2), x)))
-    return op.Add(larger, op.Div(more, _like(math.log(2), x)))
-
-
-def _larger(x: Any, y: Any) -> tuple[Any, Any]:
-    """The larger of two, and the smaller less it; of two that are infinite alike that is 0."""
-    op = standard()
-    is_less = op.Less(x, y)
-    less, more = op.Where(is_less, x, y), op.Where(is_less, y, x)
-    alike, zero = op.And(op.Equal(x, y), op.IsInf(x)), _like(0, x)
-    return more, op.Sub(op.Where(alike, zero, less), op.Where(alike, zero, more))
-
-
-@whole(aten.logcumsumexp.default, aten.special_erfcx.default)
-def has_a_formula_that_overflows(node: torch.fx.Node) -> bool:
-    """Sums of exponentials, and exp(x²) erfc(x): kernels have what is finite of them."""
-    return True
-
-
-@translation(aten.log10.default)
-def log10(x):
-    """By the logarithm of 10."""
-    return standard().Div(standard().Log(x), _like(math.log(10), x))
-
-
 @translation(aten.binary_cross_entropy.default)
 def binary_cross_entropy(x, target, weight=None, reduction=1):
     """A probability that is exactly right has no gradient, and one that is exactly wrong a finite one."""
     op = standard()
-    wrong = op.Sub(_like(1, x), x)
-    loss = op.Neg(op.Add(op.Mul(target, _logarithm(x)), op.Mul(op.Sub(_like(1, x), target), _logarithm(wrong))))
+    wrong = op.Sub(like(1, x), x)
+    loss = op.Neg(op.Add(op.Mul(target, _logarithm(x)), op.Mul(op.Sub(like(1, x), target), _logarithm(wrong))))
     loss = loss if weight is None else op.Mul(loss, weight)
     return (loss, op.ReduceMean(loss, keepdims=0), op.ReduceSum(loss, keepdims=0))[reduction]
 
@@ -175,9 +107,9 @@ def binary_cross_entropy(x, target, weight=None, reduction=1):
 def _logarithm(x: Any) -> Any:
     """-100 and steep where it would be less."""
     op = standard()
-    flat = op.LessOrEqual(x, _like(_LOWEST, x))
-    steep = op.Sub(op.Mul(x, _like(_STEEPEST, x)), _like(100, x))
-    return op.Where(flat, steep, op.Log(op.Where(flat, _like(1, x), x)))
+    flat = op.LessOrEqual(x, like(_LOWEST, x))
+    steep = op.Sub(op.Mul(x, like(_STEEPEST, x)), like(100, x))
+    return op.Where(flat, steep, op.Log(op.Where(flat, like(1, x), x)))
 
 
 @translation(aten.std.correction)
@@ -187,10 +119,10 @@ def standard_deviation(x, dim=None, correction=1, keepdim=False):
     axes = op.Constant(value_ints=list(dim) if dim and len(x.shape) else list(range(len(x.shape))))
     off = op.Sub(x, op.ReduceMean(x, axes, keepdims=1))
     count = op.ReduceProd(op.Gather(op.Shape(x), axes), keepdims=0)
-    freedom = op.Max(op.Sub(op.CastLike(count, x), _like(correction, x)), _like(0, x))
+    freedom = op.Max(op.Sub(op.CastLike(count, x), like(correction, x)), like(0, x))
     variance = op.Div(op.ReduceSum(op.Mul(off, off), axes, keepdims=int(keepdim)), freedom)
-    none = op.Equal(variance, _like(0, x))
-    return op.Where(none, _like(0, x), op.Sqrt(op.Where(none, _like(1, x), variance)))
+    none = op.Equal(variance, like(0, x))
+    return op.Where(none, like(0, x), op.Sqrt(op.Where(none, like(1, x), variance)))
 
 
 @translation(aten.std_mean.correction)
@@ -208,18 +140,24 @@ def angle(y, x):
     high, wide = op.Where(below, op.Neg(y), y), op.Where(left, op.Neg(x), x)
     steep = op.Greater(high, wide)
     less, more = op.Where(steep, wide, high), op.Where(steep, high, wide)
-    none, alike = op.Equal(more, _like(0, x)), op.And(op.IsInf(high), op.IsInf(wide))
-    less = op.Mul(op.Where(alike, _like(1, x), less), op.CastLike(op.Not(none), x))
-    ratio = op.Div(less, op.Where(op.Or(none, alike), _like(1, x), more))
-    turned = op.Where(steep, op.Sub(_like(math.pi / 2, x), op.Atan(ratio)), op.Atan(ratio))
-    turned = op.Where(left, op.Sub(_like(math.pi, x), turned), turned)
+    none, alike = op.Equal(more, like(0, x)), op.And(op.IsInf(high), op.IsInf(wide))
+    less = op.Mul(op.Where(alike, like(1, x), less), op.CastLike(op.Not(none), x))
+    ratio = op.Div(less, op.Where(op.Or(none, alike), like(1, x), more))
+    turned = op.Where(steep, op.Sub(like(math.pi / 2, x), op.Atan(ratio)), op.Atan(ratio))
+    turned = op.Where(left, op.Sub(like(math.pi, x), turned), turned)
     return op.Where(below, op.Neg(turned), turned)
+
+
+@translation(aten.signbit.default)
+def has_sign(x):
+    """Whether a number is below 0; the floating zero may be."""
+    return _is_negative(x) if x.dtype.is_floating_point() else standard().Less(x, like(0, x))
 
 
 def _is_negative(x: Any) -> Any:
     """Below 0, or the zero with a sign."""
     op = standard()
-    return op.Or(op.Less(x, _like(0, x)), op.Less(op.Reciprocal(x), _like(0, x)))
+    return op.Or(op.Less(x, like(0, x)), op.Less(op.Reciprocal(x), like(0, x)))
 
 
 @whole(aten.sinc.default)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 import torch
 
-from onnxtrain.capture.translations import standard, translation, whole
+from onnxtrain.capture.translations import like, standard, translation, whole
 
 aten = torch.ops.aten
 
@@ -16,6 +16,19 @@ def rounded(x, digits=None):
     if digits is not None:
         raise NotImplementedError("digits")
     return standard().Cast(standard().Round(x), to=int(ir.DataType.INT64))
+
+
+@translation(aten.remainder.Tensor, aten.remainder.Scalar)
+def remainder(x, y):
+    """Of floating numbers by the exact remainder of truncated division, which has the sign of x."""
+    op = standard()
+    y = y if isinstance(y, ir.Value) and y.dtype is not None else like(y, x)
+    if not x.dtype.is_floating_point():
+        return op.Mod(x, y)
+    left = op.Mod(x, y, fmod=1)
+    zero = like(0, x)
+    turns = op.And(op.Not(op.Equal(left, zero)), op.Xor(op.Less(left, zero), op.Less(y, zero)))
+    return op.Where(turns, op.Add(left, y), left)
 
 
 @whole(aten.special_log_ndtr.default)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from onnxtrain.capture.aten import record_node
-from onnxtrain.capture.translations import standard, translation, whole
+from onnxtrain.capture.translations import like, standard, translation, whole
 
 aten = torch.ops.aten
 
@@ -129,6 +129,21 @@ def flatten(x, start_dim=0, end_dim=-1):
 def _size(x: Any, axis: int) -> Any:
     size, op = x.shape[axis], standard()
     return op.Constant(value_ints=[size]) if isinstance(size, int) else op.Shape(x, start=axis, end=axis + 1)
+
+
+@translation(aten.group_norm.default)
+def group_norm(x, num_groups, weight=None, bias=None, eps=1e-5, cudnn_enabled=True):
+    """As torch.onnx has it, with sizes that are computed: it infers one, which it cannot where another is 0."""
+    op, rank = standard(), len(x.shape)
+    groups = op.Constant(value_ints=[num_groups])
+    elements = functools.reduce(op.Mul, (_size(x, axis) for axis in range(1, rank)))
+    grouped = op.Reshape(x, op.Concat(_size(x, 0), groups, op.Div(elements, groups), axis=0), allowzero=1)
+    scale, shift = (op.Expand(like(number, x), groups) for number in (1.0, 0.0))
+    made = op.InstanceNormalization(grouped, scale, shift, epsilon=eps)
+    made = op.Reshape(made, op.Shape(x), allowzero=1)
+    wide = op.Constant(value_ints=list(range(1, rank - 1)))
+    made = made if weight is None else op.Mul(made, op.Unsqueeze(weight, wide) if rank > 2 else weight)
+    return made if bias is None else op.Add(made, op.Unsqueeze(bias, wide) if rank > 2 else bias)
 
 
 @translation(aten.reshape.default, aten.view_copy.default)

@@ -25,15 +25,14 @@ def leaky_relu(ctx: Context, dy: Value, x: Value, *, alpha: float = 0.01) -> Any
 
 @gradient("Elu")
 def elu(ctx: Context, dy: Value, x: Value, *, alpha: float = 1.0) -> Any:
-    """dy where x > 0, dy · (y + alpha) elsewhere."""
-    return ctx.op.Where(ctx.op.Greater(x, ctx.op.like(0.0, x)), dy, dy * (ctx.y + alpha))
+    """dy where x > 0, dy · alpha · exp(x) elsewhere."""
+    return _beyond_zero(ctx, x, dy, dy * alpha * ctx.op.Exp(x))
 
 
 @gradient("Celu")
 def celu(ctx: Context, dy: Value, x: Value, *, alpha: float = 1.0) -> Any:
     """dy where x > 0, dy · exp(x / alpha) elsewhere."""
-    op = ctx.op
-    return op.Where(op.Greater(x, op.like(0.0, x)), dy, dy * op.Exp(x / alpha))
+    return _beyond_zero(ctx, x, dy, dy * ctx.op.Exp(x / alpha))
 
 
 @gradient("Selu")
@@ -45,8 +44,13 @@ def selu(
     alpha: float = 1.67326319217681884765625,
     gamma: float = 1.05070102214813232421875,
 ) -> Any:
-    """gamma · dy where x > 0, dy · (y + alpha · gamma) elsewhere."""
-    return ctx.op.Where(ctx.op.Greater(x, ctx.op.like(0.0, x)), dy * gamma, dy * (ctx.y + alpha * gamma))
+    """gamma · dy where x > 0, gamma · dy · alpha · exp(x) elsewhere."""
+    return _beyond_zero(ctx, x, dy * gamma, dy * (alpha * gamma) * ctx.op.Exp(x))
+
+
+def _beyond_zero(ctx: Context, x: Value, above: Value, below: Value) -> Value:
+    """One gradient up to 0, the other above it and of what is no number."""
+    return ctx.op.Where(ctx.op.LessOrEqual(x, ctx.op.like(0.0, x)), below, above)
 
 
 @gradient("ThresholdedRelu")
@@ -59,8 +63,8 @@ def thresholded_relu(ctx: Context, dy: Value, x: Value, *, alpha: float = 1.0) -
 def shrink(ctx: Context, dy: Value, x: Value, *, bias: float = 0.0, lambd: float = 0.5) -> Any:
     """dy outside of ±lambd, bounds excluded."""
     op = ctx.op
-    outside = op.Or(op.Less(x, op.like(-lambd, x)), op.Greater(x, op.like(lambd, x)))
-    return op.Where(outside, dy, op.like(0.0, dy))
+    within = op.And(op.GreaterOrEqual(x, op.like(-lambd, x)), op.LessOrEqual(x, op.like(lambd, x)))
+    return op.Where(within, op.like(0.0, dy), dy)
 
 
 @gradient("Mish")
@@ -130,6 +134,24 @@ def hard_swish(ctx: Context, dy: Value, x: Value) -> Any:
 def erf(ctx: Context, dy: Value, x: Value) -> Any:
     """dx = dy · 2/√π · exp(-x²)."""
     return dy * ctx.op.Exp(ctx.op.Neg(x * x)) * 1.1283791670955126
+
+
+@gradient("Erfc", domain=DOMAIN)
+def erfc(ctx: Context, dy: Value, x: Value) -> Any:
+    """dx = -dy · 2/√π · exp(-x²)."""
+    return ctx.op.Neg(erf(ctx, dy, x))
+
+
+@gradient("Log1p", domain=DOMAIN)
+def log1p(ctx: Context, dy: Value, x: Value) -> Any:
+    """dx = dy / (1 + x)."""
+    return dy / (x + 1.0)
+
+
+@gradient("Expm1", domain=DOMAIN)
+def expm1(ctx: Context, dy: Value, x: Value) -> Any:
+    """dx = dy · (y + 1)."""
+    return dy * (ctx.y + 1.0)
 
 
 @gradient("Gelu")

@@ -90,7 +90,8 @@ _GRADIENTS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
 }
 for _name, (_function, _inplace) in _GRADIENTS.items():
     lowering(_name, domain=DOMAIN, inplace=_inplace)(_function)
-lowering("Silu", domain=DOMAIN)(F.silu)
+for _name, _function in {"Silu": F.silu, "Log1p": torch.log1p, "Expm1": torch.expm1, "Erfc": torch.erfc}.items():
+    lowering(_name, domain=DOMAIN)(_function)
 
 
 @lowering("Identity", view=True)
