@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from parity import pair, same_step
+from parity import Calls, pair, same_step
 
 from onnxtrain import Options, ORTModule
 
@@ -77,3 +77,13 @@ def test_cross_entropy(options: dict[str, Any], weighted: bool, target: torch.Te
         losses.append(loss)
     torch.testing.assert_close(*losses)
     torch.testing.assert_close(wrapped.linear.weight.grad, eager.linear.weight.grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_labels_end_at_the_first_that_is_none(reduction: str) -> None:
+    torch.manual_seed(2)
+    labels = torch.stack([torch.randperm(5) for _ in range(4)])
+    labels[torch.rand(4, 5) < 0.3] = -1
+    wrapped, eager = pair(Calls(lambda scores, target: F.multilabel_margin_loss(scores, target, reduction=reduction)))
+    for rows in (slice(None), slice(1), slice(1, 3)):
+        same_step(wrapped, eager, torch.randn(len(labels[rows]), 5, requires_grad=True), labels[rows])

@@ -48,6 +48,8 @@ WRITTEN: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "take_along_dim": lambda y, x: torch.take_along_dim(y.flatten(0, 1), 2 * (x > 0).long().flatten(0, 1), 0),
     "tensor_split": lambda y, x: sum((i + 1) * part.sum() for i, part in enumerate(y.tensor_split(2, 1))),
     "chunk": lambda y, x: sum((i + 1) * part.sum() for i, part in enumerate(y.chunk(2, 1))),
+    "chunks by a size": lambda y, x: sum((i + 1) * part.sum() for i, part in enumerate(y.chunk(x.shape[1] // 2, 1))),
+    "chunks of what may be nothing": lambda y, x: sum((part.sum() for part in y[:, 5:].chunk(2, 1)), x.sum()),
     "split in a loop": lambda y, x: sum(part.pow(i + 1).sum() for i, part in enumerate(y.split(2, 1))),
     "repeat_interleave": lambda y, x: y.repeat_interleave(x.shape[1], 0).cumsum(0),
     "repeat_interleave of all": lambda y, x: y.repeat_interleave(x.shape[0]).cumsum(0),

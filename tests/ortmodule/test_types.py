@@ -54,6 +54,7 @@ DOUBLE: dict[str, Callable[[Tensor], Tensor]] = {
     "label smoothing": lambda x: F.cross_entropy(
         x.flatten(0, 1), torch.ones(10, dtype=torch.long), label_smoothing=0.1
     ),
+    "einsum of two types": lambda x: torch.einsum("bi,bj->bij", x[..., 0], x[..., 1].float()),
     "interpolate": lambda x: F.interpolate(x.mT, size=7, mode="linear"),
     "attention": lambda x: F.scaled_dot_product_attention(x, x, x, scale=0.3),
     "layer_norm": lambda x: F.layer_norm(x, (4,)),

@@ -197,11 +197,15 @@ def _export_any(
     raise _explain(errors[-1]) from errors[-1]
 
 
+_UNSOLVED = ("cannot be solved", "Expected an equality constraint")  # what sympy, and torch beside it, say
+
+
 def _refuse_unsolvable(error: Exception, tensors: Sequence[torch.Tensor], constant: frozenset[Axis]) -> None:
-    """Raise OvergrownSizesError where sympy cannot solve a condition on sizes: all of them but batches are to blame."""
-    axes = frozenset((i, axis) for i, t in enumerate(tensors) for axis in range(1, t.dim())) - constant
-    if isinstance(error, NotImplementedError) and "cannot be solved" in str(error) and axes:
-        raise OvergrownSizesError(axes) from error
+    """Raise OvergrownSizesError where a condition on sizes cannot be solved: all are to blame, at first but batches."""
+    axes = frozenset((i, axis) for i, t in enumerate(tensors) for axis in range(t.dim())) - constant
+    inner = frozenset((i, axis) for i, axis in axes if axis)
+    if any(text in str(error) for text in _UNSOLVED) and axes:
+        raise OvergrownSizesError(inner or axes) from error
 
 
 def _refuse_changed_inputs(module: FlatModule, names: Sequence[str], program: torch.export.ExportedProgram) -> None:

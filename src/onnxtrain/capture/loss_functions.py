@@ -64,6 +64,26 @@ def nll_loss(
     return torch.where(kept, loss if weight is None else loss * weight[place].reshape(()), 0.0)
 
 
+@substitute(F.multilabel_margin_loss)
+def multilabel_margin_loss(
+    input: Tensor,
+    target: Tensor,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Any:
+    """Labels count up to the first that is -1; torch's formula, which a trace would take, counts what comes after."""
+    if target.dim() == 0 or size_average is not None or reduce is not None or reduction not in _REDUCTIONS:
+        return NotImplemented
+    counts = (target == -1).cumsum(-1) == 0
+    labels = torch.where(counts, target, 0)
+    classes = torch.arange(input.shape[-1], device=input.device)
+    is_label = ((classes == labels.unsqueeze(-1)) & counts.unsqueeze(-1)).any(-2, keepdim=True)
+    apart = (1 - input.gather(-1, labels).unsqueeze(-1) + input.unsqueeze(-2)).relu()
+    lost = torch.where(is_label | ~counts.unsqueeze(-1), 0.0, apart).sum((-2, -1)) / input.shape[-1]
+    return lost if reduction == "none" else lost.mean() if reduction == "mean" else lost.sum()
+
+
 @substitute(torch.ctc_loss)
 def ctc_loss(
     log_probs: Tensor,

@@ -259,6 +259,8 @@ def chunk(input: Tensor, chunks: int, dim: int = 0) -> Any:
     total = input.shape[dim]
     if isinstance(total, int):
         return NotImplemented
+    if total == 0:
+        return torch.split_with_sizes(input, [total] * chunks, dim)
     size = (total + chunks - 1) // chunks
     return _parts(input, size, dim, 2 if chunks == 2 else int((total + size - 1) // size))
 

@@ -18,6 +18,7 @@ _CAST = torch.ops.prims.convert_element_type.default
 _SCALAR = _ops.scalar_tensor.default
 _WIDE = torch.float64  # which autocast leaves alone
 _LIKE = {_ops.stack: _ops.cat}  # torch lists no rule of its own
+_MIXED = frozenset((_ops.einsum,))  # nor of these, whose operands may have several where nothing is summed
 _TYPED = frozenset((_ops.clamp.default, _ops.clamp_min.default, _ops.clamp_max.default))  # by their translations
 _KINDS = (
     (bool | torch.SymBool, torch.bool),
@@ -82,6 +83,8 @@ def promoted(
     Returns:
         The operator, its arguments and the type of its result.
     """
+    if target.overloadpacket in _MIXED:
+        return _of_one_type(writer, target, args)
     rule = _rules().get_rule(_LIKE.get(target.overloadpacket, target.overloadpacket))
     if rule is None:
         return None
@@ -100,6 +103,12 @@ def promoted(
         wider = tuple(_as_tensor(writer, a, found.args_dtypes.get(i)) for i, a in enumerate(wider))
         overload = _overload_for(writer, target, wider, others)
     return overload or target, wider, others, found.out_dtype
+
+
+def _of_one_type(writer: Writer, target: Any, args: Sequence[Any]) -> tuple[Any, Any, Any, torch.dtype] | None:
+    dtype = writer.result(target, args, {}).dtype
+    wider = tuple(_promote(writer, a, dtype) if isinstance(a, list | tuple) else a for a in args)
+    return None if wider == tuple(args) else (target, wider, {}, dtype)
 
 
 def _is_number(argument: Any) -> bool:
