@@ -21,6 +21,7 @@ from foreign import FOREIGN, Images, by_helper
 from parametrization import FORMS, match
 from specimens import SPECIMENS
 from torch import nn
+from torch.torch_version import TorchVersion
 
 HELPER = "onnx.helper"
 
@@ -35,6 +36,8 @@ def test_models_made_by_hand_train_at_the_oldest_and_the_newest_opset(model: str
 @pytest.mark.parametrize("exporter", ["dynamo", "TorchScript", "TorchScript, training"])
 @pytest.mark.parametrize("model", ["keyword spotter", "U-Net", "LSTM tagger"])
 def test_models_that_torch_exports_train(model: str, exporter: str) -> None:
+    if (model, exporter) == ("LSTM tagger", "dynamo") and TorchVersion(torch.__version__) < (2, 12):
+        pytest.skip("torch 2.11 does not export LSTM layers with sizes that vary")
     found = list(go_through(model, exporter, [None, 13, 21]))
     assert {o.status for o in found} == {"pass"}, found
 
