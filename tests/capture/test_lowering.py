@@ -365,3 +365,23 @@ def test_what_is_overwritten_requires_a_gradient_as_before(name: str) -> None:
             (made.sum() + twice.sum() + square.sum()).backward()
         torch.testing.assert_close(wrapped.weight.grad, eager.weight.grad)
     assert wrapped.graph("captured").count("Where") <= 1
+
+
+def test_what_is_written_through_a_detached_name_has_no_history_under_the_other() -> None:
+    def code(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        with torch.no_grad():
+            made = x.exp()
+        name = made.detach()
+        name.copy_(x * 2)
+        return made, made * x, name * 3
+
+    wrapped, eager = ORTModule(Piece(code)), Piece(code)
+    for size in (3, 5):
+        x = torch.randn(size, 4, dtype=torch.float64)
+        for ours, theirs in zip(wrapped(x), eager(x), strict=True):
+            assert ours.requires_grad == theirs.requires_grad
+            torch.testing.assert_close(ours, theirs)
+        for run in (wrapped, eager):
+            _, product, written = run(x)
+            (product.sum() + written.sum()).backward()
+        torch.testing.assert_close(wrapped.weight.grad, eager.weight.grad)

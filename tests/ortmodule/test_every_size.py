@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from parity import Calls, pair, same_step
 
 from onnxtrain import ORTModule
 
@@ -128,6 +129,21 @@ NOTHING: dict[str, Callable[[Tensor, Tensor], Any]] = {
 @pytest.mark.parametrize("name", NOTHING)
 def test_a_later_batch_is_empty(name: str) -> None:
     compare(NOTHING[name], _lengths((1, 5), (2, 5), (0, 5), (2, 5)))
+
+
+MEETING: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "an axis of 1": lambda y, x: torch.lerp(y, x[x > 0], 0.3),
+    "the same once more": lambda y, x: torch.addcmul(y, x[x > 0], x[x > 0]),
+    "a number": lambda y, x: y.sum() * x[x > 0] * x[x > 0],
+}
+
+
+@pytest.mark.parametrize("name", MEETING)
+def test_sizes_that_content_decides_meet_others(name: str) -> None:
+    wrapped, eager = pair(Calls(MEETING[name]).double())
+    for rows in (2, 3, 1):
+        given = (torch.randn(rows, 1), torch.randn(4, 5))
+        same_step(wrapped, eager, *(t.double().requires_grad_() for t in given))
 
 
 def test_an_axis_is_squeezed_only_where_it_is_1() -> None:

@@ -30,7 +30,7 @@ from onnxtrain.capture.recorder import recorder
 from onnxtrain.capture.rehearsal import Answers
 from onnxtrain.capture.replay import Path, Replay
 from onnxtrain.capture.schema import Schema, flatten
-from onnxtrain.capture.size_guards import size_guards
+from onnxtrain.capture.size_guards import size_guards, taken_for_content
 from onnxtrain.capture.source_lines import is_users, places_in, user_line
 from onnxtrain.capture.substitutes import Substitutes
 from onnxtrain.capture.symbolic_sizes import Assumed, Axis, OvergrownSizesError, expression_of, symbolic_sizes
@@ -261,7 +261,8 @@ def _mistaken(
     """The axes of size 1 that must stay 1.
 
     Enlarged they became a constant, the same symbol as another size or a part of one that 1 does not give, were kept
-    where 1 would have been squeezed, or gave another answer to a question than 1 would have given.
+    where 1 would have been squeezed, met a size that depends on content, or gave another answer to a question than 1
+    would have given.
     """
     users = set(program.graph_signature.user_inputs)
     traced = [n.meta["val"] for n in program.graph.nodes if n.op == "placeholder" and n.name in users]
@@ -272,6 +273,7 @@ def _mistaken(
     real = {d: sympy.Integer(tensors[i].shape[a]) for i, a, d in sizes if d.is_Symbol}
     unequal = {s for i, a, d in sizes if d.xreplace(real) != tensors[i].shape[a] for s in d.free_symbols}
     larger |= {d for _, _, d in ones if d.free_symbols & unequal}
+    larger |= taken_for_content(program) if ones else frozenset()
     return frozenset((i, a) for i, a, d in ones if d.is_number or d in larger or (i, a) in broken)
 
 

@@ -65,6 +65,20 @@ def size_guards(program: torch.export.ExportedProgram, assumed: Assumed) -> Size
     return SizeGuards(tuple(conditions), tuple((s, axis) for s, axis in symbols.items() if s in needed))
 
 
+def taken_for_content(program: torch.export.ExportedProgram) -> frozenset[sympy.Symbol]:
+    """The symbols that sizes which depend on content were taken to be where they met; a size of 1 would broadcast."""
+    sizes = [d for n in program.graph.nodes for d in getattr(n.meta.get("val"), "shape", ())]
+    environment = next((d.node.shape_env for d in sizes if isinstance(d, torch.SymInt)), None)
+    if environment is None:
+        return frozenset()
+    deferred = (a.expr for found in environment.deferred_runtime_asserts.values() for a in found)
+    met = [sympy.Eq(u, s, evaluate=False) for u, s in environment.replacements.items() if s.is_Symbol]
+    met += [relation for relation in deferred if isinstance(relation, sympy.Eq)]
+    content = environment.is_unbacked_symint
+    both = [r.free_symbols for r in met if any(map(content, r.free_symbols))]
+    return frozenset(s for symbols in both for s in symbols if not content(s))
+
+
 def _decides(guard: Any) -> bool:
     place = guard.sloc.framework_loc
     return decides(guard.expr, getattr(place, "name", ""), getattr(place, "filename", None) or "")

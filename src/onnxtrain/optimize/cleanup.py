@@ -249,9 +249,21 @@ class CommonSubexpressionsPass(ir.passes.InPlacePass):
             if first is not node and not any(v.is_graph_output() for v in node.outputs):
                 for old, new in zip(node.outputs, first.outputs, strict=True):
                     if old.uses():
+                        _merge_names(old, new, model.graph)
                         old.replace_all_uses_with(new)
                         modified = True
         return ir.passes.PassResult(model, modified)
+
+
+def _merge_names(old: ir.Value, new: ir.Value, graph: ir.Graph) -> None:
+    """Let the sizes of a value that goes be called as those of an equal one that stays; inputs keep their names."""
+    pairs = zip(shapes.dims_of(old) or (), shapes.dims_of(new) or (), strict=False)
+    named = [(a.value, b.value) for a, b in pairs if isinstance(a, ir.SymbolicDim) and isinstance(b, ir.SymbolicDim)]
+    differ = [(a, b) for a, b in named if a and b and a != b and a.isidentifier() and b.isidentifier()]
+    if differ:
+        given = {d.value for v in graph.inputs for d in shapes.dims_of(v) or () if isinstance(d, ir.SymbolicDim)}
+        names = {b if a in given else a: a if a in given else b for a, b in differ if not {a, b} <= given}
+        shapes.rename_symbols(graph, names)
 
 
 def _merge_constants(graph: ir.Graph) -> bool:

@@ -128,6 +128,8 @@ class Aliases:
             parent: Any = self._parents[current]
             if not isinstance(parent.meta["val"], torch.Tensor):
                 content, parent = self._inverse_of_part(current, parent, content), parent.args[0]
+            elif current.target is aten.detach.default:  # what is below gets no gradient of what is above
+                content = self._call(aten.detach.default, (content,))
             elif not _is_same(current, parent):
                 content = self._inverse(current, parent, content)
             written[parent], current = content, parent

@@ -150,8 +150,8 @@ def identify_sizes(result: Any, recorded: Any) -> None:
     for now, before in pairs if recorded is not None else ():
         environment, size = now.node.shape_env, now.node.expr
         environment.pending_fresh_unbacked_symbols.clear()
-        is_new = isinstance(size, sympy.Symbol) and environment.is_unbacked_symint(size) and size != before.node.expr
-        if is_new and isinstance(before.node.expr, sympy.Symbol):
+        both = [isinstance(s, sympy.Symbol) and environment.is_unbacked_symint(s) for s in (size, before.node.expr)]
+        if all(both) and size != before.node.expr:
             environment._rename_unbacked_to(size, before.node.expr)
 
 
