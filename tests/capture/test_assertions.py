@@ -22,6 +22,8 @@ class Checked(torch.nn.Module):
             raise ValueError("too large")
         assert not torch.isnan(x).any(), "not a number"
         assert torch.all(x < 60).item()
+        if (labels is not None and labels.max().item() > len(x)) or not x.sum().item() < 1e9:
+            raise ValueError("too many")
         assert (x < 50).all() and not (x.abs() > 1e9).any()
         if not torch.isfinite(x).all():
             place = "here"

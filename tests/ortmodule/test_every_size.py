@@ -51,6 +51,10 @@ WRITTEN: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "chunk": lambda y, x: sum((i + 1) * part.sum() for i, part in enumerate(y.chunk(2, 1))),
     "chunks by a size": lambda y, x: sum((i + 1) * part.sum() for i, part in enumerate(y.chunk(x.shape[1] // 2, 1))),
     "chunks of what may be nothing": lambda y, x: sum((part.sum() for part in y[:, 5:].chunk(2, 1)), x.sum()),
+    "a size divided by torch": lambda y, x: y.reshape(
+        x.shape[0], torch.div(x.shape[1] * 4, 2, rounding_mode="trunc"), 2
+    ).cumsum(1),
+    "transformed twice": lambda y, x: torch.fft.fft2(torch.fft.fft2(y).real.clone()).real,
     "split in a loop": lambda y, x: sum(part.pow(i + 1).sum() for i, part in enumerate(y.split(2, 1))),
     "repeat_interleave": lambda y, x: y.repeat_interleave(x.shape[1], 0).cumsum(0),
     "repeat_interleave of all": lambda y, x: y.repeat_interleave(x.shape[0]).cumsum(0),

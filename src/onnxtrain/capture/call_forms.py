@@ -121,7 +121,7 @@ def unbacked_of(values: Sequence[Any]) -> set[Any]:
 
 def anew(like: FakeTensor) -> Any:
     """A tensor of the same form, with memory of its own."""
-    with in_kernel_invocation_manager(like.fake_mode):
+    with in_kernel_invocation_manager(like.fake_mode), torch.no_grad():
         inner = torch._lazy_clone(like)
     made = FakeTensor(like.fake_mode, inner, like.fake_device)
     return _differentiable(made) if like.requires_grad else made

@@ -43,8 +43,8 @@ _DISPATCH_IMPL = FakeTensorMode._dispatch_impl
 
 
 def _elementwise(result: Tensor, input: Any, other: Any, *_: Any) -> Tensor:
-    """In the order of what is combined."""
-    return input * other
+    """In the order of what is combined, of two numbers in its own."""
+    return input * other if isinstance(input, Tensor) or isinstance(other, Tensor) else result
 
 
 def _unreduced(result: Tensor, input: Tensor, *_: Any) -> Tensor:

@@ -76,7 +76,7 @@ def taken_for_content(program: torch.export.ExportedProgram) -> frozenset[sympy.
     met += [relation for relation in deferred if isinstance(relation, sympy.Eq)]
     content = environment.is_unbacked_symint
     both = [r.free_symbols for r in met if any(map(content, r.free_symbols))]
-    return frozenset(s for symbols in both for s in symbols if not content(s))
+    return frozenset(s for symbols in both for s in symbols if isinstance(s, sympy.Symbol) and not content(s))
 
 
 def _decides(guard: Any) -> bool:

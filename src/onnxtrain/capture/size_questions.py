@@ -10,9 +10,11 @@ from typing import Any
 
 import sympy
 import torch
-from torch.fx.experimental.symbolic_shapes import uninteresting_files
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, uninteresting_files
 
 from onnxtrain.capture import substitutes
+from onnxtrain.capture.assertions import expected, tell
+from onnxtrain.capture.looks import place_of, user_frame
 from onnxtrain.capture.source_lines import is_users
 
 # Functions of torch that ask about sizes only to choose between equal results: how a tensor lies in memory
@@ -61,7 +63,12 @@ def noted_answers(tensors: Sequence[torch.Tensor], found: set[sympy.Basic]) -> I
     ask = environment.evaluate_expr
 
     def note(question: Any, *args: Any, **kwargs: Any) -> Any:
-        answer = ask(question, *args, **kwargs)
+        try:
+            answer = ask(question, *args, **kwargs)
+        except GuardOnDataDependentSymNode:
+            if (passes := _that_passes()) is None:
+                raise
+            return passes
         if not _is_known(question, answer):
             asking = _asking(sys._getframe(1)).f_code
             if _is_users(asking.co_filename) or asking.co_name in _ABOUT_SIZES:
@@ -73,6 +80,16 @@ def noted_answers(tensors: Sequence[torch.Tensor], found: set[sympy.Basic]) -> I
         yield
     finally:
         del environment.evaluate_expr
+
+
+def _that_passes() -> sympy.Basic | None:
+    """The answer that lets a check of a number pass, which a tensor holds; None where it is more than a check."""
+    frame = user_frame()
+    answer = None if frame is None else expected(frame)
+    if frame is None or answer is None:
+        return None
+    tell(place_of(frame))
+    return sympy.true if answer else sympy.false
 
 
 @functools.lru_cache(4096)
