@@ -55,6 +55,7 @@ WRITTEN: dict[str, Callable[[Tensor, Tensor], Any]] = {
         x.shape[0], torch.div(x.shape[1] * 4, 2, rounding_mode="trunc"), 2
     ).cumsum(1),
     "transformed twice": lambda y, x: torch.fft.fft2(torch.fft.fft2(y).real.clone()).real,
+    "the last of what was rolled": lambda y, x: (y + 0.5 * y.roll(1, 1))[:, -1].square().sum(),
     "split in a loop": lambda y, x: sum(part.pow(i + 1).sum() for i, part in enumerate(y.split(2, 1))),
     "repeat_interleave": lambda y, x: y.repeat_interleave(x.shape[1], 0).cumsum(0),
     "repeat_interleave of all": lambda y, x: y.repeat_interleave(x.shape[0]).cumsum(0),
@@ -148,6 +149,10 @@ def test_sizes_that_content_decides_meet_others(name: str) -> None:
     for rows in (2, 3, 1):
         given = (torch.randn(rows, 1), torch.randn(4, 5))
         same_step(wrapped, eager, *(t.double().requires_grad_() for t in given))
+
+
+def test_the_last_of_what_was_rolled_where_there_is_one() -> None:
+    compare(WRITTEN["the last of what was rolled"], _lengths((2, 1), (2, 3), (3, 1)))
 
 
 def test_an_axis_is_squeezed_only_where_it_is_1() -> None:

@@ -226,12 +226,18 @@ def _within_one(node: ir.Node, part: Part, axis: int) -> Move | None:
         found = positions([p - before for p in content], size)
         if found is None or any((p - before < 0) != (p < 0) for p in content):  # one of them lies in another input
             continue
-        if not isinstance(size, int) and any(p - before >= 0 for p in content):
+        if not isinstance(size, int) and (not _is_given(node, size) or any(p - before >= 0 for p in content)):
             continue
         if found.content == tuple(range(size if isinstance(size, int) else -1)):
             return Move({}, lambda op, n, i=index: _keep(n, i))
         return Move({index: Part(found, Place(axis, (size,)))}, lambda op, n, i=index: _keep(n, i))
     return None
+
+
+def _is_given(node: ir.Node, size: Dim) -> bool:
+    """Whether a size is an input's; of what is cut out of one nothing may be left, and a position lies beside it."""
+    graph = node.graph
+    return graph is not None and any(size in (shapes.dims_of(v) or ()) for v in graph.inputs)
 
 
 def _first(content: tuple[int, ...], sizes: list[Dim], index: int) -> int | None:
