@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -192,6 +193,16 @@ def test_a_subscription_ends_with_its_module(manager):
     del module
     gc.collect()
     assert not subscription.is_active and not manager.subscriptions and inspect_activation("gone", x) is x
+
+
+def test_what_has_ended_is_not_kept_by_its_module():
+    module = Net()
+    subscription = SubscriberManager().subscribe(module, [Recorder()])
+    subscription.unsubscribe()
+    ended = weakref.ref(subscription)
+    del subscription
+    gc.collect()
+    assert ended() is None
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])

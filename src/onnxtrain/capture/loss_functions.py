@@ -16,6 +16,10 @@ Tensor = torch.Tensor
 _REDUCTIONS = ("none", "mean", "sum")
 
 
+def _reduced(losses: Tensor, reduction: str) -> Tensor:
+    return losses if reduction == "none" else losses.mean() if reduction == "mean" else losses.sum()
+
+
 @substitute(F.gaussian_nll_loss)
 def gaussian_nll_loss(
     input: Tensor, target: Tensor, var: Tensor | float, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
@@ -32,7 +36,7 @@ def gaussian_nll_loss(
     losses = 0.5 * (bounded.log() + (input - target) ** 2 / bounded)
     if full:
         losses = losses + 0.5 * math.log(2.0 * math.pi)
-    return losses if reduction == "none" else losses.mean() if reduction == "mean" else losses.sum()
+    return _reduced(losses, reduction)
 
 
 @substitute(F.nll_loss)
@@ -81,7 +85,7 @@ def multilabel_margin_loss(
     is_label = ((classes == labels.unsqueeze(-1)) & counts.unsqueeze(-1)).any(-2, keepdim=True)
     apart = (1 - input.gather(-1, labels).unsqueeze(-1) + input.unsqueeze(-2)).relu()
     lost = torch.where(is_label | ~counts.unsqueeze(-1), 0.0, apart).sum((-2, -1)) / input.shape[-1]
-    return lost if reduction == "none" else lost.mean() if reduction == "mean" else lost.sum()
+    return _reduced(lost, reduction)
 
 
 @substitute(torch.ctc_loss)

@@ -76,7 +76,8 @@ class Subscription:
         _SUBSCRIPTIONS[self.serial] = self
         for index, part in enumerate(module.modules()):
             self._connect(part, f"{_class_of(part).__name__}_{index}", index == 0)
-        weakref.finalize(module, self.unsubscribe).atexit = False
+        self._end = weakref.finalize(module, self.unsubscribe)
+        self._end.atexit = False
 
     def _connect(self, module: torch.nn.Module, name: str, is_outmost: bool) -> None:
         before, after = _Before(self.serial, name, is_outmost), _After(self.serial, name, is_outmost)
@@ -86,6 +87,7 @@ class Subscription:
     def unsubscribe(self) -> None:
         """Remove the hooks; probes in graphs already captured do nothing from now on."""
         _SUBSCRIPTIONS.pop(self.serial, None)
+        self._end.detach()
         for hook in self._hooks:
             hook.remove()
         RemovableHandle(
