@@ -173,6 +173,11 @@ def same_dims(x: ir.Value, y: ir.Value) -> bool:
     return are_known(dims_of(x)) and dims_of(x) == dims_of(y)
 
 
+def sizes_of_inputs(graph: ir.Graph) -> set[Dim]:
+    """The dimensions that a graph's inputs have."""
+    return {dim for value in graph.inputs for dim in dims_of(value) or ()}
+
+
 def names_a_size(x: ir.Value, y: ir.Value) -> bool:
     """Whether y has a size that depends on content under a name that x does not have; later sizes are made of it."""
     known, named = ({d.value for d in dims_of(v) or () if isinstance(d, ir.SymbolicDim)} for v in (x, y))

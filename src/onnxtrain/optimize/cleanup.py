@@ -258,12 +258,15 @@ class CommonSubexpressionsPass(ir.passes.InPlacePass):
 def _merge_names(old: ir.Value, new: ir.Value, graph: ir.Graph) -> None:
     """Let the sizes of a value that goes be called as those of an equal one that stays; inputs keep their names."""
     pairs = zip(shapes.dims_of(old) or (), shapes.dims_of(new) or (), strict=False)
-    named = [(a.value, b.value) for a, b in pairs if isinstance(a, ir.SymbolicDim) and isinstance(b, ir.SymbolicDim)]
-    differ = [(a, b) for a, b in named if a and b and a != b and a.isidentifier() and b.isidentifier()]
+    differ = [(a, b) for a, b in pairs if a != b and _is_name(a) and _is_name(b)]
     if differ:
-        given = {d.value for v in graph.inputs for d in shapes.dims_of(v) or () if isinstance(d, ir.SymbolicDim)}
-        names = {b if a in given else a: a if a in given else b for a, b in differ if not {a, b} <= given}
-        shapes.rename_symbols(graph, names)
+        given = shapes.sizes_of_inputs(graph)
+        kept = [(b, a) if a in given else (a, b) for a, b in differ if not (a in given and b in given)]
+        shapes.rename_symbols(graph, {str(goes): str(stays) for goes, stays in kept})
+
+
+def _is_name(dim: shapes.Dim) -> bool:
+    return isinstance(dim, ir.SymbolicDim) and dim.value is not None and dim.value.isidentifier()
 
 
 def _merge_constants(graph: ir.Graph) -> bool:

@@ -236,8 +236,7 @@ def _within_one(node: ir.Node, part: Part, axis: int) -> Move | None:
 
 def _is_given(node: ir.Node, size: Dim) -> bool:
     """Whether a size is an input's; of what is cut out of one nothing may be left, and a position lies beside it."""
-    graph = node.graph
-    return graph is not None and any(size in (shapes.dims_of(v) or ()) for v in graph.inputs)
+    return node.graph is not None and size in shapes.sizes_of_inputs(node.graph)
 
 
 def _first(content: tuple[int, ...], sizes: list[Dim], index: int) -> int | None:
