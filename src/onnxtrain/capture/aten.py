@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import onnx_ir as ir
 import torch
+from onnx_ir.tensor_adapters import from_torch_dtype
 
+from onnxtrain.capture.nodes import record_node
 from onnxtrain.ir.graphs import DOMAIN
 from onnxtrain.ir.traits import PROBES
 
@@ -26,7 +28,7 @@ def can_be_node(node: torch.fx.Node) -> bool:
 
 
 def recorder_of(node: torch.fx.Node) -> Callable[..., Any]:
-    """A translation, for torch.onnx, of this very call: it records the call as one ATen node."""
+    """A translation of this very call: it records the call as one ATen node."""
     target: Any = node.target
 
     def record(*args: Any, **kwargs: Any) -> Any:
@@ -48,16 +50,12 @@ def recorder_of(node: torch.fx.Node) -> Callable[..., Any]:
             hold(values[0])
         return values if isinstance(results, list | tuple) else values[0]
 
-    record.__module__ = f"torch.ops.{target.namespace}"  # how torch prints it in errors
-    record.__name__ = record.__qualname__ = str(target.name()).split("::")[-1]
     return record
 
 
 def set_type(value: ir.Value, tensor: torch.Tensor) -> None:
-    """The type and shape of a traced tensor; unlike torch.onnx this lets a complex one be complex."""
-    from torch.onnx._internal.exporter._core import torch_dtype_to_onnx_dtype
-
-    value.type = ir.TensorType(torch_dtype_to_onnx_dtype(tensor.dtype))
+    """The type and shape of a traced tensor."""
+    value.type = ir.TensorType(from_torch_dtype(tensor.dtype))
     value.shape = ir.Shape([d if isinstance(d, int) else str(d.node) for d in tensor.shape])
 
 
@@ -74,31 +72,12 @@ def release(graph: ir.Graph) -> None:
                 reader.replace_input_with(index, None)
 
 
-def record_node(
-    op_type: str,
-    inputs: Sequence[Any],
-    attributes: Mapping[str, Any] | None = None,
-    *,
-    outputs: int = 1,
-    domain: str = DOMAIN,
-) -> Any:
-    """Add an operator, by default one of ours, to the graph that torch.onnx builds; several outputs are a tuple."""
-    from onnxscript import evaluator
-    from torch.onnx._internal.exporter._tensors import SymbolicTensor
-
-    recorder = evaluator.default()
-    made = [SymbolicTensor(recorder.opset) for _ in range(outputs)]  # type: ignore[attr-defined]
-    given = ir.convenience.convert_attributes(dict(attributes or {}))
-    recorder.nodes.append(ir.Node(domain, op_type, inputs, attributes=given, outputs=made))  # type: ignore[attr-defined]
-    return made[0] if outputs == 1 else tuple(made)
-
-
 def _encode(argument: Any, value: Any, inputs: list[ir.Value | None]) -> Any:
     """An argument as JSON: a tensor is ``{"input": its position}``, a computed number ``{"number": position}``.
 
     Args:
         argument: as the traced call has it.
-        value: the same as torch.onnx passes it: calls replaced by values of the graph.
+        value: the same as translations take it: calls replaced by values of the graph.
         inputs: the node's inputs so far; those met are added.
     """
     if isinstance(value, ir.Value):

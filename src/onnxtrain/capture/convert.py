@@ -12,9 +12,9 @@ import torch
 
 from onnxtrain.capture import aten, exact_constants, hidden_sizes
 from onnxtrain.capture.export import PREFIX
+from onnxtrain.capture.onnx_graph import TRACED
 from onnxtrain.capture.python_op import recorded
-from onnxtrain.capture.source_lines import user_place
-from onnxtrain.capture.torch_onnx import Translator
+from onnxtrain.capture.translator import Translator
 from onnxtrain.errors import ShapeError
 from onnxtrain.ir import shapes
 from onnxtrain.ir.bodies import close_bodies
@@ -22,7 +22,6 @@ from onnxtrain.ir.graphs import SOURCE, ForwardGraph, Signature
 from onnxtrain.ir.python_calls import CALL, HANDLE, is_call
 
 Refusals: TypeAlias = Callable[[ForwardGraph], Iterable[ir.Node]]
-_TRACE = "pkg.torch.onnx.stack_trace"
 
 
 def to_graph(
@@ -42,11 +41,11 @@ def to_graph(
         refusals: the nodes of a graph that a later stage cannot take; the operators they come from stay whole.
 
     Raises:
-        CaptureError: torch.onnx cannot translate the program.
+        CaptureError: the program cannot be translated.
     """
     translator = Translator(program, opset)
     while True:
-        graph = _graph(translator.translate(), input_names, buffers)
+        graph = _graph(translator.translate(), program, translator.lowered, input_names, buffers)
         contradictions = _infer(graph.model.graph)
         refused = list(contradictions) or (list(refusals(graph)) if refusals is not None else [])
         if not sum(translator.keep(node) for node in refused):
@@ -55,20 +54,25 @@ def to_graph(
         raise next(iter(contradictions.values()))
     exact_constants.restore(graph.model.graph)
     for node in graph.model.graph:
-        node.meta.pop("node", None)  # the traced node, which the translator needs
+        node.meta.pop(TRACED, None)  # the traced node, which the translator needs
     return graph
 
 
-def _graph(onnx_program: Any, input_names: Sequence[str], buffers: Sequence[str]) -> ForwardGraph:
-    """What torch.onnx made of a program in our form."""
-    model, ep = onnx_program.model, onnx_program.exported_program
+def _graph(
+    model: ir.Model,
+    ep: torch.export.ExportedProgram,
+    lowered: torch.fx.GraphModule,
+    input_names: Sequence[str],
+    buffers: Sequence[str],
+) -> ForwardGraph:
+    """A translated program with the user's names, weights as inputs, and the buffers that it changes as outputs."""
     aten.release(model.graph)
     calls = {node: recorded(node.attributes.pop(HANDLE).as_string()).call for node in model.graph if is_call(node)}
     _name_inputs(model.graph, input_names)
     _weights_to_inputs(model.graph, ep)
-    updated = _buffer_outputs(model.graph, ep, buffers)
+    updated = _buffer_outputs(model.graph, ep, lowered, buffers)
     _distinct_outputs(model.graph)
-    _rename_symbols(model.graph, ep)
+    _rename_symbols(model.graph)
     for node in model.graph.all_nodes():
         _keep_source(node)
     close_bodies(model.graph)
@@ -85,7 +89,7 @@ def _graph(onnx_program: Any, input_names: Sequence[str], buffers: Sequence[str]
 
 
 def _infer(graph: ir.Graph) -> dict[ir.Node, ShapeError]:
-    """Infer all types and shapes; the nodes whose inputs contradict each other: torch.onnx is wrong about them."""
+    """Infer all types and shapes; the nodes whose inputs contradict each other: a translation is wrong."""
     contradictions = {}
     for node in graph:
         try:
@@ -133,9 +137,11 @@ def _buffer_names(program: torch.export.ExportedProgram) -> dict[str, str]:
     return {n: first.setdefault(id(held[n]), n.removeprefix(PREFIX)) for n in names}
 
 
-def _buffer_outputs(graph: ir.Graph, program: torch.export.ExportedProgram, buffers: Sequence[str]) -> list[str]:
+def _buffer_outputs(
+    graph: ir.Graph, program: torch.export.ExportedProgram, lowered: torch.fx.GraphModule, buffers: Sequence[str]
+) -> list[str]:
     """Keep, of the buffers' contents among the outputs, those that the call changed; says which."""
-    changed = _changed(program, buffers)
+    changed = _changed(program, lowered, buffers)
     first = len(graph.outputs) - len(buffers)
     for index in reversed(range(len(buffers))):
         if buffers[index] not in changed:
@@ -143,11 +149,11 @@ def _buffer_outputs(graph: ir.Graph, program: torch.export.ExportedProgram, buff
     return [name for name in buffers if name in changed]
 
 
-def _changed(program: torch.export.ExportedProgram, buffers: Sequence[str]) -> set[str]:
+def _changed(program: torch.export.ExportedProgram, lowered: torch.fx.GraphModule, buffers: Sequence[str]) -> set[str]:
     """The buffers whose contents, which the program returns last, are not copies of what they were."""
     names = _buffer_names(program)
     owned = {n: names[name] for n, name in program.graph_signature.inputs_to_buffers.items()}
-    (returned,) = (n.args[0] for n in program.graph.nodes if n.op == "output")
+    (returned,) = (n.args[0] for n in lowered.graph.nodes if n.op == "output")
     copies = zip(buffers, returned[len(returned) - len(buffers) :], strict=True)  # type: ignore[arg-type, index]
     return {name for name, copy in copies if owned.get(copy.args[0].name) != name}  # type: ignore[union-attr]
 
@@ -174,7 +180,7 @@ def _distinct_outputs(graph: ir.Graph) -> None:
         seen.add(graph.outputs[index])
 
 
-def _rename_symbols(graph: ir.Graph, program: torch.export.ExportedProgram) -> None:
+def _rename_symbols(graph: ir.Graph) -> None:
     """Torch's ``s27`` becomes ``input_ids_dim1``: the first input dimension that is just that symbol."""
     renamed: dict[str, str] = {}
     for value in graph.inputs:
@@ -224,8 +230,8 @@ def _parse(text: str) -> sympy.Expr | None:
 
 
 def _keep_source(node: ir.Node) -> None:
-    """Reduce the exporter's metadata to the user's source line."""
-    place = user_place(node.metadata_props.get(_TRACE, ""))
+    """Reduce what is said of a node to the user's source line."""
+    place = node.metadata_props.get(SOURCE)
     node.metadata_props.clear()
     if place is not None:
-        node.metadata_props[SOURCE] = f"{place[0].rsplit('/', 1)[-1]}:{place[1]}"
+        node.metadata_props[SOURCE] = place

@@ -1,12 +1,10 @@
-"""Numbers as exact as the tensors they meet: torch.onnx makes each of Python's floats a float32 before it casts it.
+"""Numbers as exact as the tensors they meet: translations make each of Python's floats a float32 before they cast it.
 
 So it does with the number that a tensor holds.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,31 +12,14 @@ import onnx_ir as ir
 import torch
 
 from onnxtrain.capture.aten import ATEN
-from onnxtrain.capture.replaced import replaced
+from onnxtrain.capture.nodes import EXACT
+from onnxtrain.capture.onnx_graph import TRACED
 from onnxtrain.ir.graphs import DOMAIN
 
 _ARITHMETIC = frozenset(
     ("Add", "Sub", "Mul", "Div", "Neg", "Pow", "Sqrt", "Cast", "Range", "Mod", "Abs", "Max", "Min", "Exp", "Log")
 )
 _ITEM = torch.ops.aten._local_scalar_dense.default
-_EXACT = "exact"  # in a value's ``meta``: the number as Python had it
-
-
-@contextlib.contextmanager
-def remembered() -> Iterator[None]:
-    """Within it constants that torch.onnx makes of floats remember what they were."""
-    from torch.onnx._internal.exporter import _building
-
-    plain = _building._get_or_create_constant
-
-    def made(farm: Any, number: Any, dtype: ir.DataType, opset: Any) -> Any:
-        value = plain(farm, number, dtype, opset)
-        if dtype == ir.DataType.FLOAT and isinstance(number, float):
-            value.meta[_EXACT] = number
-        return value
-
-    with replaced((_building, "_get_or_create_constant", made)):
-        yield
 
 
 def restore(graph: ir.Graph) -> None:
@@ -50,7 +31,7 @@ def restore(graph: ir.Graph) -> None:
     for node in list(graph.all_nodes()):
         widens = node.op_type in ("Cast", "CastLike") and node.domain == ""
         if widens and node.outputs[0].dtype == ir.DataType.DOUBLE:
-            _replace(node, 0, node.meta.get("node"))
+            _replace(node, 0, node.meta.get(TRACED))
         elif node.op_type == ATEN and node.domain == DOMAIN:
             for place in range(len(node.inputs)):
                 _replace(node, place, None)
@@ -68,11 +49,11 @@ def _exact(value: ir.Value, before: ir.Node, call: Any) -> ir.Value | None:
     node = value.producer()
     if node is None or value.dtype != ir.DataType.FLOAT:
         return None
-    number = value.meta.get(_EXACT) if "value_float" not in node.attributes else node.attributes["value_float"].value
+    number = value.meta.get(EXACT) if "value_float" not in node.attributes else node.attributes["value_float"].value
     if number is not None:
         tensor = ir.tensor(np.array(number, np.float64))
         return _made(ir.node("Constant", [], {"value": tensor}), node, before)
-    own = node.meta.get("node")
+    own = node.meta.get(TRACED)
     of_sizes = own is not None and isinstance(own.meta.get("val"), torch.SymFloat)
     if own is not None and own.target is _ITEM:
         source = node.inputs[0] if node.op_type == "Cast" else value

@@ -1,4 +1,7 @@
-"""Translations by operator: ours, then torch.onnx's, each made when a call first asks for it."""
+"""torch.onnx's translations, for calls that none of ours knows: the one place that knows torch.onnx's inside.
+
+Importing them takes longer than translating most models does, so that happens when a call first asks.
+"""
 
 from __future__ import annotations
 
@@ -7,93 +10,131 @@ import functools
 import math
 import operator
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import onnx_ir as ir
 import torch
-from onnx_ir.schemas import OpSignature
-from torch.onnx._internal.exporter._registration import OnnxDecompMeta, ONNXRegistry
 
+from onnxtrain.capture.nodes import Nodes
 from onnxtrain.capture.replaced import replaced
-from onnxtrain.capture.translations import TRANSLATIONS
 
 
-class Library(ONNXRegistry):
-    """The registry that torch.onnx asks for translations.
+def has_translation(target: Any, opset: int) -> bool:
+    """Whether torch.onnx has a translation of an operator."""
+    return _translation(target, opset) is not None
+
+
+class Library:
+    """The translations of one graph that are torch.onnx's.
 
     Args:
         opset: ONNX opset of the graph.
+        nodes: receives the nodes.
+
+    Attributes:
+        functions: the definitions that nodes call, by what names them.
     """
 
-    def __init__(self, opset: int) -> None:
-        super().__init__()
-        self._opset_version = opset
+    def __init__(self, opset: int, nodes: Nodes) -> None:
+        self._opset, self._nodes = opset, nodes
+        self.functions: dict[Any, ir.Function] = {}
+        self._was_used = False
 
-    def get_decomps(self, target: Any) -> list[OnnxDecompMeta]:
-        """All translations of an operator; those that come first are taken."""
-        name = target.name() if isinstance(target, torch._ops.OpOverload) else target
-        if name not in self.functions:
-            self.functions[name] = _translations(target, self._opset_version)
-        return self.functions[name]
+    def call(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Let torch.onnx's translation of an operator add its nodes; returns the values that it makes."""
+        function = _translation(target, self._opset)
+        assert function is not None, f"{target} has no translation"
+        with self.recording():
+            return function(*args, **kwargs)
 
-    def add(self, target: Any, function: Any) -> None:
-        """Register what records one very call."""
-        given = {"onnx_function": function, "fx_target": target, "signature": None, "is_custom": True}
-        for is_complex in (False, True):
-            self._register(target, OnnxDecompMeta(**given, is_complex=is_complex, skip_signature_inference=True))
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Within it onnxscript's functions add their nodes to the graph."""
+        import onnxscript
+        from torch.onnx._internal.exporter import _building, _core
+
+        self._was_used = True
+        tracer = _building.OpRecorder(_core._get_onnxscript_opset(self._opset), {})
+        tracer.nodes = self._nodes.added
+        constants = (_building, "_get_or_create_constant", self._constant)
+        signatures = (ir.schemas.OpSignature, "from_op_schema", _signature)
+        ours = replaced(constants, signatures, (_core, "current_tracer", tracer))
+        with ours, onnxscript.evaluator.default_as(tracer):
+            yield
+        for name, function in tracer.functions.items():
+            if name not in self.functions:
+                made = function if isinstance(function, ir.Function) else _deserialized(function)
+                self.functions[name] = made
+
+    def _constant(self, farm: Any, number: Any, dtype: ir.DataType, opset: Any) -> ir.Value:
+        """In place of torch.onnx's own: the numbers of all translations are the same constants."""
+        return self._nodes.constant([number.real, number.imag] if isinstance(number, complex) else number, dtype)
+
+    def finish(self, model: ir.Model) -> None:
+        """Let a model hold what was called, in the operators of its opset: torch.onnx's are older."""
+        if not self._was_used and not self.functions:
+            model.graph.opset_imports.update({"": self._opset} | {n.domain: 1 for n in model.graph if n.domain})
+            return
+        from torch.onnx._internal.exporter import _core, _ir_passes
+
+        model.functions.update(self.functions)
+        _ir_passes.add_opset_imports(model)
+        _core.onnxscript_apis.convert_version(model, self._opset)
+        for node in model.graph.all_nodes():
+            node.version = None  # within branches it is the opset that introduced the operator, not the graph's
 
 
-@contextlib.contextmanager
-def signatures_made_once() -> Iterator[None]:
-    """Within it the signature of an ONNX operator is made once; onnxscript would make it for every node."""
-    make, made = OpSignature.from_op_schema, dict[tuple[str, str, int], OpSignature]()
-
-    def once(schema: Any) -> OpSignature:
-        key = (schema.domain, schema.name, schema.since_version)
-        if key not in made:
-            made[key] = make(schema)
-        return made[key]
-
-    with replaced((OpSignature, "from_op_schema", once)):
-        yield
+_SIGNATURE = ir.schemas.OpSignature.from_op_schema
 
 
 @functools.cache
-def _translations(target: Any, opset: int) -> list[OnnxDecompMeta]:
-    ours = TRANSLATIONS.get(target)
-    if ours is not None:
-        return [OnnxDecompMeta(onnx_function=ours, fx_target=target, signature=None, is_custom=True)]
+def _signature_named(domain: str, name: str, version: int) -> Any:
+    import onnx
+
+    return _SIGNATURE(onnx.defs.get_schema(name, version, domain))
+
+
+def _signature(schema: Any) -> Any:
+    """The signature of an ONNX operator, made once; onnxscript would make it for every node."""
+    return _signature_named(schema.domain, schema.name, schema.since_version)
+
+
+def _deserialized(function: Any) -> ir.Function:
+    return ir.serde.deserialize_function(function.to_function_proto())
+
+
+@functools.cache
+def _translation(target: Any, opset: int) -> Callable[..., Any] | None:
+    """The newest of the translations that an opset allows."""
     made = [*_of_torch().get(target, ()), *_of_onnxscript(target)]
-    able = [m for m in made if m.opset_introduced <= opset]
+    able = [m for m in made if m.opset_introduced <= opset and not m.is_complex]
     newest = max((m.opset_introduced for m in able), default=0)
-    return [m for m in able if m.opset_introduced == newest]
+    return next((m.onnx_function for m in able if m.opset_introduced == newest), None)
 
 
 @functools.cache
-def _of_torch() -> Mapping[Any, Sequence[OnnxDecompMeta]]:
+def _of_torch() -> Mapping[Any, Sequence[Any]]:
     """The translations that are part of torch."""
     from torch.onnx._internal.exporter._torchlib._torchlib_registry import get_torchlib_ops
 
-    found: dict[Any, list[OnnxDecompMeta]] = defaultdict(list)
+    found: dict[Any, list[Any]] = defaultdict(list)
     for meta in get_torchlib_ops():
         found[meta.fx_target].append(meta)
     return found
 
 
-def _of_onnxscript(target: Any) -> list[OnnxDecompMeta]:
+def _of_onnxscript(target: Any) -> list[Any]:
     """The translations that are part of onnxscript; its own list of them would make the signatures of all."""
     from onnxscript.function_libs.torch_lib import ops, registration  # noqa: F401  (importing them registers them)
+    from torch.onnx._internal.exporter._registration import OnnxDecompMeta
 
     name = _qualified(target)
-    if name not in registration.default_registry:
-        return []
-    functions = registration.default_registry[name]
-    both = [(f, False) for f in functions.overloads] + [(f, True) for f in functions.complex]
     made = []
-    for function, is_complex in both:
-        with contextlib.suppress(ValueError, TypeError, NotImplementedError):  # as torch.onnx leaves it out
-            given = {"onnx_function": function, "fx_target": target, "signature": None}
-            made.append(OnnxDecompMeta(**given, is_complex=is_complex))
+    if name in registration.default_registry:
+        for function in registration.default_registry[name].overloads:
+            with contextlib.suppress(ValueError, TypeError, NotImplementedError):  # as torch.onnx leaves it out
+                made.append(OnnxDecompMeta(onnx_function=function, fx_target=target, signature=None))
     return made
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -49,7 +49,7 @@ class Lowering:
         kept: calls of the new graph that stay whole.
     """
 
-    def __init__(self, module: GraphModule, verdict: Verdict, whole: Collection[Any]) -> None:
+    def __init__(self, module: GraphModule, verdict: Verdict, whole: Container[Any]) -> None:
         self._module, self._verdict, self._whole = module, verdict, whole
         self._writer = Writer(module)
         self._calls = Calls(self._writer, verdict, whole, self._walk)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -38,7 +38,7 @@ class Calls:
         kept: calls of the new graph that stay whole.
     """
 
-    def __init__(self, writer: Writer, verdict: Verdict, whole: Collection[Any], walk: Walk) -> None:
+    def __init__(self, writer: Writer, verdict: Verdict, whole: Container[Any], walk: Walk) -> None:
         self._writer, self._verdict, self._whole, self._walk = writer, verdict, whole, walk
         self._depth, self._takes_parts = 0, False
         self._casts: dict[Any, bool] = {}

@@ -14,11 +14,16 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from onnxtrain.capture.nodes import op
+
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {}
 
 
 def translation(*targets: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register how an ATen operator becomes nodes; arguments are the operator's, tensors as graph values."""
+    """Register how an operator becomes nodes; arguments are the operator's, tensors as graph values.
+
+    Where the function returns NotImplemented, torch.onnx's own translation is taken.
+    """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         for target in targets:
@@ -57,10 +62,8 @@ def stays_whole(node: torch.fx.Node) -> bool:
 
 
 def standard() -> Any:
-    """The operators of ONNX: calling one adds a node to the graph that torch.onnx builds."""
-    from onnxscript import opset20
-
-    return opset20
+    """The operators of ONNX: calling one adds a node to the graph."""
+    return op
 
 
 def like(value: Any, x: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from onnxtrain.capture.aten import record_node
+from onnxtrain.capture.nodes import record_node
 from onnxtrain.capture.translations import number, standard, translation, whole
 from onnxtrain.ir.traits import Trait, traits_of
 

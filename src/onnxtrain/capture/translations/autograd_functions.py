@@ -8,7 +8,8 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from onnxtrain.capture.aten import hold, record_node
+from onnxtrain.capture.aten import hold
+from onnxtrain.capture.nodes import record_node
 from onnxtrain.capture.python_op import recorded
 from onnxtrain.capture.translations import standard, translation
 from onnxtrain.ir.python_calls import HANDLE, PYTHON_OP, Place, PythonCall

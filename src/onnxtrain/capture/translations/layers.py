@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from onnxtrain.capture.aten import record_node
+from onnxtrain.capture.nodes import record_node
 from onnxtrain.capture.translations import like, standard, translation, whole
 
 aten = torch.ops.aten
@@ -45,9 +45,7 @@ def split(x, size, dim=0):
     """One Split node, of nothing into one part; as a sequence where the number of parts is not known."""
     total = x.shape[dim]
     if not isinstance(total, int) or not isinstance(size, int):
-        from onnxscript.function_libs.torch_lib.ops.core import aten_split
-
-        return aten_split(x, size, dim)
+        return NotImplemented
     if total == 0:
         return _split(x, [0], dim)
     sizes = [size] * (total // size) + ([total % size] if total % size else [])
@@ -59,9 +57,7 @@ def chunk(x, chunks, dim=0):
     """One Split node; all parts of nothing are empty. As a sequence where the number of parts is not known."""
     total = x.shape[dim]
     if not isinstance(total, int):
-        from onnxscript.function_libs.torch_lib.ops.core import aten_chunk
-
-        return aten_chunk(x, chunks, dim)
+        return NotImplemented
     return split(x, (total + chunks - 1) // chunks, dim) if total else _split(x, [0] * chunks, dim)
 
 
@@ -69,9 +65,7 @@ def chunk(x, chunks, dim=0):
 def split_with_sizes(x, sizes, dim=0):
     """One Split node; as a sequence where the number of parts is not known."""
     if not isinstance(sizes, list | tuple):
-        from onnxscript.function_libs.torch_lib.ops.core import aten_split_with_sizes
-
-        return aten_split_with_sizes(x, sizes, dim)
+        return NotImplemented
     return _split(x, list(sizes), dim)
 
 
@@ -80,9 +74,7 @@ def unbind(x, dim=0):
     """One slice for each index; as a sequence where their number is not known."""
     total = x.shape[dim]
     if not isinstance(total, int):
-        from onnxscript.function_libs.torch_lib.ops.core import aten_unbind
-
-        return aten_unbind(x, dim)
+        return NotImplemented
     return tuple(standard().Gather(x, standard().Constant(value_int=i), axis=dim) for i in range(total))
 
 

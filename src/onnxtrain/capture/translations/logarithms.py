@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from onnxtrain.capture.aten import record_node
+from onnxtrain.capture.nodes import record_node
 from onnxtrain.capture.translations import like, standard, translation, whole
 
 aten = torch.ops.aten

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from onnxtrain.capture import loss_functions  # noqa: F401  (defines the operator of ctc_loss)
-from onnxtrain.capture.aten import ATEN, record_node
+from onnxtrain.capture.aten import ATEN
+from onnxtrain.capture.nodes import record_node
 from onnxtrain.capture.translations import number, standard, translation
 
 aten = torch.ops.aten

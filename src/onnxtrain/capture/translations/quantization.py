@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from onnxtrain.capture import fake_quantization  # noqa: F401  (defines the operator)
-from onnxtrain.capture.aten import record_node
+from onnxtrain.capture.nodes import record_node
 from onnxtrain.capture.translations import standard, translation
 
 

@@ -9,7 +9,7 @@ import onnx_ir as ir
 import torch
 
 from onnxtrain.capture import recurrent_layers  # noqa: F401  (defines the operators)
-from onnxtrain.capture.aten import record_node
+from onnxtrain.capture.nodes import record_node
 from onnxtrain.capture.translations import number, standard, translation, whole
 
 aten = torch.ops.aten

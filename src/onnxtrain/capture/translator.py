@@ -1,18 +1,15 @@
-"""ExportedProgram → torch.onnx's model: the one place that knows torch.onnx's inside.
+"""ExportedProgram → ONNX model: what is translated, what is taken apart, and what stays whole.
 
-What torch.onnx has no translation for stays whole: the call that the user's code made, not the primitives that torch
-would take it apart into, becomes an ``ATen`` node. So do calls on complex numbers, which torch.onnx would turn into
-pairs of real ones, and calls whose translation a later stage refuses.
+What has no translation stays whole: the call that the user's code made, not the primitives that torch would take it
+apart into, becomes an ``ATen`` node. So do calls on complex numbers, which torch.onnx would turn into pairs of real
+ones, and calls whose translation a later stage refuses.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
-import dataclasses
 import logging
 import operator
-import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -20,11 +17,11 @@ from typing import Any, TypeAlias
 
 import onnx_ir as ir
 import torch
-from torch.export.graph_signature import TensorArgument
 
-from onnxtrain.capture import aten, exact_constants
-from onnxtrain.capture.library import Library, signatures_made_once
+from onnxtrain.capture import aten
+from onnxtrain.capture.library import has_translation
 from onnxtrain.capture.lowering import ORIGINS, Lowering
+from onnxtrain.capture.onnx_graph import TRACED, UntranslatableError, onnx_model
 from onnxtrain.capture.quiet import loggers_at
 from onnxtrain.capture.translations import TRANSLATIONS, WHOLE, stays_whole
 from onnxtrain.errors import CaptureError
@@ -43,60 +40,45 @@ class Translator:
         opset: ONNX opset of the result.
 
     Attributes:
-        whole: the operators that are not taken apart.
+        lowered: the calls that were translated last.
     """
 
     def __init__(self, program: torch.export.ExportedProgram, opset: int) -> None:
         self.program, self.opset = program, opset
-        self._library = Library(opset)
-        self.whole: set[Overload] = {target for target in WHOLE if not self._library.is_registered(target)}
+        self.lowered = program.graph_module
+        self._whole = _Whole(opset)
         self._made: dict[str, torch.fx.Node] = {}  # the calls that were translated
 
-    def translate(self) -> Any:
-        """The model and the lowered program as torch.onnx returns them (``ONNXProgram``).
+    def translate(self) -> ir.Model:
+        """The program as a model (``onnx_graph.onnx_model``).
 
         Raises:
             CaptureError: an operator can neither be translated nor stay whole.
         """
-        from torch.onnx._internal.exporter import _core
-
         while True:
-            program = self._lowered()
+            with _silence(), _without_wrong_references():
+                lowering = Lowering(self.program.graph_module, self._verdict, self._whole)
+                self.lowered = lowering.lowered()
+            records = {call: aten.recorder_of(call) for call in lowering.kept}
             try:
-                with _silence(), exact_constants.remembered(), signatures_made_once():
-                    made = _core._exported_program_to_onnx_program(program, registry=self._library)
-            except Exception as error:
-                self._keep_failed(error, program)
+                with _silence():
+                    made = onnx_model(self.program, self.lowered, records, self.opset)
+            except UntranslatableError as error:
+                self._keep_failed(error)
             else:
-                self._made = _by_result(program)
-                made.model = _core.onnxscript_apis.convert_version(made.model, self.opset)
-                for node in made.model.graph.all_nodes():
-                    node.version = None  # within branches it is the opset that introduced the operator, not the graph's
-                _restore_complex(made)
+                self._made = _by_result(self.lowered)
                 return made
-
-    def _lowered(self) -> torch.export.ExportedProgram:
-        """The program with calls that have translations; those that stay whole are calls of their recorders."""
-        with _silence(), _without_wrong_references():
-            lowering = Lowering(self.program.graph_module, self._verdict, self.whole)
-            module = lowering.lowered()
-        program = copy.copy(self.program)
-        program._graph_module = module
-        program._graph_signature = _named_outputs(program)
-        for node in lowering.kept:
-            node.target = record = aten.recorder_of(node)
-            self._library.add(record, record)
-        return program
 
     def _verdict(self, call: torch.fx.Node) -> bool | None:
         """Whether a call has a translation; False where that is wrong, None where there is none."""
-        from torch.onnx._internal.exporter import _dispatching
-
-        if (stays_whole(call) or _is_complex(call)) and aten.can_be_node(call):
+        is_complex = _is_complex(call)
+        if (is_complex or stays_whole(call)) and aten.can_be_node(call):
             return False
         if _is_made_of_views(call.target):
             return None
-        return True if _dispatching.dispatch(call, self._library)[0] is not None else None
+        if call.target in TRANSLATIONS:
+            return True
+        return True if not is_complex and has_translation(call.target, self.opset) else None
 
     def keep(self, node: ir.Node) -> bool:
         """Let the operator that a node of the translation comes from stay whole; says whether that is anything new."""
@@ -106,10 +88,10 @@ class Translator:
     def _keep_origin(self, call: torch.fx.Node) -> bool:
         """Let the first of the operators that a call comes from stay whole, the user's if it can."""
         origins = map(_known, call.meta.get(ORIGINS, ()))
-        origin = next((o for o in origins if o is not None and o not in self.whole and _gives_tensors(o)), None)
+        origin = next((o for o in origins if o is not None and o not in self._whole and _gives_tensors(o)), None)
         if origin is None:
             return False
-        self.whole.add(origin)
+        self._whole.add(origin)
         return True
 
     def _call_of(self, node: ir.Node) -> torch.fx.Node | None:
@@ -117,7 +99,7 @@ class Translator:
         todo, seen = [node], {node}
         while todo:
             current = todo.pop()
-            found = current.meta.get("node") or next(
+            found = current.meta.get(TRACED) or next(
                 (c for v in current.outputs if (c := self._made.get(str(v.name)))), None
             )
             if found is not None:
@@ -127,20 +109,34 @@ class Translator:
             todo.extend(readers)
         return None
 
-    def _keep_failed(self, error: Exception, program: torch.export.ExportedProgram) -> None:
+    def _keep_failed(self, error: UntranslatableError) -> None:
         """Keep the operator whose translation raised.
 
         Raises:
-            CaptureError: that is not what is wrong.
+            CaptureError: it cannot stay whole.
         """
-        name = re.search(r"Error when translating node %(\w+)", "".join(map(str, _causes(error))))
-        node = next((n for n in _calls(program) if name and n.name == name.group(1)), None)
-        if node is None or not self._keep_origin(node):
+        if not self._keep_origin(error.call):
             raise CaptureError(
-                f"torch.onnx cannot translate the captured program: {_last_line(error)}",
-                node=str(node.target if node is not None else ""),
+                f"the captured program cannot be translated: {_last_line(error)}",
+                node=str(error.call.target),
                 cure="keep that part outside the wrapped module",
             ) from error
+
+
+class _Whole:
+    """The operators that are not taken apart: those that turned out so, and those of ``WHOLE`` without a translation."""
+
+    def __init__(self, opset: int) -> None:
+        self._opset, self._found = opset, set[Any]()
+
+    def add(self, target: Any) -> None:
+        """Let an operator stay whole."""
+        self._found.add(target)
+
+    def __contains__(self, target: Any) -> bool:
+        if target in self._found:
+            return True
+        return target in WHOLE and target not in TRANSLATIONS and not has_translation(target, self._opset)
 
 
 def _is_made_of_views(target: Any) -> bool:
@@ -164,33 +160,12 @@ def _gives_tensors(target: Any) -> bool:
     return isinstance(target, Overload) and all("Tensor" in str(made.type) for made in target._schema.returns)
 
 
-def _calls(program: torch.export.ExportedProgram) -> Iterator[torch.fx.Node]:
-    for module in program.graph_module.modules():
-        if isinstance(module, torch.fx.GraphModule):
-            yield from (n for n in module.graph.nodes if n.op == "call_function" and isinstance(n.target, Overload))
-
-
-def _by_result(program: torch.export.ExportedProgram) -> dict[str, torch.fx.Node]:
+def _by_result(lowered: torch.fx.GraphModule) -> dict[str, torch.fx.Node]:
     """The calls by the names of what they return, the parts of several results among them."""
-    calls = list(_calls(program))
+    modules = [m for m in lowered.modules() if isinstance(m, torch.fx.GraphModule)]
+    calls = [n for m in modules for n in m.graph.nodes if n.op == "call_function" and isinstance(n.target, Overload)]
     parts = {n.name: call for call in calls for n in call.users if n.target is operator.getitem}
     return {call.name: call for call in calls} | parts
-
-
-def _named_outputs(program: torch.export.ExportedProgram) -> Any:
-    """The signature with the names of what the graph returns now."""
-    signature = copy.copy(program.graph_signature)
-    (returned,) = (n.args[0] for n in program.graph.nodes if n.op == "output")
-    names = [node.name if isinstance(node, torch.fx.Node) else None for node in returned]  # type: ignore[union-attr]
-    signature.output_specs = [
-        dataclasses.replace(spec, arg=TensorArgument(name=name)) if name and _is_tensor(spec) else spec
-        for spec, name in zip(signature.output_specs, names, strict=True)
-    ]
-    return signature
-
-
-def _is_tensor(spec: Any) -> bool:
-    return isinstance(spec.arg, TensorArgument)
 
 
 def _is_complex(node: torch.fx.Node) -> bool:
@@ -199,21 +174,6 @@ def _is_complex(node: torch.fx.Node) -> bool:
         list(made) if isinstance(made, list | tuple) else [made]
     )
     return any(isinstance(v, torch.Tensor) and v.dtype.is_complex for v in values)
-
-
-def _restore_complex(made: Any) -> None:
-    """Inputs and constants that torch.onnx took for pairs of real numbers are complex again."""
-    graph, program = made.model.graph, made.exported_program
-    for value in graph.inputs:
-        traced = value.meta["node"].meta.get("val")
-        if isinstance(traced, torch.Tensor) and traced.dtype.is_complex:
-            aten.set_type(value, traced)
-    known = {**dict(program.named_parameters()), **dict(program.named_buffers()), **program.constants}
-    for name, value in graph.initializers.items():
-        tensor = known.get(name)
-        if isinstance(tensor, torch.Tensor) and tensor.dtype.is_complex:
-            aten.set_type(value, tensor)
-            value.const_value = ir.tensor(tensor.detach().resolve_conj().cpu().numpy(), name=name)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
