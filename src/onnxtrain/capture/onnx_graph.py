@@ -121,10 +121,11 @@ class _Part:
     def _translated(self, call: torch.fx.Node) -> Any:
         """What a call returns, as a value or several."""
         if call.target is operator.getitem:
-            several, place = self._values[call.args[0]], call.args[1]  # type: ignore[index]
+            several: Any = self._values[call.args[0]]  # type: ignore[index]
+            place: Any = call.args[1]
             if isinstance(several, list | tuple):
-                several[place].name = call.name  # type: ignore[index]
-                return several[place]  # type: ignore[index]
+                several[place].name = call.name
+                return several[place]
         try:
             with added_to(self._nodes):
                 made = self._recorded(call)
@@ -137,7 +138,7 @@ class _Part:
             if place is not None:
                 node.metadata_props[SOURCE] = place
         self._graph.extend(added)
-        results = call.meta.get("val")
+        results: Any = call.meta.get("val")
         if isinstance(made, list | tuple):
             for index, (value, result) in enumerate(zip(made, results, strict=False)):
                 self._name(value, f"{call.name}__{index}", result, call)

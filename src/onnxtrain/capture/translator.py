@@ -124,7 +124,7 @@ class Translator:
 
 
 class _Whole:
-    """The operators that are not taken apart: those that turned out so, and those of ``WHOLE`` without a translation."""
+    """The operators that are not taken apart: those that turned out so, and those of ``WHOLE`` without translation."""
 
     def __init__(self, opset: int) -> None:
         self._opset, self._found = opset, set[Any]()

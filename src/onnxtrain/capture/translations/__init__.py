@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,6 +71,22 @@ def like(value: Any, x: Any) -> Any:
     if isinstance(value, ir.Value):  # a size
         return standard().CastLike(value, x)
     return standard().Constant(value=ir.tensor(np.array(value, x.dtype.numpy()), dtype=x.dtype))
+
+
+def typed(value: Any, dtype: Any) -> Any:
+    """A number in a type."""
+    if isinstance(value, ir.Value):
+        return value if value.dtype == dtype else op.Cast(value, to=dtype)
+    return op.Constant(value=ir.tensor(np.array(value, ir.DataType(dtype).numpy()), dtype=ir.DataType(dtype)))
+
+
+def vector(sizes: Sequence[Any]) -> Any:
+    """Sizes, of which some are computed, as one tensor."""
+    if all(isinstance(size, int) for size in sizes):
+        return op.Constant(value_ints=list(sizes))
+    one = op.Constant(value_ints=[1])
+    parts = [op.Constant(value_ints=[s]) if isinstance(s, int) else op.Reshape(s, one) for s in sizes]
+    return op.Concat(*parts, axis=0) if len(parts) > 1 else parts[0]
 
 
 def number(value: float) -> ir.Value:

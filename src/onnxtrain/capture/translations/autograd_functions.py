@@ -11,7 +11,7 @@ import torch
 from onnxtrain.capture.aten import hold
 from onnxtrain.capture.nodes import record_node
 from onnxtrain.capture.python_op import recorded
-from onnxtrain.capture.translations import standard, translation
+from onnxtrain.capture.translations import translation, vector
 from onnxtrain.ir.python_calls import HANDLE, PYTHON_OP, Place, PythonCall
 
 
@@ -20,19 +20,11 @@ def python_op(tensors: list[ir.Value], sizes: list[Any], call: str) -> Any:
     """Sizes, then tensors in; the autograd context, then the tensors that the call returns out."""
     found = recorded(call)
     attributes = _attributes(found.call) | {HANDLE: call}
-    made = record_node(PYTHON_OP, [_vector(sizes), *tensors], attributes, outputs=1 + len(found.made))
+    made = record_node(PYTHON_OP, [vector(sizes) if sizes else None, *tensors], attributes, outputs=1 + len(found.made))
     context, *results = made if isinstance(made, tuple) else (made,)
     context.type, context.shape = ir.TensorType(ir.DataType.INT64), ir.Shape([])
     hold(context)
     return results
-
-
-def _vector(sizes: list[Any]) -> ir.Value | None:
-    if not sizes:
-        return None
-    op = standard()
-    parts = [op.Reshape(s, [1]) if isinstance(s, ir.Value) else op.Constant(value_ints=[int(s)]) for s in sizes]
-    return op.Concat(*parts, axis=0) if len(parts) > 1 else parts[0]
 
 
 def _attributes(call: PythonCall) -> dict[str, Any]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from onnxtrain.capture.nodes import record_node
-from onnxtrain.capture.translations import like, standard, translation, whole
+from onnxtrain.capture.translations import like, number, standard, translation, vector, whole
 
 aten = torch.ops.aten
 
@@ -20,6 +19,54 @@ def linear(x, weight, bias=None):
     if bias is None:
         return record_node("LinearWithoutBias", [x, weight])
     return record_node("Linear", [x, weight, bias])
+
+
+@translation(aten.matmul.default, aten.mm.default, aten.bmm.default)
+def matmul(x, y):
+    """One MatMul."""
+    return standard().MatMul(x, y)
+
+
+@translation(aten.addmm.default)
+def addmm(x, first, second, beta=1, alpha=1):
+    """One Gemm."""
+    if not x.dtype.is_floating_point():
+        return NotImplemented
+    return standard().Gemm(first, second, x, alpha=alpha, beta=beta)
+
+
+@translation(aten.layer_norm.default)
+def layer_norm(x, shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
+    """One LayerNormalization."""
+    op = standard()
+    if weight is None:
+        weight = op.Expand(like(1, x), op.Shape(x, start=-len(shape)))
+    return op.LayerNormalization(x, weight, bias, axis=-len(shape), epsilon=eps)[0]
+
+
+@translation(aten.dropout.default)
+def dropout(x, p, train):
+    """One Dropout; of a number as of a vector of one."""
+    op = standard()
+    if len(x.shape):
+        return op.Dropout(x, number(p), train)[0]
+    return op.Squeeze(op.Dropout(op.Reshape(x, [-1]), number(p), train)[0])
+
+
+@translation(aten.feature_dropout.default)
+def feature_dropout(x, p, train):
+    """Whole channels at once: one Dropout of a one for each."""
+    op, rank = standard(), len(x.shape)
+    if not train or rank < 2:
+        return op.Identity(x) if rank >= 2 else NotImplemented
+    channels = op.Concat(op.Shape(x, start=0, end=2), vector([1] * (rank - 2)), axis=0)
+    return op.Mul(x, op.Dropout(op.Expand(like(1, x), channels), number(p), train)[0])
+
+
+@translation(aten.gelu.default)
+def gelu(x, approximate="none"):
+    """One Gelu."""
+    return standard().Gelu(x, approximate=approximate)
 
 
 @translation(aten.silu.default)
@@ -82,17 +129,7 @@ def _split(x: Any, sizes: list[Any], dim: int) -> tuple[Any, ...]:
     op = standard()
     if len(sizes) == 1:
         return (op.Identity(x),)
-    return tuple(record_node("Split", [x, _vector(sizes)], {"axis": dim}, outputs=len(sizes), domain=""))
-
-
-def _vector(sizes: Sequence[Any]) -> Any:
-    """Sizes, of which some are computed, as one tensor."""
-    op = standard()
-    if all(isinstance(size, int) for size in sizes):
-        return op.Constant(value_ints=list(sizes))
-    one = op.Constant(value_ints=[1])
-    parts = [op.Constant(value_ints=[s]) if isinstance(s, int) else op.Reshape(s, one) for s in sizes]
-    return op.Concat(*parts, axis=0)
+    return tuple(record_node("Split", [x, vector(sizes)], {"axis": dim}, outputs=len(sizes), domain=""))
 
 
 @translation(torch.ops.prims.broadcast_in_dim.default)
@@ -101,7 +138,7 @@ def broadcast_in_dim(a, shape, broadcast_dimensions):
     op = standard()
     inserted = [axis for axis in range(len(shape)) if axis not in broadcast_dimensions]
     wide = op.Unsqueeze(a, op.Constant(value_ints=inserted)) if inserted else a
-    return op.Expand(wide, _vector(shape))
+    return op.Expand(wide, vector(shape))
 
 
 @translation(aten.flatten.using_ints)
@@ -136,12 +173,6 @@ def group_norm(x, num_groups, weight=None, bias=None, eps=1e-5, cudnn_enabled=Tr
     wide = op.Constant(value_ints=list(range(1, rank - 1)))
     made = made if weight is None else op.Mul(made, op.Unsqueeze(weight, wide) if rank > 2 else weight)
     return made if bias is None else op.Add(made, op.Unsqueeze(bias, wide) if rank > 2 else bias)
-
-
-@translation(aten.reshape.default, aten.view_copy.default)
-def reshape(x, shape):
-    """One Reshape to these very sizes: torch.onnx's takes a 0 among them for the operand's size in that place."""
-    return standard().Reshape(x, _vector(shape), allowzero=1)
 
 
 @translation(aten.detach.default)

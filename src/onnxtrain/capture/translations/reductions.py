@@ -43,6 +43,34 @@ def _extreme_along(place_of, x, dim, keepdim) -> Any:
     return (found, place) if keepdim else (op.Squeeze(found, axes), op.Squeeze(place, axes))
 
 
+@translation(aten.mean.default, aten.mean.dim)
+def mean(x, dim=None, keepdim=False, dtype=None):
+    """One ReduceMean, in the type that is asked for."""
+    return _reduced(standard().ReduceMean, x, dim, keepdim, dtype)
+
+
+@translation(aten.sum.default, aten.sum.dim_IntList)
+def total(x, dim=None, keepdim=False, dtype=None):
+    """One ReduceSum, in the type that is asked for."""
+    return _reduced(standard().ReduceSum, x, dim, keepdim, dtype)
+
+
+@translation(aten.cumsum.default)
+def cumulative_sum(x, dim, dtype=None):
+    """One CumSum, in the type that is asked for; a number is its own."""
+    op, rank = standard(), len(x.shape)
+    x = x if dtype is None else op.Cast(x, to=dtype)
+    return op.CumSum(x, op.Constant(value_int=dim)) if rank else op.Identity(x)
+
+
+@translation(aten.softmax.int)
+def softmax(x, dim, dtype=None):
+    """One Softmax, in the type that is asked for; a number as a vector of one."""
+    op, rank = standard(), len(x.shape)
+    x = x if dtype is None else op.Cast(x, to=dtype)
+    return op.Softmax(x, axis=dim) if rank else op.Squeeze(op.Softmax(op.Reshape(x, [1]), axis=0))
+
+
 @translation(aten.amax.default)
 def largest(x, dim=(), keepdim=False):
     """The largest elements; a number is its own, whatever axis is named."""
@@ -62,9 +90,9 @@ def extremes(x, dim=None, keepdim=False):
     return smallest(x, dims, keepdim), largest(x, dims, keepdim)
 
 
-def _reduced(reduction, x, dim, keepdim) -> Any:
+def _reduced(reduction, x, dim, keepdim, dtype=None) -> Any:
     axes = (standard().Constant(value_ints=list(dim)),) if dim and len(x.shape) else ()
-    return reduction(x, *axes, keepdims=int(keepdim))
+    return reduction(x if dtype is None else standard().Cast(x, to=dtype), *axes, keepdims=int(keepdim))
 
 
 @translation(aten.any.default, aten.any.dim, aten.any.dims)

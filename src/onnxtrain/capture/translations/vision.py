@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import onnx_ir as ir
 import torch
 
 from onnxtrain.capture.nodes import record_node
-from onnxtrain.capture.translations import number, standard, translation, whole
+from onnxtrain.capture.translations import number, standard, translation, vector, whole
 
 aten = torch.ops.aten
 
@@ -22,6 +23,62 @@ def convolution(x, weight, bias=None, stride=(1,), padding=(0,), dilation=(1,), 
         return record_node("Conv", [x, weight, bias], attributes, domain="")
     first = op.Constant(value_ints=[0])
     return op.Squeeze(record_node("Conv", [op.Unsqueeze(x, first), weight, bias], attributes, domain=""), first)
+
+
+@translation(aten.convolution.default)
+def convolution_either_way(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups):
+    """One Conv, or one ConvTranspose."""
+    if not transposed:
+        return convolution(x, weight, bias, stride, padding, dilation, groups)
+    op, count = standard(), len(weight.shape) - 2
+    strides, pads, apart, behind = (list(v) * (count // len(v)) for v in (stride, padding, dilation, output_padding))
+    attributes = {"strides": strides, "pads": pads * 2, "dilations": apart, "output_padding": behind, "group": groups}
+    if len(x.shape) > count + 1:
+        return op.ConvTranspose(x, weight, bias, **attributes)
+    first = op.Constant(value_ints=[0])
+    return op.Squeeze(op.ConvTranspose(op.Unsqueeze(x, first), weight, bias, **attributes), first)
+
+
+@translation(aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
+def transposed_convolution(
+    x, weight, bias=None, stride=(1,), padding=(0,), output_padding=(0,), groups=1, dilation=(1,)
+):
+    """One ConvTranspose."""
+    return convolution_either_way(x, weight, bias, stride, padding, dilation, True, output_padding, groups)
+
+
+@translation(aten.max_pool2d.default)
+def max_pool(x, kernel_size, stride=(), padding=(0,), dilation=(1,), ceil_mode=False):
+    """One MaxPool."""
+    op = standard()
+    kernel, pads, apart = (list(v) * (2 // len(v)) for v in (kernel_size, padding, dilation))
+    strides = list(stride) * (2 // len(stride)) if stride else kernel
+    attributes = {"strides": strides, "pads": pads * 2, "dilations": apart, "ceil_mode": int(ceil_mode)}
+    if len(x.shape) == 4:
+        return op.MaxPool(x, kernel_shape=kernel, **attributes)[0]
+    first = op.Constant(value_ints=[0])
+    return op.Squeeze(op.MaxPool(op.Unsqueeze(x, first), kernel_shape=kernel, **attributes)[0], first)
+
+
+@translation(aten.upsample_bilinear2d.vec)
+def upsample_bilinear(x, size, align_corners, scales):
+    """One Resize, by scales or to sizes."""
+    op, corners = standard(), "align_corners" if align_corners else "half_pixel"
+    attributes = {"mode": "linear", "coordinate_transformation_mode": corners, "nearest_mode": "floor"}
+    if scales is not None:
+        return op.Resize(x, None, op.Constant(value_floats=[1.0, 1.0, *scales]), None, **attributes)
+    sizes = op.Concat(op.Shape(x, start=0, end=2), vector(size), axis=0)
+    return op.Resize(x, None, None, sizes, **attributes)
+
+
+@translation(aten.bernoulli.p)
+def bernoulli(x, p, generator=None):
+    """Ones with a probability: where a uniform number is smaller."""
+    if not x.dtype.is_floating_point() or generator is not None:
+        return NotImplemented
+    op = standard()
+    drawn = op.Less(op.RandomUniformLike(x, dtype=ir.DataType.FLOAT), number(p))
+    return op.Cast(drawn, to=x.dtype)
 
 
 _ADAPTIVE = ("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d")

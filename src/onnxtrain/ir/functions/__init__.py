@@ -1,7 +1,8 @@
 """Our operators (domain ``onnxtrain``): each is an ONNX function whose body is standard operators.
 
 A definition is an ordinary onnxscript function in one of this package's modules. It is converted when first
-used, so importing the table costs nothing. The body is the truth: a backend may lower the operator to one
+used, and onnxscript imported then, so that reading the table costs nothing: ``op``, the operators of ONNX, and
+``own``, those of ours, are put where bodies find them. The body is the truth: a backend may lower the operator to one
 kernel, and any ONNX runtime can run the body instead.
 """
 
@@ -25,6 +26,8 @@ from onnxtrain.ir.opsets import version_of
 from onnxtrain.ir.recurrent import RECURRENT
 
 VERSION = 1
+op: Any = None
+own: Any = None
 OPAQUE = {"ATen", "ATenGrad", "PythonOp", "PythonOpGrad"}  # only the torch backend can run them: no body exists
 
 
@@ -95,8 +98,9 @@ def script_of(op_type: str) -> Any:
     import onnxscript
 
     load()
-    opset = onnxscript.values.Opset(DOMAIN, VERSION)
-    return onnxscript.script(opset, default_opset=onnxscript.opset20)(DEFINITIONS[op_type].body)
+    body, opset = DEFINITIONS[op_type].body, onnxscript.values.Opset(DOMAIN, VERSION)
+    body.__globals__.update(op=onnxscript.opset20, own=opset)
+    return onnxscript.script(opset, default_opset=onnxscript.opset20)(body)
 
 
 @functools.cache

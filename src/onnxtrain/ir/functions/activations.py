@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 
 from onnx import TensorProto, helper
-from onnxscript import opset20 as op
 
-from onnxtrain.ir.functions import function
+from onnxtrain.ir.functions import function, op
 
 
 def _exact(number: float) -> TensorProto:

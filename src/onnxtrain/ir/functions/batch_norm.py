@@ -5,12 +5,7 @@ x has shape (batch, channels, spatial...), all else one number for each channel.
 
 from __future__ import annotations
 
-from onnxscript import opset20 as op
-from onnxscript import values
-
-from onnxtrain.ir.functions import DOMAIN, VERSION, function
-
-own = values.Opset(DOMAIN, VERSION)
+from onnxtrain.ir.functions import function, op
 
 
 @function(like=(0, 3, 4, 3, 4))

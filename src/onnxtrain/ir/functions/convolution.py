@@ -8,14 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import onnx_ir as ir
-from onnxscript import opset20 as op
-from onnxscript import values
 
 from onnxtrain.ir import shapes
 from onnxtrain.ir.builder import Builder
-from onnxtrain.ir.functions import DOMAIN, VERSION, function, known_form
-
-own = values.Opset(DOMAIN, VERSION)
+from onnxtrain.ir.functions import function, known_form, op, own
 
 # Where kernels of a convolution are slower than products: measured on onnxruntime's CPU kernels, float32
 _LEAST_CHANNELS = 8  # of a group, in a gradient of a weight made of matrix products

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from onnx import TensorProto, helper
-from onnxscript import opset20 as op
-from onnxscript import values
 
-from onnxtrain.ir.functions import DOMAIN, VERSION, function
+from onnxtrain.ir.functions import function, op, own
 
-own = values.Opset(DOMAIN, VERSION)
 VARIANCE_EPSILON = helper.make_tensor("", TensorProto.DOUBLE, [], [1e-9])
 
 

@@ -6,12 +6,7 @@ Row numbers are ascending and without duplicates.
 
 from __future__ import annotations
 
-from onnxscript import opset20 as op
-from onnxscript import values
-
-from onnxtrain.ir.functions import DOMAIN, VERSION, function
-
-own = values.Opset(DOMAIN, VERSION)
+from onnxtrain.ir.functions import function, op, own
 
 
 @function()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from onnxscript import opset20 as op
-
-from onnxtrain.ir.functions import function
+from onnxtrain.ir.functions import function, op
 
 
 @function()

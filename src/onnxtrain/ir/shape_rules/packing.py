@@ -27,6 +27,14 @@ def shrunken_gather_grad(node: ir.Node) -> Sequence[Facts]:
     return [Facts(dtype_of(dy), dims_from(shape, node.outputs[0]))]
 
 
+@shape_rule("PackedDropout", domain=DOMAIN)
+def packed_dropout(node: ir.Node) -> Sequence[Facts]:
+    """The result and its mask, both of the operand's shape."""
+    x = node.inputs[0]
+    assert x is not None
+    return [Facts(dtype_of(x), known_dims(x)), Facts(ir.DataType.BOOL, known_dims(x))]
+
+
 @shape_rule("FlattenAndUnpad", domain=DOMAIN)
 def flatten_and_unpad(node: ir.Node) -> Sequence[Facts]:
     """(T, ...) of (B, S, ...); and B and S."""
