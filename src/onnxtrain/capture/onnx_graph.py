@@ -93,7 +93,7 @@ class _Part:
         self._graph, self._owned, self._records, self._nodes = graph, owned, records, nodes
         self._library = library
         self._values: dict[torch.fx.Node, Any] = {}
-        self._sizes: dict[str, ir.SymbolicDim] = {}
+        self._sizes: dict[Any, ir.SymbolicDim] = {}
         self._places: dict[str, str | None] = {}
 
     def translate(self, calls: torch.fx.Graph) -> dict[str, Any]:
@@ -179,14 +179,15 @@ class _Part:
     def _describe(self, value: ir.Value, result: Any) -> None:
         if isinstance(result, torch.Tensor):
             value.dtype = value.dtype or from_torch_dtype(result.dtype)
-            value.shape = ir.Shape([d if isinstance(d, int) else self._size(str(d.node)) for d in result.shape])
+            value.shape = ir.Shape([d if isinstance(d, int) else self._size(d.node) for d in result.shape])
         elif (kind := _type_of_number(result)) is not None:
             value.dtype, value.shape = kind, ir.Shape([])
 
-    def _size(self, text: str) -> ir.SymbolicDim:
-        if text not in self._sizes:
-            self._sizes[text] = ir.SymbolicDim(text)
-        return self._sizes[text]
+    def _size(self, size: Any) -> ir.SymbolicDim:
+        """A size that is computed; writing it as text takes long."""
+        if size.expr not in self._sizes:
+            self._sizes[size.expr] = ir.SymbolicDim(str(size))
+        return self._sizes[size.expr]
 
     def _place(self, call: torch.fx.Node) -> str | None:
         """The user's line of a call."""
