@@ -61,16 +61,11 @@ def stays_whole(node: torch.fx.Node) -> bool:
     return asks is not None and asks(node)
 
 
-def standard() -> Any:
-    """The operators of ONNX: calling one adds a node to the graph."""
-    return op
-
-
 def like(value: Any, x: Any) -> Any:
     """A number in the type of a value."""
     if isinstance(value, ir.Value):  # a size
-        return standard().CastLike(value, x)
-    return standard().Constant(value=ir.tensor(np.array(value, x.dtype.numpy()), dtype=x.dtype))
+        return op.CastLike(value, x)
+    return op.Constant(value=ir.tensor(np.array(value, x.dtype.numpy()), dtype=x.dtype))
 
 
 def typed(value: Any, dtype: Any) -> Any:
@@ -91,7 +86,7 @@ def vector(sizes: Sequence[Any]) -> Any:
 
 def number(value: float) -> ir.Value:
     """A float32 constant."""
-    return standard().Constant(value_float=float(value))
+    return op.Constant(value_float=float(value))
 
 
 for _family in pkgutil.iter_modules(__path__):

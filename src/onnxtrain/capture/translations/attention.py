@@ -7,8 +7,8 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from onnxtrain.capture.nodes import record_node
-from onnxtrain.capture.translations import number, standard, translation, whole
+from onnxtrain.capture.nodes import op, record_node
+from onnxtrain.capture.translations import number, translation, whole
 from onnxtrain.ir.traits import Trait, traits_of
 
 aten = torch.ops.aten
@@ -20,7 +20,7 @@ def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False,
     if len(query.shape) == 3:
         batch = [_as_a_batch(x) for x in (query, key, value)]
         made = attention(*batch, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-        return standard().Squeeze(made, standard().Constant(value_ints=[0]))
+        return op.Squeeze(made, op.Constant(value_ints=[0]))
     size = query.shape[-1]
     fixed = isinstance(scale, int | float) or (scale is None and isinstance(size, int))
     factor = (float(scale) if scale is not None else float(size) ** -0.5) if fixed else _scale_of(query, scale)
@@ -38,11 +38,11 @@ def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False,
         return _plain_attention(query, key, value, attn_mask, float(dropout_p), bool(is_causal), factor)
     seen, mask = _with_no_blind_query(attn_mask, query)
     made = _plain_attention(query, key, value, mask, float(dropout_p), bool(is_causal), factor)
-    return standard().Where(seen, made, standard().CastLike(number(0.0), query))
+    return op.Where(seen, made, op.CastLike(number(0.0), query))
 
 
 def _as_a_batch(x: Any) -> Any:
-    batch = standard().Unsqueeze(x, standard().Constant(value_ints=[0]))
+    batch = op.Unsqueeze(x, op.Constant(value_ints=[0]))
     batch.type, batch.shape = x.type, ir.Shape([1, *x.shape])
     return batch
 
@@ -60,7 +60,6 @@ def is_masked(node: torch.fx.Node) -> bool:
 
 
 def _additive(mask: Any, model: Any) -> Any:
-    op = standard()
     minus_infinity = op.CastLike(number(float("-inf")), model)
     return op.Where(mask, op.CastLike(number(0.0), model), minus_infinity)
 
@@ -70,7 +69,6 @@ def _with_no_blind_query(mask: Any, query: Any) -> tuple[Any, Any]:
 
     Softmax of minus infinity alone is not a number; in torch such a query's result is 0, and so is its gradient.
     """
-    op = standard()
     if mask.dtype == ir.DataType.BOOL:
         seen = op.Cast(op.ReduceMax(op.Cast(mask, to=ir.DataType.INT32), [-1], keepdims=1), to=ir.DataType.BOOL)
         return seen, _additive(op.Or(mask, op.Not(seen)), query)
@@ -110,7 +108,6 @@ def _repeat_heads(query: Any, value: Any) -> Any:
     repeats = query.shape[1] // value.shape[1]
     if repeats == 1:
         return value
-    op = standard()
     shape = op.Shape(value)
     first, rest = op.Slice(shape, [0], [2]), op.Slice(shape, [2], [4])
     wide = op.Expand(op.Unsqueeze(value, [2]), op.Concat(first, [repeats], rest, axis=0))
@@ -119,7 +116,6 @@ def _repeat_heads(query: Any, value: Any) -> Any:
 
 def _scale_of(query: Any, scale: Any) -> Any:
     """The scale as a value of the graph: given as one, or the inverse root of a width that is not known."""
-    op = standard()
     if scale is not None:
         return op.CastLike(scale, query)
     return op.Reciprocal(op.Sqrt(op.CastLike(op.Squeeze(op.Shape(query, start=-1)), query)))
@@ -129,7 +125,6 @@ def _plain_attention(
     query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool, scale: float | ir.Value
 ) -> Any:
     """As eager computes it: query and key scaled by sqrt(scale) each, mask added, Softmax, Dropout."""
-    op = standard()
     root = op.Sqrt(scale) if isinstance(scale, ir.Value) else op.CastLike(number(scale**0.5), query)
     scores = op.MatMul(op.Mul(query, root), op.Transpose(op.Mul(key, root), perm=[0, 1, 3, 2]))
     if causal:

@@ -10,7 +10,8 @@ import onnx_ir as ir
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from onnxtrain.capture.translations import like, standard, translation, whole
+from onnxtrain.capture.nodes import op
+from onnxtrain.capture.translations import like, translation, whole
 
 aten = torch.ops.aten
 _LOWEST = math.exp(-100)  # below it binary_cross_entropy takes -100 for the logarithm
@@ -29,7 +30,6 @@ def _keeps_gradient() -> bool:
 @translation(aten.clamp.default, aten.clamp_min.default)
 def clamp(x, min=None, max=None):
     """One Clip, or none of an element's gradient at a bound; integers become floats where a bound is one."""
-    op = standard()
     if isinstance(min, float) or isinstance(max, float):
         x = x if x.dtype.is_floating_point() else op.Cast(x, to=int(ir.DataType.FLOAT))
     if x.dtype is None:  # of the cast: torch.onnx infers types later
@@ -41,7 +41,7 @@ def clamp(x, min=None, max=None):
 
 def _flat_at_bounds(x: Any, low: Any, high: Any) -> Any:
     """An element at a bound is the bound, and has no gradient; the upper one where they cross."""
-    op, made = standard(), x
+    made = x
     if low is not None:
         crossing = high is not None and (isinstance(low, ir.Value) or isinstance(high, ir.Value) or low > high)
         bound = op.Min(like(low, x), like(high, x)) if crossing else like(low, x)
@@ -61,7 +61,6 @@ def clamp_max(x, max):
 @translation(aten.clamp.Tensor, aten.clamp_min.Tensor)
 def clamp_by_tensors(x, min=None, max=None):
     """An element at a bound keeps its whole gradient, or shares it with the bound unless the bounds meet."""
-    op = standard()
     if _keeps_gradient():
         return _within(x, min, max)
     if min is None or max is None:
@@ -70,7 +69,6 @@ def clamp_by_tensors(x, min=None, max=None):
 
 
 def _within(x: Any, low: Any, high: Any) -> Any:
-    op = standard()
     if low is not None:
         x = op.Where(op.Less(x, low), low, x)
     return x if high is None else op.Where(op.Greater(x, high), high, x)
@@ -97,7 +95,6 @@ def relu6(x):
 @translation(aten.binary_cross_entropy.default)
 def binary_cross_entropy(x, target, weight=None, reduction=1):
     """A probability that is exactly right has no gradient, and one that is exactly wrong a finite one."""
-    op = standard()
     wrong = op.Sub(like(1, x), x)
     loss = op.Neg(op.Add(op.Mul(target, _logarithm(x)), op.Mul(op.Sub(like(1, x), target), _logarithm(wrong))))
     loss = loss if weight is None else op.Mul(loss, weight)
@@ -106,7 +103,6 @@ def binary_cross_entropy(x, target, weight=None, reduction=1):
 
 def _logarithm(x: Any) -> Any:
     """-100 and steep where it would be less."""
-    op = standard()
     flat = op.LessOrEqual(x, like(_LOWEST, x))
     steep = op.Sub(op.Mul(x, like(_STEEPEST, x)), like(100, x))
     return op.Where(flat, steep, op.Log(op.Where(flat, like(1, x), x)))
@@ -115,7 +111,6 @@ def _logarithm(x: Any) -> Any:
 @translation(aten.std.correction)
 def standard_deviation(x, dim=None, correction=1, keepdim=False):
     """Its gradient is 0, not infinite, where all elements are equal."""
-    op = standard()
     axes = op.Constant(value_ints=list(dim) if dim and len(x.shape) else list(range(len(x.shape))))
     off = op.Sub(x, op.ReduceMean(x, axes, keepdims=1))
     count = op.ReduceProd(op.Gather(op.Shape(x), axes), keepdims=0)
@@ -128,14 +123,13 @@ def standard_deviation(x, dim=None, correction=1, keepdim=False):
 @translation(aten.std_mean.correction)
 def deviation_and_mean(x, dim=None, correction=1, keepdim=False):
     """The same, and the mean."""
-    axes = standard().Constant(value_ints=list(dim) if dim and len(x.shape) else list(range(len(x.shape))))
-    return standard_deviation(x, dim, correction, keepdim), standard().ReduceMean(x, axes, keepdims=int(keepdim))
+    axes = op.Constant(value_ints=list(dim) if dim and len(x.shape) else list(range(len(x.shape))))
+    return standard_deviation(x, dim, correction, keepdim), op.ReduceMean(x, axes, keepdims=int(keepdim))
 
 
 @translation(aten.atan2.default)
 def angle(y, x):
     """The arctangent of the smaller side by the larger; where both are 0 there is no gradient."""
-    op = standard()
     below, left = _is_negative(y), _is_negative(x)
     high, wide = op.Where(below, op.Neg(y), y), op.Where(left, op.Neg(x), x)
     steep = op.Greater(high, wide)
@@ -151,12 +145,11 @@ def angle(y, x):
 @translation(aten.signbit.default)
 def has_sign(x):
     """Whether a number is below 0; the floating zero may be."""
-    return _is_negative(x) if x.dtype.is_floating_point() else standard().Less(x, like(0, x))
+    return _is_negative(x) if x.dtype.is_floating_point() else op.Less(x, like(0, x))
 
 
 def _is_negative(x: Any) -> Any:
     """Below 0, or the zero with a sign."""
-    op = standard()
     return op.Or(op.Less(x, like(0, x)), op.Less(op.Reciprocal(x), like(0, x)))
 
 

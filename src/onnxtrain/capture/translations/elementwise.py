@@ -5,7 +5,8 @@ from __future__ import annotations
 import onnx_ir as ir
 import torch
 
-from onnxtrain.capture.translations import like, standard, translation, whole
+from onnxtrain.capture.nodes import op
+from onnxtrain.capture.translations import like, translation, whole
 
 aten = torch.ops.aten
 
@@ -15,13 +16,12 @@ def rounded(x, digits=None):
     """The whole number nearest to a number that a tensor holds, of two the even one."""
     if digits is not None:
         raise NotImplementedError("digits")
-    return standard().Cast(standard().Round(x), to=int(ir.DataType.INT64))
+    return op.Cast(op.Round(x), to=int(ir.DataType.INT64))
 
 
 @translation(aten.remainder.Tensor, aten.remainder.Scalar)
 def remainder(x, y):
     """Of floating numbers by the exact remainder of truncated division, which has the sign of x."""
-    op = standard()
     y = y if isinstance(y, ir.Value) and y.dtype is not None else like(y, x)
     if not x.dtype.is_floating_point():
         return op.Mod(x, y)

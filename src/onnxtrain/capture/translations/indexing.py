@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from onnxtrain.capture.translations import standard, translation, whole
+from onnxtrain.capture.nodes import op
+from onnxtrain.capture.translations import translation, whole
 
 aten = torch.ops.aten
 
@@ -14,13 +15,13 @@ aten = torch.ops.aten
 @translation(aten.flip.default)
 def flip(x, dims):
     """A number stays as it is, whatever axis is named."""
-    return NotImplemented if len(x.shape) else standard().Identity(x)
+    return NotImplemented if len(x.shape) else op.Identity(x)
 
 
 @translation(aten.roll.default)
 def roll(x, shifts, dims=()):
     """What is behind a place, then what is before it; torch.onnx divides by a size, which may be 0."""
-    op, rank = standard(), len(x.shape)
+    rank = len(x.shape)
     if rank == 0:
         return op.Identity(x)
     if not dims:
@@ -32,14 +33,14 @@ def roll(x, shifts, dims=()):
 
 
 def _rolled(x: Any, shift: Any, axis: int) -> Any:
-    op, axes, size = standard(), standard().Constant(value_ints=[axis]), standard().Shape(x, start=axis, end=axis + 1)
+    axes, size = op.Constant(value_ints=[axis]), op.Shape(x, start=axis, end=axis + 1)
     back = op.Constant(value_ints=[-shift]) if isinstance(shift, int) else op.Neg(op.Reshape(shift, _one()))
     place = op.Mod(back, op.Max(size, _one()))
     return op.Concat(op.Slice(x, place, size, axes), op.Slice(x, op.Constant(value_ints=[0]), place, axes), axis=axis)
 
 
 def _one() -> Any:
-    return standard().Constant(value_ints=[1])
+    return op.Constant(value_ints=[1])
 
 
 @whole(aten.scatter_reduce.two)

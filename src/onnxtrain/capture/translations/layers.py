@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from onnxtrain.capture.nodes import record_node
-from onnxtrain.capture.translations import like, number, standard, translation, vector, whole
+from onnxtrain.capture.nodes import op, record_node
+from onnxtrain.capture.translations import like, number, translation, vector, whole
 
 aten = torch.ops.aten
 
@@ -24,7 +24,7 @@ def linear(x, weight, bias=None):
 @translation(aten.matmul.default, aten.mm.default, aten.bmm.default)
 def matmul(x, y):
     """One MatMul."""
-    return standard().MatMul(x, y)
+    return op.MatMul(x, y)
 
 
 @translation(aten.addmm.default)
@@ -32,13 +32,12 @@ def addmm(x, first, second, beta=1, alpha=1):
     """One Gemm."""
     if not x.dtype.is_floating_point():
         return NotImplemented
-    return standard().Gemm(first, second, x, alpha=alpha, beta=beta)
+    return op.Gemm(first, second, x, alpha=alpha, beta=beta)
 
 
 @translation(aten.layer_norm.default)
 def layer_norm(x, shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
     """One LayerNormalization."""
-    op = standard()
     if weight is None:
         weight = op.Expand(like(1, x), op.Shape(x, start=-len(shape)))
     return op.LayerNormalization(x, weight, bias, axis=-len(shape), epsilon=eps)[0]
@@ -47,7 +46,6 @@ def layer_norm(x, shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
 @translation(aten.dropout.default)
 def dropout(x, p, train):
     """One Dropout; of a number as of a vector of one."""
-    op = standard()
     if len(x.shape):
         return op.Dropout(x, number(p), train)[0]
     return op.Squeeze(op.Dropout(op.Reshape(x, [-1]), number(p), train)[0])
@@ -56,7 +54,7 @@ def dropout(x, p, train):
 @translation(aten.feature_dropout.default)
 def feature_dropout(x, p, train):
     """Whole channels at once: one Dropout of a one for each."""
-    op, rank = standard(), len(x.shape)
+    rank = len(x.shape)
     if not train or rank < 2:
         return op.Identity(x) if rank >= 2 else NotImplemented
     channels = op.Concat(op.Shape(x, start=0, end=2), vector([1] * (rank - 2)), axis=0)
@@ -66,7 +64,7 @@ def feature_dropout(x, p, train):
 @translation(aten.gelu.default)
 def gelu(x, approximate="none"):
     """One Gelu."""
-    return standard().Gelu(x, approximate=approximate)
+    return op.Gelu(x, approximate=approximate)
 
 
 @translation(aten.silu.default)
@@ -122,11 +120,10 @@ def unbind(x, dim=0):
     total = x.shape[dim]
     if not isinstance(total, int):
         return NotImplemented
-    return tuple(standard().Gather(x, standard().Constant(value_int=i), axis=dim) for i in range(total))
+    return tuple(op.Gather(x, op.Constant(value_int=i), axis=dim) for i in range(total))
 
 
 def _split(x: Any, sizes: list[Any], dim: int) -> tuple[Any, ...]:
-    op = standard()
     if len(sizes) == 1:
         return (op.Identity(x),)
     return tuple(record_node("Split", [x, vector(sizes)], {"axis": dim}, outputs=len(sizes), domain=""))
@@ -135,7 +132,6 @@ def _split(x: Any, sizes: list[Any], dim: int) -> tuple[Any, ...]:
 @translation(torch.ops.prims.broadcast_in_dim.default)
 def broadcast_in_dim(a, shape, broadcast_dimensions):
     """Axes inserted, then expanded: in the shape that torch.onnx gives Reshape, a size of 0 would copy another."""
-    op = standard()
     inserted = [axis for axis in range(len(shape)) if axis not in broadcast_dimensions]
     wide = op.Unsqueeze(a, op.Constant(value_ints=inserted)) if inserted else a
     return op.Expand(wide, vector(shape))
@@ -144,7 +140,7 @@ def broadcast_in_dim(a, shape, broadcast_dimensions):
 @translation(aten.flatten.using_ints)
 def flatten(x, start_dim=0, end_dim=-1):
     """One Reshape, whose sizes are products: torch.onnx infers one, which it cannot where another is 0."""
-    op, rank = standard(), len(x.shape)
+    rank = len(x.shape)
     if rank == 0:
         return op.Reshape(x, op.Constant(value_ints=[1]))
     first, last = start_dim % rank, end_dim % rank
@@ -156,14 +152,14 @@ def flatten(x, start_dim=0, end_dim=-1):
 
 
 def _size(x: Any, axis: int) -> Any:
-    size, op = x.shape[axis], standard()
+    size = x.shape[axis]
     return op.Constant(value_ints=[size]) if isinstance(size, int) else op.Shape(x, start=axis, end=axis + 1)
 
 
 @translation(aten.group_norm.default)
 def group_norm(x, num_groups, weight=None, bias=None, eps=1e-5, cudnn_enabled=True):
     """As torch.onnx has it, with sizes that are computed: it infers one, which it cannot where another is 0."""
-    op, rank = standard(), len(x.shape)
+    rank = len(x.shape)
     groups = op.Constant(value_ints=[num_groups])
     elements = functools.reduce(op.Mul, (_size(x, axis) for axis in range(1, rank)))
     grouped = op.Reshape(x, op.Concat(_size(x, 0), groups, op.Div(elements, groups), axis=0), allowzero=1)

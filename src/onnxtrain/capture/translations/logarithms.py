@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from onnxtrain.capture.nodes import record_node
-from onnxtrain.capture.translations import like, standard, translation, whole
+from onnxtrain.capture.nodes import op, record_node
+from onnxtrain.capture.translations import like, translation, whole
 
 aten = torch.ops.aten
 
@@ -16,13 +16,12 @@ aten = torch.ops.aten
 @translation(aten.log2.default)
 def log2(x):
     """By the logarithm of 2 as exact as the type."""
-    return standard().Div(standard().Log(x), like(math.log(2), x))
+    return op.Div(op.Log(x), like(math.log(2), x))
 
 
 @translation(aten.log_sigmoid.default)
 def log_sigmoid(x):
     """Finite where the sigmoid is 0."""
-    op = standard()
     return op.Neg(op.Softplus(op.Neg(x)))
 
 
@@ -30,13 +29,12 @@ def log_sigmoid(x):
 def log_of_sum(x, y):
     """The larger one and what the smaller one adds, log(1 + exp(-|x - y|)), where exp of either is infinite too."""
     larger, apart = _larger(x, y)
-    return standard().Add(larger, standard().Softplus(apart))
+    return op.Add(larger, op.Softplus(apart))
 
 
 @translation(aten.logaddexp2.default)
 def binary_log_of_sum(x, y):
     """The same by powers of 2."""
-    op = standard()
     larger, apart = _larger(x, y)
     more = op.Softplus(op.Mul(apart, like(math.log(2), x)))
     return op.Add(larger, op.Div(more, like(math.log(2), x)))
@@ -44,7 +42,6 @@ def binary_log_of_sum(x, y):
 
 def _larger(x: Any, y: Any) -> tuple[Any, Any]:
     """The larger of two, and the smaller less it; of two that are infinite alike that is 0."""
-    op = standard()
     is_less = op.Less(x, y)
     less, more = op.Where(is_less, x, y), op.Where(is_less, y, x)
     alike, zero = op.And(op.Equal(x, y), op.IsInf(x)), like(0, x)
@@ -66,13 +63,13 @@ def has_a_formula_that_overflows(node: torch.fx.Node) -> bool:
 @translation(aten.log10.default)
 def log10(x):
     """By the logarithm of 10."""
-    return standard().Div(standard().Log(x), like(math.log(10), x))
+    return op.Div(op.Log(x), like(math.log(10), x))
 
 
 @translation(aten.logit.default)
 def logit(x, eps=None):
     """Outside of probabilities no number, nor its gradient; the lower bound holds where the two cross."""
-    op, one = standard(), like(1, x)
+    one = like(1, x)
     if eps is not None:
         low, high = like(eps, x), like(1 - eps, x)
         x = op.Where(op.Less(x, low), low, op.Where(op.Greater(x, high), high, x))
@@ -84,18 +81,16 @@ def logit(x, eps=None):
 @translation(aten.xlogy.Tensor, aten.special_xlogy.default)
 def times_logarithm(x, y):
     """0 where x is, also times an infinite logarithm."""
-    op = standard()
     return _times(x, y, op.Log(y), op.LessOrEqual(y, like(0, y)))
 
 
 @translation(aten.special_xlog1py.default)
 def times_logarithm_of_more(x, y):
     """The same with log(1 + y)."""
-    return _times(x, y, record_node("Log1p", [y]), standard().LessOrEqual(y, like(-1, y)))
+    return _times(x, y, record_node("Log1p", [y]), op.LessOrEqual(y, like(-1, y)))
 
 
 def _times(x: Any, y: Any, logarithm: Any, is_low: Any) -> Any:
-    op = standard()
     none = op.And(op.Equal(x, like(0, x)), op.Or(is_low, op.IsInf(y)))
     return op.Mul(x, op.Where(none, like(0, y), logarithm))
 

@@ -9,8 +9,8 @@ import torch
 
 from onnxtrain.capture import loss_functions  # noqa: F401  (defines the operator of ctc_loss)
 from onnxtrain.capture.aten import ATEN
-from onnxtrain.capture.nodes import record_node
-from onnxtrain.capture.translations import number, standard, translation
+from onnxtrain.capture.nodes import op, record_node
+from onnxtrain.capture.translations import number, translation
 
 aten = torch.ops.aten
 _REDUCTIONS = ("none", "mean", "sum")
@@ -19,7 +19,7 @@ _REDUCTIONS = ("none", "mean", "sum")
 @translation(aten.cross_entropy_loss.default)
 def cross_entropy(scores, target, weight=None, reduction=1, ignore_index=-100, label_smoothing=0.0):
     """One SoftmaxCrossEntropyLoss node for plain labels; torch's formula for smoothed labels and probabilities."""
-    op, kind, rank = standard(), _REDUCTIONS[reduction], len(scores.shape)
+    kind, rank = _REDUCTIONS[reduction], len(scores.shape)
     probabilities = target.dtype is not None and target.dtype.is_floating_point()
     if rank > 1:
         return _loss(scores, target, weight, kind, ignore_index, label_smoothing, rank, probabilities)
@@ -54,7 +54,6 @@ def _loss(
     attributes = {"reduction": kind, "ignore_index": ignore}
     if not smoothing:
         return record_node("SoftmaxCrossEntropyLoss", given, attributes, domain="")
-    op = standard()
     log_prob = op.LogSoftmax(scores, axis=1)
     nll = record_node("NegativeLogLikelihoodLoss", [log_prob, *given[1:]], attributes, domain="")
     kept = op.Not(op.Equal(target, op.CastLike(op.Constant(value_int=ignore), target)))
@@ -74,7 +73,6 @@ def _loss(
 
 def _of_probabilities(scores: Any, target: Any, weight: Any, kind: str, smoothing: float, rank: int) -> Any:
     """Minus the expected log probability; the mean is over rows."""
-    op = standard()
     if smoothing:
         rest = op.Div(op.CastLike(number(smoothing), scores), _classes(scores))
         target = op.Add(op.Mul(target, op.CastLike(number(1.0 - smoothing), scores)), rest)
@@ -86,7 +84,6 @@ def _of_probabilities(scores: Any, target: Any, weight: Any, kind: str, smoothin
 
 def _over_classes(values: Any, weight: Any, rank: int) -> Any:
     """Sum over axis 1, each class with its weight."""
-    op = standard()
     if weight is not None:
         shape = [1, -1] + [1] * (rank - 2)
         values = op.Mul(values, op.Reshape(weight, op.Constant(value_ints=shape)))
@@ -95,5 +92,4 @@ def _over_classes(values: Any, weight: Any, rank: int) -> Any:
 
 def _classes(scores: Any) -> Any:
     """The number of classes in the scores' type."""
-    op = standard()
     return op.CastLike(op.Squeeze(op.Shape(scores, start=1, end=2)), scores)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 
 from onnxtrain.capture import fake_quantization  # noqa: F401  (defines the operator)
-from onnxtrain.capture.nodes import record_node
-from onnxtrain.capture.translations import standard, translation
+from onnxtrain.capture.nodes import op, record_node
+from onnxtrain.capture.translations import translation
 
 
 @translation(torch.ops.onnxtrain.fake_quantize.default)
 def fake_quantize(x, scale, zero_point, axis, quant_min, quant_max):
     """One FakeQuant node, whose scale and zero point have as many axes as the values they are for, and no gradient."""
-    op, rank = standard(), len(x.shape)
+    rank = len(x.shape)
     form = [-1 if axis is not None and i == axis % rank else 1 for i in range(rank)]
     given = [op.CastLike(op.Reshape(v, op.Constant(value_ints=form)), x) for v in (scale, zero_point)]
     given = [record_node("Detach", [v]) for v in given]

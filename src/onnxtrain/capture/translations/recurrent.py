@@ -9,8 +9,8 @@ import onnx_ir as ir
 import torch
 
 from onnxtrain.capture import recurrent_layers  # noqa: F401  (defines the operators)
-from onnxtrain.capture.nodes import record_node
-from onnxtrain.capture.translations import number, standard, translation, whole
+from onnxtrain.capture.nodes import op, record_node
+from onnxtrain.capture.translations import number, translation, whole
 
 aten = torch.ops.aten
 _ORDER = {"RNN": (0,), "GRU": (1, 0, 2), "LSTM": (0, 3, 1, 2)}  # ONNX's order of gates in terms of torch's
@@ -50,7 +50,7 @@ def _layers(
     batch_first: bool,
 ) -> tuple[Any, ...]:
     """The output of the last layer, and the last states of all layers side by side."""
-    op, directions = standard(), 2 if bidirectional else 1
+    directions = 2 if bidirectional else 1
     count = 4 if has_biases else 2
     hidden = weights[1].shape[1]
     settings = {k: v * directions if isinstance(v, list) else v for k, v in settings.items()}
@@ -73,7 +73,6 @@ def _layers(
 
 def _weights(kind: str, own: Sequence[Sequence[Any]], hidden: int) -> list[Any]:
     """W, R and B of one layer, all directions, gates in ONNX's order."""
-    op = standard()
     columns = [[_ordered(kind, w, hidden) for w in column] for column in zip(*own, strict=True)]
     made = [_joined([op.Unsqueeze(w, [0]) for w in column], 0) for column in columns[:2]]
     if len(columns) == 2:
@@ -83,7 +82,7 @@ def _weights(kind: str, own: Sequence[Sequence[Any]], hidden: int) -> list[Any]:
 
 
 def _ordered(kind: str, weight: Any, hidden: int) -> Any:
-    order, op = _ORDER[kind], standard()
+    order = _ORDER[kind]
     if len(order) == 1:
         return weight
     sizes = op.Constant(value_ints=[hidden] * len(order))
@@ -92,4 +91,4 @@ def _ordered(kind: str, weight: Any, hidden: int) -> Any:
 
 
 def _joined(parts: Sequence[Any], axis: int) -> Any:
-    return parts[0] if len(parts) == 1 else standard().Concat(*parts, axis=axis)
+    return parts[0] if len(parts) == 1 else op.Concat(*parts, axis=axis)

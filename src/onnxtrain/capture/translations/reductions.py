@@ -8,7 +8,8 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from onnxtrain.capture.translations import standard, translation, whole
+from onnxtrain.capture.nodes import op
+from onnxtrain.capture.translations import translation, whole
 
 aten = torch.ops.aten
 
@@ -16,7 +17,7 @@ aten = torch.ops.aten
 @translation(aten.linalg_vector_norm.default)
 def vector_norm(x, ord=2.0, dim=None, keepdim=False):
     """One reduction; over all axes where none are named, which torch.onnx makes a tensor without them."""
-    op, axes = standard(), () if not dim else (standard().Constant(value_ints=list(dim)),)
+    axes = () if not dim else (op.Constant(value_ints=list(dim)),)
     if math.isinf(ord):
         return (op.ReduceMax if ord > 0 else op.ReduceMin)(op.Abs(x), *axes, keepdims=int(keepdim))
     return (op.ReduceL2 if ord == 2 else op.ReduceL1)(x, *axes, keepdims=int(keepdim))
@@ -25,17 +26,17 @@ def vector_norm(x, ord=2.0, dim=None, keepdim=False):
 @translation(aten.max.dim)
 def max_along(x, dim, keepdim=False):
     """The element at the first place of the largest one: it alone gets the gradient, in torch, where there are ties."""
-    return _extreme_along(standard().ArgMax, x, dim, keepdim)
+    return _extreme_along(op.ArgMax, x, dim, keepdim)
 
 
 @translation(aten.min.dim)
 def min_along(x, dim, keepdim=False):
     """The same of the smallest."""
-    return _extreme_along(standard().ArgMin, x, dim, keepdim)
+    return _extreme_along(op.ArgMin, x, dim, keepdim)
 
 
 def _extreme_along(place_of, x, dim, keepdim) -> Any:
-    op, axes = standard(), standard().Constant(value_ints=[dim])
+    axes = op.Constant(value_ints=[dim])
     if len(x.shape) == 0:
         return op.Identity(x), op.Constant(value_int=0)
     place = place_of(x, axis=dim, keepdims=1)
@@ -46,19 +47,19 @@ def _extreme_along(place_of, x, dim, keepdim) -> Any:
 @translation(aten.mean.default, aten.mean.dim)
 def mean(x, dim=None, keepdim=False, dtype=None):
     """One ReduceMean, in the type that is asked for."""
-    return _reduced(standard().ReduceMean, x, dim, keepdim, dtype)
+    return _reduced(op.ReduceMean, x, dim, keepdim, dtype)
 
 
 @translation(aten.sum.default, aten.sum.dim_IntList)
 def total(x, dim=None, keepdim=False, dtype=None):
     """One ReduceSum, in the type that is asked for."""
-    return _reduced(standard().ReduceSum, x, dim, keepdim, dtype)
+    return _reduced(op.ReduceSum, x, dim, keepdim, dtype)
 
 
 @translation(aten.cumsum.default)
 def cumulative_sum(x, dim, dtype=None):
     """One CumSum, in the type that is asked for; a number is its own."""
-    op, rank = standard(), len(x.shape)
+    rank = len(x.shape)
     x = x if dtype is None else op.Cast(x, to=dtype)
     return op.CumSum(x, op.Constant(value_int=dim)) if rank else op.Identity(x)
 
@@ -66,7 +67,7 @@ def cumulative_sum(x, dim, dtype=None):
 @translation(aten.softmax.int)
 def softmax(x, dim, dtype=None):
     """One Softmax, in the type that is asked for; a number as a vector of one."""
-    op, rank = standard(), len(x.shape)
+    rank = len(x.shape)
     x = x if dtype is None else op.Cast(x, to=dtype)
     return op.Softmax(x, axis=dim) if rank else op.Squeeze(op.Softmax(op.Reshape(x, [1]), axis=0))
 
@@ -74,13 +75,13 @@ def softmax(x, dim, dtype=None):
 @translation(aten.amax.default)
 def largest(x, dim=(), keepdim=False):
     """The largest elements; a number is its own, whatever axis is named."""
-    return _reduced(standard().ReduceMax, x, dim, keepdim)
+    return _reduced(op.ReduceMax, x, dim, keepdim)
 
 
 @translation(aten.amin.default)
 def smallest(x, dim=(), keepdim=False):
     """The smallest ones."""
-    return _reduced(standard().ReduceMin, x, dim, keepdim)
+    return _reduced(op.ReduceMin, x, dim, keepdim)
 
 
 @translation(aten.aminmax.default)
@@ -91,8 +92,8 @@ def extremes(x, dim=None, keepdim=False):
 
 
 def _reduced(reduction, x, dim, keepdim, dtype=None) -> Any:
-    axes = (standard().Constant(value_ints=list(dim)),) if dim and len(x.shape) else ()
-    return reduction(x if dtype is None else standard().Cast(x, to=dtype), *axes, keepdims=int(keepdim))
+    axes = (op.Constant(value_ints=list(dim)),) if dim and len(x.shape) else ()
+    return reduction(x if dtype is None else op.Cast(x, to=dtype), *axes, keepdims=int(keepdim))
 
 
 @translation(aten.any.default, aten.any.dim, aten.any.dims)
@@ -104,13 +105,12 @@ def any_of(x, dim=None, keepdim=False):
 @translation(aten.all.default, aten.all.dim, aten.all.dims)
 def all_of(x, dim=None, keepdim=False):
     """Whether there are no false ones."""
-    op = standard()
     return op.Not(_count(x, dim, keepdim, False))
 
 
 def _count(x, dim, keepdim, wanted) -> Any:
     """Whether there are elements that are true, or false."""
-    op, axes = standard(), () if dim is None else (standard().Constant(value_ints=[dim] if type(dim) is int else dim),)
+    axes = () if dim is None else (op.Constant(value_ints=[dim] if type(dim) is int else dim),)
     true = op.Cast(x, to=int(ir.DataType.BOOL))
     counted = op.Cast(true if wanted else op.Not(true), to=int(ir.DataType.INT64))
     if len(x.shape):

@@ -77,8 +77,8 @@ def slice_of(x, axis=0, start=None, end=None, step=1):
 def index(x, indices):
     """One Gather of a single index, one GatherND of several: their axes, joined, stay in place if side by side."""
     places = [place for place, given in enumerate(indices) if given is not None]
-    if any(indices[place].dtype == ir.DataType.BOOL for place in places):
-        return NotImplemented
+    if {indices[place].dtype for place in places} not in ({ir.DataType.INT64}, {ir.DataType.INT32}):
+        return NotImplemented  # masks
     if len(places) == 1:
         return op.Gather(x, indices[places[0]], axis=places[0])
     others = [axis for axis in range(len(x.shape)) if axis not in places]

@@ -7,8 +7,8 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from onnxtrain.capture.nodes import record_node
-from onnxtrain.capture.translations import number, standard, translation, vector, whole
+from onnxtrain.capture.nodes import op, record_node
+from onnxtrain.capture.translations import number, translation, vector, whole
 
 aten = torch.ops.aten
 
@@ -16,7 +16,7 @@ aten = torch.ops.aten
 @translation(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
 def convolution(x, weight, bias=None, stride=(1,), padding=(0,), dilation=(1,), groups=1):
     """One Conv node, without a bias where there is none: torch.onnx would add zeros."""
-    op, count = standard(), len(weight.shape) - 2
+    count = len(weight.shape) - 2
     strides, pads, apart = (list(v) * (count // len(v)) for v in (stride, padding, dilation))
     attributes = {"strides": strides, "pads": pads * 2, "dilations": apart, "group": groups}
     if len(x.shape) > count + 1:
@@ -30,7 +30,7 @@ def convolution_either_way(x, weight, bias, stride, padding, dilation, transpose
     """One Conv, or one ConvTranspose."""
     if not transposed:
         return convolution(x, weight, bias, stride, padding, dilation, groups)
-    op, count = standard(), len(weight.shape) - 2
+    count = len(weight.shape) - 2
     strides, pads, apart, behind = (list(v) * (count // len(v)) for v in (stride, padding, dilation, output_padding))
     attributes = {"strides": strides, "pads": pads * 2, "dilations": apart, "output_padding": behind, "group": groups}
     if len(x.shape) > count + 1:
@@ -50,7 +50,6 @@ def transposed_convolution(
 @translation(aten.max_pool2d.default)
 def max_pool(x, kernel_size, stride=(), padding=(0,), dilation=(1,), ceil_mode=False):
     """One MaxPool."""
-    op = standard()
     kernel, pads, apart = (list(v) * (2 // len(v)) for v in (kernel_size, padding, dilation))
     strides = list(stride) * (2 // len(stride)) if stride else kernel
     attributes = {"strides": strides, "pads": pads * 2, "dilations": apart, "ceil_mode": int(ceil_mode)}
@@ -63,7 +62,7 @@ def max_pool(x, kernel_size, stride=(), padding=(0,), dilation=(1,), ceil_mode=F
 @translation(aten.upsample_bilinear2d.vec)
 def upsample_bilinear(x, size, align_corners, scales):
     """One Resize, by scales or to sizes."""
-    op, corners = standard(), "align_corners" if align_corners else "half_pixel"
+    corners = "align_corners" if align_corners else "half_pixel"
     attributes = {"mode": "linear", "coordinate_transformation_mode": corners, "nearest_mode": "floor"}
     if scales is not None:
         return op.Resize(x, None, op.Constant(value_floats=[1.0, 1.0, *scales]), None, **attributes)
@@ -76,7 +75,6 @@ def bernoulli(x, p, generator=None):
     """Ones with a probability: where a uniform number is smaller."""
     if not x.dtype.is_floating_point() or generator is not None:
         return NotImplemented
-    op = standard()
     drawn = op.Less(op.RandomUniformLike(x, dtype=ir.DataType.FLOAT), number(p))
     return op.Cast(drawn, to=x.dtype)
 
@@ -121,13 +119,11 @@ def is_empty(node: torch.fx.Node) -> bool:
 @translation(*_AVERAGES)
 def average(x, size):
     """The mean over all places, where one is asked for."""
-    op = standard()
     return op.ReduceMean(x, op.Constant(value_ints=list(range(-len(size), 0))), keepdims=1)
 
 
 def _filled(like: Any, value: float) -> Any:
     """A constant in the shape and type of another value."""
-    op = standard()
     return op.Expand(op.CastLike(number(value), like), op.Shape(like))
 
 
@@ -137,7 +133,6 @@ def batch_norm_training(x, weight, bias, running_mean, running_var, training, mo
     weight = _filled(running_mean, 1.0) if weight is None else weight
     bias = _filled(running_mean, 0.0) if bias is None else bias
     if not training:
-        op = standard()
         y = op.BatchNormalization(x, weight, bias, running_mean, running_var, epsilon=eps)
         nothing = op.CastLike(op.Constant(value_floats=[]), x)
         return y, nothing, nothing, op.Identity(running_mean), op.Identity(running_var)
@@ -159,7 +154,6 @@ def gives_no_gradient_to_statistics(node: torch.fx.Node) -> bool:
 @translation(aten._native_batch_norm_legit.no_stats)
 def batch_norm_without_statistics(x, weight, bias, training, momentum, eps):
     """Batch statistics alone, where no running ones are kept."""
-    op = standard()
     channels = op.Shape(x, start=1, end=2)
     mean, var = (op.Expand(op.CastLike(number(v), x), channels) for v in (0.0, 1.0))
     y, mean, inv_std, _, _ = batch_norm_training(x, weight, bias, mean, var, True, momentum, eps)
