@@ -1,0 +1,151 @@
+"""Calls become nodes: what a translation writes, where torch.onnx's is taken, and what a start imports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+
+import onnx_ir as ir
+import pytest
+import torch
+import torch.nn.functional as F
+from parity import Applied, pair, same_step
+
+from onnxtrain.capture.nodes import Nodes, Value, added_to, op
+from onnxtrain.capture.translations import TRANSLATIONS
+
+INDEX = torch.tensor([[0, 2], [1, -1]])
+
+CALLS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "an index of the first axis": lambda x: x[INDEX],
+    "an index of the last axis": lambda x: x[..., INDEX],
+    "an index of int32": lambda x: x[:, INDEX.int()],
+    "indices side by side": lambda x: x[:, INDEX, INDEX[0]],
+    "indices in front": lambda x: x[INDEX, INDEX[:1]],
+    "indices apart": lambda x: x[INDEX, :, INDEX[0]],
+    "indices of two types": lambda x: x[INDEX, INDEX.int()],
+    "an index by a mask": lambda x: x[x > 0],
+    "joined with a vector of nothing": lambda x: torch.cat([torch.zeros(0), x, x], dim=-1),
+    "joined with nothing else": lambda x: torch.cat([torch.zeros(0), x], dim=1),
+    "padded on two axes": lambda x: F.pad(x, (1, 2, 0, 3), value=0.5),
+    "padded and cut": lambda x: F.pad(x, (-1, 2)),
+    "padded by a mirror": lambda x: F.pad(x, (2, 1), mode="reflect"),
+    "flipped": lambda x: x.flip(0, 2),
+    "a sum in another type": lambda x: (x * 1e3).half().sum(-1, dtype=torch.float64),
+    "a mean of everything": lambda x: x.mean(()),
+    "a mean in another type": lambda x: x.mean(dtype=torch.float64),
+    "softmax in another type": lambda x: x.half().softmax(1, dtype=torch.float32),
+    "softmax of a number": lambda x: x.mean().softmax(0),
+    "a range in between": lambda x: x.sum() * torch.arange(1, x.shape[1], 0.5),
+    "a range of sizes": lambda x: x * torch.arange(2, 2 + x.shape[2], dtype=torch.float64),
+    "a range of int8": lambda x: x * torch.arange(x.shape[2], dtype=torch.int8),
+    "a negative zero": lambda x: torch.copysign(x, torch.full_like(x, -0.0)) + torch.copysign(x, torch.zeros_like(x)),
+    "twice another": lambda x: torch.add(x, x.cos(), alpha=2).sub(x.sin(), alpha=0.5),
+    "truth values": lambda x: ((x > 0) * (x < 1) | ~(x > 0.5)).double() + ((x > 0) & (x > 1)).double(),
+    "filled by a number": lambda x: x.masked_fill(x > 0, -1e30),
+    "filled by a tensor": lambda x: x.masked_fill(x > 0, torch.tensor(2)),
+    "a transposed convolution": lambda x: F.conv_transpose1d(x, torch.ones(3, 2, 3), stride=2, output_padding=1),
+    "one of what is no batch": lambda x: F.conv_transpose1d(x[0], torch.ones(3, 2, 3), padding=1),
+    "pooled": lambda x: F.max_pool2d(x, 2, ceil_mode=True, padding=1),
+    "resized to sizes": lambda x: F.interpolate(x[None], size=(x.shape[1] * 2, 5), mode="bilinear"),
+    "resized by corners": lambda x: F.interpolate(x[None], scale_factor=2, mode="bilinear", align_corners=True),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.filterwarnings("ignore:The default behavior for interpolate")
+def test_a_call_is_what_it_is_in_eager(name: str) -> None:
+    ours, eager = pair(Applied(CALLS[name]))
+    for batch in (4, 3):
+        same_step(ours, eager, torch.randn(batch, 3, 4))
+
+
+@pytest.mark.parametrize("module", [torch.nn.Dropout1d(0.4), torch.nn.Dropout2d(1.0), torch.nn.Dropout3d(0.5)], ids=str)
+def test_channels_are_dropped_by_eagers_numbers(module: torch.nn.Module) -> None:
+    ours, eager = pair(module)
+    x = torch.randn(4, 6, *(3 for _ in range(int(type(module).__name__[-2]))), requires_grad=True)
+    torch.manual_seed(3)
+    made = ours(x)
+    torch.manual_seed(3)
+    assert torch.equal(made, eager(x))
+
+
+def test_most_models_start_without_onnxscript() -> None:
+    program = """
+    import sys, torch
+    from onnxtrain import ORTModule
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.seen = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU())
+            self.read = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, activation="gelu")
+            self.embed = torch.nn.Embedding(9, 8)
+
+        def forward(self, image, ids, labels):
+            seen = torch.nn.functional.max_pool2d(self.seen(image), 2).flatten(2).transpose(1, 2)
+            read = self.read(torch.cat([seen, self.embed(ids)], 1), src_key_padding_mask=None)
+            return torch.nn.functional.cross_entropy(read[:, 0], labels)
+
+    loss = ORTModule(Model())(torch.randn(2, 3, 8, 8), torch.ones(2, 5).long(), torch.tensor([0, 1]))
+    loss.backward()
+    print("onnxscript" in sys.modules)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+def nodes_of(write: Callable[[Value], object], dtype: ir.DataType = ir.DataType.FLOAT16) -> list[ir.Node]:
+    """What a translation adds for a vector."""
+    nodes, x = Nodes(), Value(name="x", type=ir.TensorType(dtype), shape=ir.Shape([3]))
+    with added_to(nodes):
+        write(x)
+    return nodes.taken()
+
+
+def test_a_number_has_the_type_of_the_other_operands() -> None:
+    constant, add = nodes_of(lambda x: op.Add(x, 0.5))
+    assert constant.attributes["value"].value.dtype == ir.DataType.FLOAT16  # type: ignore[union-attr]
+    assert add.inputs[1] is constant.outputs[0]
+
+
+def test_sizes_among_numbers_are_joined() -> None:
+    *_, concat, reshape = nodes_of(lambda x: op.Reshape(x, [1, op.Size(x)]))
+    assert (concat.op_type, reshape.inputs[1]) == ("Concat", concat.outputs[0])
+    assert all(v is not None and v.producer().op_type in ("Constant", "Reshape") for v in concat.inputs)  # type: ignore[union-attr]
+
+
+def test_the_zeros_are_two_constants() -> None:
+    made = nodes_of(lambda x: (op.Add(x, 0.0), op.Add(x, -0.0), op.Add(x, 0.0)))
+    assert [n.op_type for n in made] == ["Constant", "Add", "Constant", "Add", "Add"]
+
+
+def test_what_is_left_out_has_the_default_of_onnx() -> None:
+    (node,) = nodes_of(lambda x: op.Softmax(x))
+    assert node.attributes["axis"].value == -1
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (lambda x: op.Transpose(x, [0]), "Transpose has 1 inputs, not 2; attributes have names"),
+        (lambda x: op.Cast(x), "Cast needs to"),
+    ],
+)
+def test_a_translation_that_is_wrong_says_so(write: Callable[[Value], object], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        nodes_of(write)
+
+
+def test_a_translation_may_leave_a_call_to_torch_onnx(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def no(x: Value) -> object:
+        asked.append(x)
+        return NotImplemented
+
+    monkeypatch.setitem(TRANSLATIONS, torch.ops.aten.cos.default, no)
+    same_step(*pair(Applied(lambda x: x.cos() + 1)), torch.randn(3))
+    assert asked
