@@ -12,6 +12,7 @@ import linecache
 import sys
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,10 +21,17 @@ from torch.fx import proxy as fx_proxy
 from onnxtrain.capture.known_calls import Count, known_calls
 from onnxtrain.capture.layouts import layouts
 from onnxtrain.capture.replaced import replaced
+from onnxtrain.capture.source_lines import is_users
+
+_OUTERMOST = str(Path(__file__).with_name("export.py"))  # what calls the user's forward pass
+_is_users = functools.cache(is_users)
 
 
 class _Stack:
-    """The stack at a recorded call, in place of ``torch.utils._traceback.CapturedTraceback``."""
+    """The user's lines at a recorded call, in place of ``torch.utils._traceback.CapturedTraceback``.
+
+    Where there are none within the forward pass, the innermost line.
+    """
 
     def __init__(self, frames: list[traceback.FrameSummary]) -> None:
         self._frames = frames
@@ -31,11 +39,14 @@ class _Stack:
     @classmethod
     def extract(cls, **options: Any) -> _Stack:
         """The stack of the caller."""
-        frames, frame = [], sys._getframe(1)
-        while frame is not None:
-            frames.append(_frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        innermost = frame = sys._getframe(1)
+        frames = []
+        while frame is not None and frame.f_code.co_filename != _OUTERMOST:
+            if _is_users(frame.f_code.co_filename):
+                frames.append(_frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
             frame = frame.f_back  # type: ignore[assignment]
-        return cls(frames[::-1])
+        code = innermost.f_code
+        return cls(frames[::-1] or [_frame(code.co_filename, innermost.f_lineno, code.co_name)])
 
     def summary(self) -> traceback.StackSummary:
         """The frames, outermost first."""
