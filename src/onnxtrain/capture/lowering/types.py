@@ -155,8 +155,11 @@ def _kind(number: Any) -> torch.dtype | None:
     return next((dtype for kinds, dtype in _KINDS if isinstance(number, kinds)), None)
 
 
-def cast_to(writer: Writer, node: Node, dtype: torch.dtype) -> Node:
-    """A tensor in a type."""
+def cast_to(writer: Writer, node: Any, dtype: torch.dtype) -> Any:
+    """A tensor, or each of several, in a type."""
+    several = node if isinstance(node, tuple | list) else node.meta["val"]
+    if isinstance(several, tuple | list):
+        return tuple(cast_to(writer, writer.part(node, place), dtype) for place in range(len(several)))
     return node if node.meta["val"].dtype == dtype else writer.call(_CAST, (node,), {"dtype": dtype})
 
 
