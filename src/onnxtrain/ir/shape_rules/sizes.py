@@ -296,7 +296,11 @@ def _sliced(dim: Dim, start: Dim, end: Dim, step: Dim) -> Dim | None:
 
 
 def _shorter(dim: Dim, by: int) -> Dim | None:
-    return simplify(dim - by) if not isinstance(dim, int) else max(dim - by, 0)
+    """What is left of an axis; None where it may have fewer elements than are taken away."""
+    if isinstance(dim, int):
+        return max(dim - by, 0)
+    left = simplify(dim - by)
+    return left if isinstance(left, int) or left._expr.is_nonnegative else None
 
 
 @shape_rule("Gather")
