@@ -56,6 +56,26 @@ def test_shared_unused_and_frozen_parameters() -> None:
     assert wrapped.used.weight is wrapped.tied.weight
 
 
+class Counter(torch.nn.Module):
+    """Counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(4))
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.add_(1)
+        return x * self.weight
+
+
+def test_a_buffer_with_two_names_is_one() -> None:
+    wrapped, eager = pair(torch.nn.Sequential(*[Counter()] * 2))
+    for _ in range(2):
+        same_step(wrapped, eager, x())
+    assert wrapped[1].calls.item() == eager[1].calls.item() == 4
+
+
 def test_parameters_used_in_one_mode_only() -> None:
     wrapped, eager = pair(Net())
     for training in (True, False, True):

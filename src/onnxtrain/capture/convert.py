@@ -120,13 +120,17 @@ def _give(value: ir.Value, name: str, taken: Mapping[str, ir.Value]) -> None:
 
 
 def _weights_to_inputs(graph: ir.Graph, program: torch.export.ExportedProgram) -> None:
-    """Parameters, then buffers, become graph inputs under the user's names."""
+    """Parameters, then buffers, become graph inputs under the user's names; a buffer with several names is one."""
     taken, buffers = _named(graph), _buffer_names(program)
+    given: dict[str, ir.Value] = {}
     for name in (*program.graph_signature.inputs_to_parameters.values(), *buffers):
         if name in graph.initializers:
-            value = graph.initializers.pop(name)
-            value.const_value = None
-            _give(value, buffers.get(name, name.removeprefix(PREFIX)), taken)
+            value, own = graph.initializers.pop(name), buffers.get(name, name.removeprefix(PREFIX))
+            if own in given:
+                value.replace_all_uses_with(given[own], replace_graph_outputs=True)
+                continue
+            value.const_value, given[own] = None, value
+            _give(value, own, taken)
             graph.inputs.append(value)
 
 
