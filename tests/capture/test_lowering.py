@@ -239,6 +239,17 @@ def _written_after_nothing_was_dropped(x: Tensor) -> Tensor:
     return same
 
 
+def _windows_written(x: Tensor) -> Tensor:
+    """Side by side, with places between them, and of no place."""
+    y = x * 1
+    windows = y.unfold(-1, 2, 2)
+    windows.mul_(torch.tensor([2.0, 3.0], dtype=x.dtype))
+    y[1:].unfold(0, 1, 3).copy_(y[:1].unfold(0, 1, 3) * 0.5)
+    y.unfold(0, 2, 3)[..., 1].add_(x[0])
+    y.unfold(1, 0, 1).zero_()
+    return windows.sin().sum((1, 2)) * y.sum(1)
+
+
 def _truth_written(x: Tensor) -> Tensor:
     """Autograd does not notice it, and passes gradients as if it were not there."""
     y, z = x * 2, (x * 3).round()
@@ -284,6 +295,7 @@ PIECES = {
         _one_of_tensors_made_alike_written,
         _itself_without_gradient,
         _written_after_nothing_was_dropped,
+        _windows_written,
         _truth_written,
     )
 }

@@ -156,11 +156,23 @@ class Aliases:
         if name == "diagonal":
             rest = [given.get("offset", 0), given.get("dim1", 0), given.get("dim2", 1)]
             return call(aten.diagonal_scatter.default, (above, content, *rest))
+        if name == "unfold" and _are_apart(view, parent):
+            return self._inverse_of_windows(above, content, given["dimension"], given["size"], given["step"])
         if (order := _order_of(name, given, parent)) is not None:
             return call(aten.permute.default, (content, [order.index(i) for i in range(len(order))]))
         if name in _SHAPES and parent.meta["val"].numel() == view.meta["val"].numel():
             return call(aten.reshape.default, (content, self._writer.sizes(above)))
         raise _refused(view)
+
+    def _inverse_of_windows(self, above: Any, content: Any, dimension: int, size: int, step: int) -> Any:
+        """The tensor that windows were cut from: the places that are first in them, then those that are second, ..."""
+        axis = dimension % above.meta["val"].dim()
+        length = self._product(self._writer.sizes(content)[axis], step)
+        for place in range(size):
+            column = self._call(aten.select.int, (content, -1, place))
+            where = (axis, place, self._sum(length, place), step)
+            above = self._call(aten.slice_scatter.default, (above, column, *where))
+        return above
 
     def _inverse_of_part(self, part: Node, parts: Node, content: Any) -> Any:
         """The tensor that was split, where one part of it has another content."""
@@ -189,9 +201,15 @@ class Aliases:
         return torch.fx.map_arg(structure, self.content)
 
     def _sum(self, first: Any, second: Any) -> Any:
-        if isinstance(first, Node) or isinstance(second, Node):
-            return self._writer.call(operator.add, (first, second))
-        return first + second
+        return self._computed(operator.add, first, second)
+
+    def _product(self, first: Any, second: Any) -> Any:
+        return self._computed(operator.mul, first, second)
+
+    def _computed(self, compute: Callable[[Any, Any], Any], first: Any, second: Any) -> Any:
+        """A number of two, of which some are calls."""
+        is_number = not isinstance(first, Node) and not isinstance(second, Node)
+        return compute(first, second) if is_number else self._writer.call(compute, (first, second))
 
 
 def is_of_size(value: torch.Tensor, other: torch.Tensor) -> bool:
@@ -254,6 +272,13 @@ def _order_of(name: str, given: dict[str, Any], parent: Node) -> list[int] | Non
         moved = torch.movedim(probe, given["source"], given["destination"])
         return [size - 2 for size in moved.shape]
     return None
+
+
+def _are_apart(windows: Node, whole: Node) -> bool:
+    """Whether windows of one known size share no element."""
+    given = arguments_of(windows)
+    sizes = (given["size"], given["step"])
+    return whole.meta["val"].dim() > 0 and all(isinstance(s, int) for s in sizes) and given["step"] >= given["size"]
 
 
 def _given_for(part: Node) -> Node | None:
