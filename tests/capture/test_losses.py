@@ -87,3 +87,12 @@ def test_labels_end_at_the_first_that_is_none(reduction: str) -> None:
     wrapped, eager = pair(Calls(lambda scores, target: F.multilabel_margin_loss(scores, target, reduction=reduction)))
     for rows in (slice(None), slice(1), slice(1, 3)):
         same_step(wrapped, eager, torch.randn(len(labels[rows]), 5, requires_grad=True), labels[rows])
+
+
+@pytest.mark.parametrize("labels", [torch.float64, torch.float16, torch.int64])
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_a_soft_margin_is_of_the_type_of_the_scores(reduction: str, labels: torch.dtype) -> None:
+    wrapped, eager = pair(Calls(lambda x, y: F.soft_margin_loss(x, y, reduction=reduction)))
+    for rows in (3, 5):
+        x = torch.randn(rows, 4, requires_grad=True)
+        same_step(wrapped, eager, x, torch.randn(rows, 4).sign().to(labels))

@@ -68,6 +68,14 @@ def nll_loss(
     return torch.where(kept, loss if weight is None else loss * weight[place].reshape(()), 0.0)
 
 
+@substitute(F.soft_margin_loss)
+def soft_margin_loss(input: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """In the scores' type, whatever that of the labels, which torch's tensors without content take to be wider."""
+    if target.dtype == input.dtype:
+        return NotImplemented
+    return F.soft_margin_loss(input, target.to(input.dtype), *args, **kwargs)
+
+
 @substitute(F.multilabel_margin_loss)
 def multilabel_margin_loss(
     input: Tensor,
