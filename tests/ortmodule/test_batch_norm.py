@@ -80,6 +80,22 @@ def test_an_empty_row_has_no_channels_to_normalize() -> None:
     same(dict(wrapped.named_buffers()), dict(eager.named_buffers()))
 
 
+class Without(Beyond):
+    """Normalizes channels that are not there."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.norm(x[:, 6:]), x.square().sum()
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_no_channels_are_normalized_whatever_their_number(momentum: float | None, training: bool) -> None:
+    wrapped, eager = (m.train(training) for m in pair(Without(torch.nn.BatchNorm2d(4, momentum=momentum))))
+    for batch in (2, 3):
+        same_step(wrapped, eager, torch.randn(batch, 3, 2, 5))
+        same(dict(wrapped.named_buffers()), dict(eager.named_buffers()))
+
+
 class Transposed(torch.nn.Module):
     """Channels come last, and a copy of the result is written to."""
 

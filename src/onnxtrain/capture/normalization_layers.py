@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from onnxtrain.capture.substitutes import UNSEEN, substitute
+from onnxtrain.capture.substitutes import UNSEEN, of_nothing, substitute
 
 Tensor = torch.Tensor
 
@@ -47,7 +47,13 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Any:
-    """Of a layer that is called a second time: in a trace the running statistics carry the first call's gradient."""
+    """Of a layer that is called a second time: in a trace the running statistics carry the first call's gradient.
+
+    Of nothing, as torch has it: whatever the number of channels, and without a look at statistics.
+    """
+    if of_nothing(input.shape):
+        scaled = input.clone() if weight is None else input * weight[0]
+        return scaled if bias is None else scaled + bias[0]
     if not training or running_mean is None or running_var is None:
         return NotImplemented
     if getattr(running_mean, "_was_updated", False):
@@ -66,6 +72,8 @@ def _batch_norm_in_sight(
     eps: float,
 ) -> Tensor:
     """Batch normalization in training mode whose running statistics are updated beside it."""
+    if of_nothing(input.shape):
+        return batch_norm(input, running_mean, running_var, weight, bias)  # type: ignore[no-any-return]
     with torch.no_grad():
         variance, mean = torch.var_mean(input, dim=(0, *range(2, input.dim())), correction=1)
         _move(running_mean, mean, momentum, input)

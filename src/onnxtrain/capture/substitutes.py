@@ -137,6 +137,11 @@ def substitute(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]],
     return register
 
 
+def of_nothing(sizes: Sequence[Any]) -> bool:
+    """Whether tensors of these sizes are known to have no elements; a symbol is not known to be 0."""
+    return any(isinstance(size, int) and size == 0 for size in sizes)
+
+
 @substitute(F.dropout, torch.dropout)
 def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     """The input itself where nothing is dropped, so that what is written to one is written to the other."""
