@@ -44,6 +44,15 @@ def scores(steps: int, batch: int) -> torch.Tensor:
     return torch.randn(steps, batch, 6).log_softmax(-1)
 
 
+def _written(y: torch.Tensor, x: torch.Tensor, condition: torch.Tensor) -> torch.Tensor:
+    y[:, condition] = 3.0
+    y[..., condition, 1] += x.mean()
+    y[condition] = x[None] * 2
+    total = y.sum() * 1
+    total[total > 5] += 0.5
+    return y * total
+
+
 CALLS: dict[str, tuple[Callable[..., Any], list[tuple[torch.Tensor, ...]]]] = {
     "gaussian_nll_loss": (
         lambda x, t, v: F.gaussian_nll_loss(x, t, v - 0.3, full=True, eps=0.1),  # part of it is below eps
@@ -97,6 +106,26 @@ CALLS: dict[str, tuple[Callable[..., Any], list[tuple[torch.Tensor, ...]]]] = {
     "distribution": (
         lambda x, y: torch.distributions.Categorical(logits=x).log_prob(y),
         [(torch.rand(n, 4), torch.randint(0, 4, (n,))) for n in (3, 5)],
+    ),
+    "a condition among indices": (
+        lambda x, c: (x[:, c].sum((0, 1)) + x[..., c, 1:].sum()) * x[None, c, 1:].sum(),
+        [(torch.rand(n, 3), torch.tensor(c)) for n in (3, 4) for c in (True, False)],
+    ),
+    "written under a condition among indices": (
+        lambda x, c: _written(x * 1, x, c),
+        [(torch.rand(n, 3), torch.tensor(c)) for n in (3, 4) for c in (True, False)],
+    ),
+    "attention to no value": (
+        lambda x: F.scaled_dot_product_attention(x, x[:0], x[:0], is_causal=True) + x,
+        [(torch.rand(n, 5, 4),) for n in (2, 3)],
+    ),
+    "attention of no query": (
+        lambda x: F.scaled_dot_product_attention(x[:, :0], x, x, attn_mask=x[:, :0]).sum() + x,
+        [(torch.rand(n, 5, 4),) for n in (2, 3)],
+    ),
+    "attention to no value, of other widths": (
+        lambda x: F.scaled_dot_product_attention(x, x[:, :0, :3], x[:, :0, :2], torch.ones(7, 9)) + x[..., :2],
+        [(torch.rand(n, 5, 4),) for n in (2, 3)],
     ),
     "one label, not reduced": (
         lambda x, t: F.cross_entropy(x, t, reduction="none"),

@@ -18,6 +18,7 @@ import torch
 from onnxtrain.capture import (  # noqa: F401  (substitutes)
     autocast_functions,
     autograd_functions,
+    indexing,
     loss_functions,
     normalization_layers,
 )

@@ -217,12 +217,6 @@ def narrow(input: Tensor, dim: int, start: int | Tensor, length: int) -> Any:
     return input.index_select(dim, first + torch.arange(length, device=input.device))
 
 
-@substitute(torch.take, Tensor.take)
-def take(input: Tensor, index: Tensor) -> Any:
-    """At a place that one number says: torch would read it."""
-    return NotImplemented if index.dim() else torch.take(input, index.reshape(1)).reshape(())
-
-
 @substitute(Tensor.__bool__, Tensor.item)
 def truth(condition: Tensor) -> Any:
     """What lets a check pass that would raise; a branch that does more is refused by torch, which has no content."""
@@ -233,29 +227,6 @@ def truth(condition: Tensor) -> Any:
         return NotImplemented
     tell(f"{frame.f_code.co_filename}:{frame.f_lineno}")
     return answer
-
-
-@substitute(Tensor.__getitem__)
-def getitem(self: Tensor, index: Any) -> Any:
-    """All of it or nothing, under a condition that torch would read."""
-    is_condition = isinstance(index, Tensor) and index.dtype == torch.bool and not index.dim()
-    return self.unsqueeze(0)[index.reshape(1)] if is_condition else NotImplemented
-
-
-@substitute(Tensor.__setitem__)
-def setitem(self: Tensor, index: Any, value: Any) -> Any:
-    """At a place, or under a condition, that one number says: torch would read it."""
-    if not isinstance(index, Tensor) or index.dim() or index.dtype not in (torch.bool, torch.int32, torch.int64):
-        return NotImplemented
-    content = value.to(self.dtype) if isinstance(value, Tensor) else torch.scalar_tensor(value).to(self.dtype)
-    content = content.to(self.device)
-    if index.dtype != torch.bool:
-        self.index_put_((index,), content)
-    elif content.dim() > self.dim():
-        return NotImplemented
-    else:
-        self.copy_(torch.where(index, content, self))
-    return None
 
 
 @substitute(torch.chunk, Tensor.chunk)
@@ -346,6 +317,16 @@ def _holds_sizes(data: Any) -> bool:
     if isinstance(data, list | tuple):
         return any(map(_holds_sizes, data))
     return isinstance(data, torch.SymInt | torch.SymFloat)
+
+
+@substitute(F.scaled_dot_product_attention)
+def attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Of no query, or of no value, as torch has it: zeros, whatever the key, the mask and what they would be beside."""
+    if min(query.dim(), key.dim(), value.dim()) < 2 or not of_nothing((*query.shape[-2:-1], *value.shape)):
+        return NotImplemented
+    widths = ((key, query.shape[-1]), (value, value.shape[-1]))
+    key, value = (x[..., :0, :].reshape(*query.shape[:-2], 0, width) for x, width in widths)
+    return F.scaled_dot_product_attention(query, key, value)
 
 
 @substitute(F.embedding, F.embedding_bag)

@@ -1,0 +1,70 @@
+"""Indices that torch would read: a place, or a condition, that one number says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from onnxtrain.capture.substitutes import substitute
+
+Tensor = torch.Tensor
+
+
+@substitute(torch.take, Tensor.take)
+def take(input: Tensor, index: Tensor) -> Any:
+    """At a place that one number says: torch would read it."""
+    return NotImplemented if index.dim() else torch.take(input, index.reshape(1)).reshape(())
+
+
+@substitute(Tensor.__getitem__)
+def getitem(self: Tensor, index: Any) -> Any:
+    """All of it or nothing, under a condition."""
+    given = index if isinstance(index, tuple) else (index,)
+    if not any(map(_is_condition, given)):
+        return NotImplemented
+    whole, places = _with_axes(self, given)
+    return whole[places]
+
+
+@substitute(Tensor.__setitem__)
+def setitem(self: Tensor, index: Any, value: Any) -> Any:
+    """At a place, or under a condition."""
+    if isinstance(index, tuple) and any(map(_is_condition, index)):
+        whole, places = _with_axes(self, index)
+        whole[places] = value
+        return None
+    if not isinstance(index, Tensor) or index.dim() or index.dtype not in (torch.bool, torch.int32, torch.int64):
+        return NotImplemented
+    content = value.to(self.dtype) if isinstance(value, Tensor) else torch.scalar_tensor(value).to(self.dtype)
+    content = content.to(self.device)
+    if index.dtype != torch.bool:
+        self.index_put_((index,), content)
+    elif content.dim() > self.dim():
+        self.unsqueeze(0)[index.reshape(1)] = content
+    else:
+        self.copy_(torch.where(index, content, self))
+    return None
+
+
+def _is_condition(index: Any) -> bool:
+    return isinstance(index, Tensor) and index.dtype == torch.bool and not index.dim()
+
+
+def _with_axes(whole: Tensor, index: tuple[Any, ...]) -> tuple[Tensor, tuple[Any, ...]]:
+    """A view and an index into it that say the same, with an axis of 1 for each condition."""
+    places = list(index)
+    for place, part in enumerate(index):
+        if _is_condition(part):
+            before, behind = (sum(map(_axes, side)) for side in (places[:place], places[place + 1 :]))
+            far = any(i is Ellipsis for i in places[:place])
+            whole = whole.unsqueeze(whole.dim() - behind if far else before)
+            places[place] = part.reshape(1)
+    return whole, tuple(places)
+
+
+def _axes(index: Any) -> int:
+    """How many axes a part of an index is for."""
+    if index is None or index is Ellipsis or isinstance(index, bool):
+        return 0
+    return index.dim() if isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) else 1
