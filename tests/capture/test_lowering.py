@@ -179,10 +179,6 @@ def _axes_of_numbers(x: Tensor) -> Tensor:
     return y.amax(0) * 2 + y.amin(-1, keepdim=True) + y.flip(0) * y + deviation * mean + y.std(0, False)
 
 
-def _beyond_the_end(x: Tensor) -> Tensor:
-    return x * 2 + (x.sin()[..., :2] * 2)[:, 6:].sum()
-
-
 def _several_of_half_precision(x: Tensor) -> Tensor:
     deviation, mean = torch.std_mean((x.detach() * 8).round().bfloat16(), -1)
     return x.sum(-1) * mean + deviation.double()
@@ -286,7 +282,6 @@ PIECES = {
         _numbers_read_out_of_tensors,
         _axes_of_numbers,
         _several_of_half_precision,
-        _beyond_the_end,
         _extremes_of_a_number,
         _mapped,
         _counts_times_a_ratio_of_sizes,

@@ -32,6 +32,7 @@ CALLS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "padded on two axes": lambda x: F.pad(x, (1, 2, 0, 3), value=0.5),
     "padded and cut": lambda x: F.pad(x, (-1, 2)),
     "padded by a mirror": lambda x: F.pad(x, (2, 1), mode="reflect"),
+    "a slice beyond the end": lambda x: (x * 2)[..., :2][:, 6:],
     "flipped": lambda x: x.flip(0, 2),
     "a sum in another type": lambda x: (x * 1e3).half().sum(-1, dtype=torch.float64),
     "a mean of everything": lambda x: x.mean(()),
