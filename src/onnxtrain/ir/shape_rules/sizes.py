@@ -300,7 +300,8 @@ def _shorter(dim: Dim, by: int) -> Dim | None:
     if isinstance(dim, int):
         return max(dim - by, 0)
     left = simplify(dim - by)
-    return left if isinstance(left, int) or left._expr.is_nonnegative else None
+    expression = None if isinstance(left, int) else left._expr
+    return left if expression is None or expression.is_nonnegative else None
 
 
 @shape_rule("Gather")
