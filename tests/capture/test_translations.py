@@ -22,6 +22,7 @@ CALLS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "an index of the first axis": lambda x: x[INDEX],
     "an index of the last axis": lambda x: x[..., INDEX],
     "an index of int32": lambda x: x[:, INDEX.int()],
+    "an index of int32 in front": lambda x: x[INDEX.int()],
     "indices side by side": lambda x: x[:, INDEX, INDEX[0]],
     "indices in front": lambda x: x[INDEX, INDEX[:1]],
     "indices apart": lambda x: x[INDEX, :, INDEX[0]],

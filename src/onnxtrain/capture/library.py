@@ -16,7 +16,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from onnxtrain.capture.nodes import Nodes
+from onnxtrain.capture.nodes import current
 from onnxtrain.capture.replaced import replaced
 
 
@@ -30,14 +30,13 @@ class Library:
 
     Args:
         opset: ONNX opset of the graph.
-        nodes: receives the nodes.
 
     Attributes:
         functions: the definitions that nodes call, by what names them.
     """
 
-    def __init__(self, opset: int, nodes: Nodes) -> None:
-        self._opset, self._nodes = opset, nodes
+    def __init__(self, opset: int) -> None:
+        self._opset = opset
         self.functions: dict[Any, ir.Function] = {}
         self._was_used = False
 
@@ -56,8 +55,8 @@ class Library:
 
         self._was_used = True
         tracer = _building.OpRecorder(_core._get_onnxscript_opset(self._opset), {})
-        tracer.nodes = self._nodes.added
-        constants = (_building, "_get_or_create_constant", self._constant)
+        tracer.nodes = current().added
+        constants = (_building, "_get_or_create_constant", _constant)
         signatures = (ir.schemas.OpSignature, "from_op_schema", _signature)
         ours = replaced(constants, signatures, (_core, "current_tracer", tracer))
         with ours, onnxscript.evaluator.default_as(tracer):
@@ -66,10 +65,6 @@ class Library:
             if name not in self.functions:
                 made = function if isinstance(function, ir.Function) else _deserialized(function)
                 self.functions[name] = made
-
-    def _constant(self, farm: Any, number: Any, dtype: ir.DataType, opset: Any) -> ir.Value:
-        """In place of torch.onnx's own: the numbers of all translations are the same constants."""
-        return self._nodes.constant([number.real, number.imag] if isinstance(number, complex) else number, dtype)
 
     def finish(self, model: ir.Model) -> None:
         """Let a model hold what was called, in the operators of its opset: torch.onnx's are older."""
@@ -83,6 +78,11 @@ class Library:
         _core.onnxscript_apis.convert_version(model, self._opset)
         for node in model.graph.all_nodes():
             node.version = None  # within branches it is the opset that introduced the operator, not the graph's
+
+
+def _constant(farm: Any, number: Any, dtype: ir.DataType, opset: Any) -> ir.Value:
+    """In place of torch.onnx's own: the numbers of all translations are the same constants."""
+    return current().constant([number.real, number.imag] if isinstance(number, complex) else number, dtype)
 
 
 _SIGNATURE = ir.schemas.OpSignature.from_op_schema

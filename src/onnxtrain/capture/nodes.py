@@ -125,6 +125,11 @@ def added_to(nodes: Nodes) -> Iterator[None]:
         _CURRENT.pop()
 
 
+def current() -> Nodes:
+    """Where translations add their nodes now."""
+    return _CURRENT[-1]
+
+
 def record_node(
     op_type: str,
     inputs: Sequence[ir.Value | None],
@@ -142,7 +147,7 @@ def _add(
     domain: str, op_type: str, inputs: Sequence[ir.Value | None], attributes: Sequence[ir.Attr], outputs: int
 ) -> Any:
     made = [Value() for _ in range(outputs)]
-    _CURRENT[-1].added.append(ir.Node(domain, op_type, inputs, attributes=attributes, outputs=made))
+    current().added.append(ir.Node(domain, op_type, inputs, attributes=attributes, outputs=made))
     return made[0] if outputs == 1 else tuple(made)
 
 
@@ -246,7 +251,7 @@ def _input(role: _Input, arg: Any, dtype: ir.DataType | None) -> ir.Value | None
         return op.SequenceConstruct(*arg)
     if isinstance(arg, ir.TensorProtocol):
         return op.Constant(value=arg)
-    constant = _CURRENT[-1].constant
+    constant = current().constant
     if isinstance(arg, list | tuple) and any(isinstance(a, ir.Value) for a in arg):
         kind = dtype or _type_of(arg)
         one = op.Constant(value_ints=[-1])
@@ -266,4 +271,4 @@ def _type_of(number: Any) -> ir.DataType:
     return ir.DataType.FLOAT if any(isinstance(n, float) for n in number) else ir.DataType.INT64
 
 
-__all__ = ["EXACT", "OPSET", "Nodes", "Value", "added_to", "op", "record_node"]
+__all__ = ["EXACT", "OPSET", "Nodes", "Value", "added_to", "current", "op", "record_node"]

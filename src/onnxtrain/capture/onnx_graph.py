@@ -15,6 +15,7 @@ from onnxtrain.capture.library import Library
 from onnxtrain.capture.nodes import Nodes, Value, added_to
 from onnxtrain.capture.source_lines import user_place
 from onnxtrain.capture.translations import TRANSLATIONS
+from onnxtrain.ir.bodies import remove_unread
 from onnxtrain.ir.graphs import SOURCE
 
 TRACED = "node"  # in the ``meta`` of a node: the call that it was made for
@@ -54,18 +55,18 @@ def onnx_model(
     Raises:
         UntranslatableError: a translation raised.
     """
-    nodes = Nodes()
-    library = Library(opset, nodes)
+    library = Library(opset)
     functions: dict[str, dict[str, ir.Function]] = {}
     for name, part in reversed(list(module.named_modules(remove_duplicate=False))):
         if name and isinstance(part, torch.fx.GraphModule):
             owner, _, own = name.rpartition(".")
             made = ir.Function(_SUBGRAPHS, name.replace(".", "__"), graph=ir.Graph((), (), nodes=()), attributes=())
-            _Part(made, functions.get(name, {}), records, library, Nodes()).translate(part.graph)
+            _Part(made, functions.get(name, {}), records, library).translate(part.graph)
             functions.setdefault(owner, {})[own] = library.functions[made.identifier()] = made
     graph = ir.Graph([], [], nodes=[], name="main_graph")
-    values = _Part(graph, functions.get("", {}), records, library, nodes).translate(module.graph)
+    values = _Part(graph, functions.get("", {}), records, library).translate(module.graph)
     _take_weights(graph, program, values)
+    remove_unread(graph)
     model = ir.Model(graph, ir_version=10)
     library.finish(model)
     return model
@@ -79,7 +80,6 @@ class _Part:
         owned: the functions that its calls are given, by name.
         records: how single calls are translated.
         library: the translations that are not ours.
-        nodes: where translations add nodes.
     """
 
     def __init__(
@@ -88,10 +88,9 @@ class _Part:
         owned: Mapping[str, ir.Function],
         records: Mapping[torch.fx.Node, Callable[..., Any]],
         library: Library,
-        nodes: Nodes,
     ) -> None:
-        self._graph, self._owned, self._records, self._nodes = graph, owned, records, nodes
-        self._library = library
+        self._graph, self._owned, self._records, self._library = graph, owned, records, library
+        self._nodes = Nodes()
         self._values: dict[torch.fx.Node, Any] = {}
         self._sizes: dict[Any, ir.SymbolicDim] = {}
         self._places: dict[str, str | None] = {}

@@ -8,7 +8,7 @@ import onnx_ir as ir
 import torch
 
 from onnxtrain.capture.nodes import op
-from onnxtrain.capture.translations import like, translation, vector
+from onnxtrain.capture.translations import like, translation, typed, vector
 
 aten = torch.ops.aten
 _LAST = 2**63 - 1
@@ -75,10 +75,13 @@ def slice_of(x, axis=0, start=None, end=None, step=1):
 
 @translation(aten.index.Tensor, aten._unsafe_index.Tensor)
 def index(x, indices):
-    """One Gather of a single index, one GatherND of several: their axes, joined, stay in place if side by side."""
+    """One GatherND of indices in front, one Gather of a single other: joined axes stay in place if side by side."""
     places = [place for place, given in enumerate(indices) if given is not None]
     if {indices[place].dtype for place in places} not in ({ir.DataType.INT64}, {ir.DataType.INT32}):
         return NotImplemented  # masks
+    indices = [given if given is None else typed(given, ir.DataType.INT64) for given in indices]
+    if places == [0]:
+        return op.GatherND(x, op.Unsqueeze(indices[0], [-1]))
     if len(places) == 1:
         return op.Gather(x, indices[places[0]], axis=places[0])
     others = [axis for axis in range(len(x.shape)) if axis not in places]
