@@ -8,7 +8,6 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
-from onnx_ir.tensor_adapters import from_torch_dtype
 
 from onnxtrain.capture.nodes import record_node
 from onnxtrain.ir.graphs import DOMAIN
@@ -43,20 +42,11 @@ def recorder_of(node: torch.fx.Node) -> Callable[..., Any]:
             attributes["seeded"] = 1
         made = record_node(ATEN, inputs, attributes, outputs=count)
         values = made if isinstance(made, tuple) else (made,)
-        for value, result in zip(values, results if isinstance(results, list | tuple) else [results], strict=True):
-            if result is not None:
-                set_type(value, result)
         if target.name() in PROBES:
             hold(values[0])
         return values if isinstance(results, list | tuple) else values[0]
 
     return record
-
-
-def set_type(value: ir.Value, tensor: torch.Tensor) -> None:
-    """The type and shape of a traced tensor."""
-    value.type = ir.TensorType(from_torch_dtype(tensor.dtype))
-    value.shape = ir.Shape([d if isinstance(d, int) else str(d.node) for d in tensor.shape])
 
 
 def hold(value: ir.Value) -> None:

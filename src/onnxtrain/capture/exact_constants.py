@@ -1,6 +1,6 @@
 """Numbers as exact as the tensors they meet: translations make each of Python's floats a float32 before they cast it.
 
-So it does with the number that a tensor holds.
+So they do with the number that a tensor holds.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import functools
 import math
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -42,17 +42,11 @@ class Library:
 
     def call(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Let torch.onnx's translation of an operator add its nodes; returns the values that it makes."""
-        function = _translation(target, self._opset)
-        assert function is not None, f"{target} has no translation"
-        with self.recording():
-            return function(*args, **kwargs)
-
-    @contextlib.contextmanager
-    def recording(self) -> Iterator[None]:
-        """Within it onnxscript's functions add their nodes to the graph."""
         import onnxscript
         from torch.onnx._internal.exporter import _building, _core
 
+        translate = _translation(target, self._opset)
+        assert translate is not None, f"{target} has no translation"
         self._was_used = True
         tracer = _building.OpRecorder(_core._get_onnxscript_opset(self._opset), {})
         tracer.nodes = current().added
@@ -60,11 +54,11 @@ class Library:
         signatures = (ir.schemas.OpSignature, "from_op_schema", _signature)
         ours = replaced(constants, signatures, (_core, "current_tracer", tracer))
         with ours, onnxscript.evaluator.default_as(tracer):
-            yield
+            made = translate(*args, **kwargs)
         for name, function in tracer.functions.items():
             if name not in self.functions:
-                made = function if isinstance(function, ir.Function) else _deserialized(function)
-                self.functions[name] = made
+                self.functions[name] = function if isinstance(function, ir.Function) else _deserialized(function)
+        return made
 
     def finish(self, model: ir.Model) -> None:
         """Let a model hold what was called, in the operators of its opset: torch.onnx's are older."""

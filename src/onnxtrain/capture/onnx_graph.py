@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import onnx_ir as ir
@@ -231,4 +231,4 @@ def _content(tensor: torch.Tensor, name: str) -> ir.TensorProtocol:
     return TorchTensor(tensor, name=name)
 
 
-__all__: Sequence[str] = ["TRACED", "UntranslatableError", "onnx_model"]
+__all__ = ["TRACED", "UntranslatableError", "onnx_model"]

@@ -63,9 +63,7 @@ def stays_whole(node: torch.fx.Node) -> bool:
 
 def like(value: Any, x: Any) -> Any:
     """A number in the type of a value."""
-    if isinstance(value, ir.Value):  # a size
-        return op.CastLike(value, x)
-    return op.Constant(value=ir.tensor(np.array(value, x.dtype.numpy()), dtype=x.dtype))
+    return op.CastLike(value, x) if isinstance(value, ir.Value) else typed(value, x.dtype)  # a size, or a number
 
 
 def typed(value: Any, dtype: Any) -> Any:

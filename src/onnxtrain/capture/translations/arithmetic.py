@@ -179,7 +179,7 @@ def where(condition, x, y):
 @translation(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 def masked_fill(x, mask, value):
     """One Where."""
-    return op.Where(mask, op.CastLike(value, x) if isinstance(value, ir.Value) else like(value, x), x)
+    return op.Where(mask, like(value, x), x)
 
 
 def _is_true_or_false(x: Any) -> bool:

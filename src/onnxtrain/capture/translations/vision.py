@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import onnx_ir as ir
@@ -13,16 +14,21 @@ from onnxtrain.capture.translations import number, translation, vector, whole
 aten = torch.ops.aten
 
 
+def _of_batch(write: Callable[[Any], Any], x: Any, places: int) -> Any:
+    """What is written of images with so many axes of places; one image alone is a batch of one in between."""
+    if len(x.shape) > places + 1:
+        return write(x)
+    first = op.Constant(value_ints=[0])
+    return op.Squeeze(write(op.Unsqueeze(x, first)), first)
+
+
 @translation(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
 def convolution(x, weight, bias=None, stride=(1,), padding=(0,), dilation=(1,), groups=1):
     """One Conv node, without a bias where there is none: torch.onnx would add zeros."""
     count = len(weight.shape) - 2
     strides, pads, apart = (list(v) * (count // len(v)) for v in (stride, padding, dilation))
     attributes = {"strides": strides, "pads": pads * 2, "dilations": apart, "group": groups}
-    if len(x.shape) > count + 1:
-        return record_node("Conv", [x, weight, bias], attributes, domain="")
-    first = op.Constant(value_ints=[0])
-    return op.Squeeze(record_node("Conv", [op.Unsqueeze(x, first), weight, bias], attributes, domain=""), first)
+    return _of_batch(lambda x: record_node("Conv", [x, weight, bias], attributes, domain=""), x, count)
 
 
 @translation(aten.convolution.default)
@@ -33,10 +39,7 @@ def convolution_either_way(x, weight, bias, stride, padding, dilation, transpose
     count = len(weight.shape) - 2
     strides, pads, apart, behind = (list(v) * (count // len(v)) for v in (stride, padding, dilation, output_padding))
     attributes = {"strides": strides, "pads": pads * 2, "dilations": apart, "output_padding": behind, "group": groups}
-    if len(x.shape) > count + 1:
-        return op.ConvTranspose(x, weight, bias, **attributes)
-    first = op.Constant(value_ints=[0])
-    return op.Squeeze(op.ConvTranspose(op.Unsqueeze(x, first), weight, bias, **attributes), first)
+    return _of_batch(lambda x: op.ConvTranspose(x, weight, bias, **attributes), x, count)
 
 
 @translation(aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
@@ -53,10 +56,7 @@ def max_pool(x, kernel_size, stride=(), padding=(0,), dilation=(1,), ceil_mode=F
     kernel, pads, apart = (list(v) * (2 // len(v)) for v in (kernel_size, padding, dilation))
     strides = list(stride) * (2 // len(stride)) if stride else kernel
     attributes = {"strides": strides, "pads": pads * 2, "dilations": apart, "ceil_mode": int(ceil_mode)}
-    if len(x.shape) == 4:
-        return op.MaxPool(x, kernel_shape=kernel, **attributes)[0]
-    first = op.Constant(value_ints=[0])
-    return op.Squeeze(op.MaxPool(op.Unsqueeze(x, first), kernel_shape=kernel, **attributes)[0], first)
+    return _of_batch(lambda x: op.MaxPool(x, kernel_shape=kernel, **attributes)[0], x, 2)
 
 
 @translation(aten.upsample_bilinear2d.vec)
