@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import copy
 import logging
-import sys
 
 import pytest
 import torch
@@ -98,18 +97,21 @@ def test_a_constant_axis_of_size_one_keeps_its_size() -> None:
     assert dims_of(Windows(3), torch.randn(1, 3, 1, 9)) == ["x_dim0", "x_dim1", 1, 9]
 
 
-def test_sizes_under_a_condition_that_sympy_cannot_solve_become_constants_and_the_batch_does_not(monkeypatch) -> None:
-    export = sys.modules["onnxtrain.capture.export"]
-    whole = export._export
+class Patches(torch.nn.Module):
+    """Asks of sizes what no solver of inequalities solves, as strided patches of patches do."""
 
-    def solver_gives_up(module, example, constant):
-        if not constant:  # as for the strided patches of Segformer, which divide the height by 4, 8, 16 and 32
-            raise NotImplementedError("The inequality, Eq(8*(((x/8)//4)) - 8, 0), cannot be solved")
-        return whole(module, example, constant)
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(()))
 
-    monkeypatch.setattr(export, "_export", solver_gives_up)
-    assert dims_of(Windows(1), torch.randn(2, 3, 7, 9)) == ["x_dim0", 3, 7, 9]
-    check(Windows(1), [torch.randn(b, 3, 7, w) for b, w in ((2, 9), (1, 9), (3, 8))], graphs=2)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        patches = x.unflatten(1, (-1, 8)).mean(2) * self.scale
+        return (patches * (2.0 if 8 * (patches.shape[1] // 4) == 8 else 3.0)).sum()
+
+
+def test_a_condition_that_sympy_cannot_solve_is_a_guard() -> None:
+    assert dims_of(Patches(), torch.randn(2, 32)) == ["x_dim0", "x_dim1"]
+    check(Patches(), [torch.randn(b, w) for b, w in ((2, 32), (1, 32), (3, 40), (3, 64), (2, 32))], graphs=2)
 
 
 class Parts(torch.nn.Module):

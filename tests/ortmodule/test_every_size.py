@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import copy
 import math
+import numbers
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from parity import Calls, pair, same_step
 
 from onnxtrain import ORTModule
+from onnxtrain.errors import CaptureError
 
 Tensor = torch.Tensor
 
@@ -175,6 +180,105 @@ def test_sizes_in_tensors_need_one_graph() -> None:
 def test_numbers_made_of_sizes_are_float64() -> None:
     """As Python's are: in float32 a large one would be another."""
     compare(lambda y, x: y * (x.shape[1] * 1e9 + 1.0), _lengths(*SEQUENCES))
+
+
+ASKED: dict[str, Callable[[int], bool]] = {
+    "equal": lambda n: n == 8,
+    "not equal": lambda n: n != 8,
+    "equal to a multiple": lambda n: 8 * (n // 4) == 8,
+    "divided without a remainder": lambda n: n % 4 == 0,
+    "one of": lambda n: n in (4, 8),
+    "in a table": lambda n: bool({5: True, 12: True}.get(n)),
+    "a power of two": lambda n: n & (n - 1) == 0,
+    "longer": lambda n: n > 8,
+    "between": lambda n: 5 < n <= 8,
+    "of a float": lambda n: n / 2 == 4.0,
+    "of a square root": lambda n: int(math.sqrt(n)) ** 2 == n,
+    "as a key": lambda n: (n, 2) in {(8, 2): 1},
+    "as a text": lambda n: len(str(n)) == 1 and f"{n}x2" != "8x2",
+    "as a formatted text": lambda n: f"{n:03d} {n / 2:.1f}" == "008 4.0",
+    "is a number": lambda n: isinstance(n, int) and isinstance(n, numbers.Integral) and n > 8,
+    "is no other": lambda n: not isinstance(n, (str, torch.Tensor)) and isinstance(n, torch.SymInt | int) and n > 8,
+    "of this type": lambda n: type(n) is int and type(n / 2) is float and type(n > 8) is bool and n > 8,
+    "of a type that is a type": lambda n: isinstance(int, type) and type("Name", (), {}).__name__ == "Name" and n > 8,
+    "is a float": lambda n: isinstance(n / 2, float) and isinstance(n > 8, bool) and n > 8,
+    "divided with its remainder": lambda n: divmod(n, 3) == (2, 2) or divmod(17, n) == (3, 2),
+    "inverted": lambda n: ~n == -9,
+    "a power of a remainder": lambda n: pow(n, 2, 5) == 0,
+    "a whole number": lambda n: (n / 8).is_integer(),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("sizes", [(5, 8, 5, 12, 4), (8, 5, 8, 12, 4)], ids=str)
+def test_a_branch_on_a_size_goes_as_in_eager_whichever_way_it_went_first(name: str, sizes: tuple[int, ...]) -> None:
+    compare(lambda y, x: 2 * y if ASKED[name](x.shape[1]) else y + 1, _lengths(*((2, size) for size in sizes)))
+
+
+def test_a_branch_of_a_layer_of_torch_on_a_size() -> None:
+    """Of one sample batch normalization of torch has no variance, and says so; of others it has."""
+    layer = torch.nn.BatchNorm1d(4, dtype=torch.float64)
+    module = ORTModule(torch.nn.Sequential(torch.nn.Linear(4, 4, dtype=torch.float64), layer))
+    module(torch.randn(3, 4, dtype=torch.float64)).sum().backward()
+    with pytest.raises(CaptureError, match="more than 1 value per channel"):
+        module(torch.randn(1, 4, dtype=torch.float64))
+
+
+COMPUTED: dict[str, Callable[[int], Any]] = {
+    "and": lambda n: n & 3,
+    "or": lambda n: (n | 1) + (2 | n),
+    "exclusive or": lambda n: n ^ 2,
+    "shifted": lambda n: (n << 1) + (n >> 1) + (1 << n),
+    "inverted": lambda n: ~n,
+    "quotient and remainder": lambda n: divmod(n, 3)[1] + divmod(17, n)[0],
+    "quotient of a difference": lambda n: (n - 10) // 3,
+    "quotient by a negative number": lambda n: n // -2,
+    "remainder of a difference": lambda n: (n - 10) % 3 + n % -3,
+    "remainder of floats": lambda n: n % 2.5 + 7.5 % n + (n / 2) % 2,
+    "float of a remainder": lambda n: torch.tensor(float(n % 2.5), dtype=torch.float64),
+    "rounded": lambda n: round(n / 3) + round(n / 3, 1),
+    "rounded down and up": lambda n: math.floor(n / 3) + math.ceil(n / 3) + math.trunc(n / 3),
+    "roots and logarithms": lambda n: math.sqrt(n) + n**0.5 + math.log2(n) + math.isqrt(n),
+    "powers": lambda n: n**2 + 2**n + 1.5**n + n**-1 + pow(n, 2, 5),
+    "of numpy": lambda n: float(np.sqrt(n)) + float(np.prod([n, 2])),
+    "of truth values": lambda n: float(n > 6) + [1, 2][n > 6] + ((n > 4) & (n < 7)) * 2,
+    "of a whole number": lambda n: 1 + (n / 2).is_integer(),
+    "common divisor": lambda n: math.gcd(n, 4) + math.factorial(n) + n.bit_length(),
+    "extremes": lambda n: min(n, 6) + max(n, 6) + abs(n - 6) + sorted((n, 6))[0],
+    "absolute": lambda n: abs(n - 7) - n,
+}
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_numbers_made_of_sizes_are_pythons(name: str) -> None:
+    compare(lambda y, x: y * COMPUTED[name](x.shape[1]), _lengths(*((2, size) for size in (5, 8, 5, 3))))
+
+
+TYPED = """
+import torch
+from onnxtrain import ORTModule
+
+class Branches(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(()))
+    def forward(self, x):
+        return (x * self.weight).sum() if x.shape[0] != 8 and isinstance(x.shape[0], int) else self.weight * 100
+
+module = ORTModule(Branches())
+
+print([module(torch.ones(n)).item() for n in (5, 8, 3)])
+"""
+
+
+@pytest.mark.parametrize("where", ["file", "command", "input", "prompt"])
+def test_code_that_is_in_no_file_asks_as_other_code_does(where: str, tmp_path) -> None:
+    path = tmp_path / "branches.py"
+    path.write_text(TYPED)
+    arguments = {"file": [str(path)], "command": ["-c", TYPED], "input": ["-"], "prompt": ["-i"]}[where]
+    command = [sys.executable, *arguments]
+    ran = subprocess.run(command, input=TYPED, capture_output=True, text=True, timeout=600, check=True)
+    assert "[5.0, 100.0, 3.0]" in ran.stdout, ran.stdout + ran.stderr
 
 
 SMALL: dict[str, Callable[[Tensor, Tensor], Any]] = {

@@ -14,11 +14,12 @@ from onnxtrain.capture.captured import Captured, Traced
 from onnxtrain.capture.convert import Refusals, to_graph
 from onnxtrain.capture.export import Autocast, FlatModule, export
 from onnxtrain.capture.left_behind import Kind, Place, Watch, leave, refuse_read
+from onnxtrain.capture.left_outside import LeftOutsideError
 from onnxtrain.capture.looks import Key, Look, content_of, same
 from onnxtrain.capture.rehearsal import Answers, rehearse
 from onnxtrain.capture.replay import Path
 from onnxtrain.capture.schema import Numbers, Schema, arguments_of, flatten, input_names
-from onnxtrain.capture.size_guards import size_guards
+from onnxtrain.capture.size_guards import form_of, repeated_among, size_guards
 from onnxtrain.capture.starts import Start, is_spot_check, start_of
 from onnxtrain.capture.supplementary import register_custom_function_schema_supplementary
 from onnxtrain.ir.graphs import ForwardGraph
@@ -57,13 +58,33 @@ def trace(
     """
     tensors, inputs = flatten((tuple(args), dict(kwargs)), numbers=numbers)
     device = next((t.device.type for t in [*tensors, *module.parameters(), *module.buffers()]), "cpu")
-    flat = FlatModule(module, inputs, Autocast.current(device), functions, ignored, answers)
+    repeated = repeated_among(tensors)
+    flat = FlatModule(module, inputs, Autocast.current(device), functions, ignored, answers, repeated)
     owned = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
     names = input_names(module.forward, args, kwargs, inputs.numbers, owned)
+    given = _told_apart(tensors)
     with _ONE_AT_A_TIME:
-        program = export(flat, _told_apart(tensors), names, static_shapes)
+        try:
+            program = export(flat, given, names, static_shapes)
+        except LeftOutsideError as error:
+            if error.has_history:
+                raise
+            _fill_caches(module, args, kwargs, ignored)
+            program = export(flat, given, names, static_shapes, ones=False)  # of the sizes that the caches have now
+        else:
+            if flat.result.caches:
+                _fill_caches(module, args, kwargs, ignored)
         flat.result.settle()
-    return Traced(program, flat, inputs, tuple(names), tuple(name for name, _ in module.named_buffers()))
+    form = form_of(tensors) if flat.result.assumed.form else None
+    return Traced(program, flat, inputs, tuple(names), tuple(name for name, _ in module.named_buffers()), form)
+
+
+def _fill_caches(
+    module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], ignored: Collection[str]
+) -> None:
+    """Let a call in eager PyTorch leave outside of the module what it leaves there; random numbers are as before."""
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
+        rehearse(module, args, kwargs, ignored)
 
 
 def _told_apart(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -108,7 +129,7 @@ def translate(
     assert result.schema is not None, "the forward ran, or export raised"
     for error in (e for name, e in result.reformed.items() if name in graph.signature.buffers):
         raise error
-    guards = size_guards(traced.program, result.assumed)
+    guards = size_guards(traced.program, result.assumed, traced.form, tuple(traced.flat.repeated.items()))
     refuse_read(traced.flat.module, result.left, (t for t in traced.program.constants.values() if torch.is_tensor(t)))
     return Captured(graph, traced.inputs, result.schema, result.sources, guards, result.left, result.path, kept)
 

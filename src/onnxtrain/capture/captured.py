@@ -10,7 +10,7 @@ from onnxtrain.capture.export import FlatModule
 from onnxtrain.capture.left_behind import Place
 from onnxtrain.capture.replay import Path
 from onnxtrain.capture.schema import Schema
-from onnxtrain.capture.size_guards import SizeGuards
+from onnxtrain.capture.size_guards import Form, SizeGuards
 from onnxtrain.ir.graphs import ForwardGraph
 
 
@@ -49,6 +49,7 @@ class Traced:
         inputs: schema of the call.
         input_names: a name for each of its tensors.
         buffers: names of the module's buffers.
+        form: of its tensors, where the module asked for it.
     """
 
     program: torch.export.ExportedProgram
@@ -56,3 +57,4 @@ class Traced:
     inputs: Schema
     input_names: tuple[str, ...]
     buffers: tuple[str, ...]
+    form: Form | None = None

@@ -14,6 +14,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from onnxtrain.capture import (  # noqa: F401  (substitutes)
     autocast_functions,
@@ -25,13 +26,14 @@ from onnxtrain.capture import (  # noqa: F401  (substitutes)
 from onnxtrain.capture.autograd_functions import Functions
 from onnxtrain.capture.known_calls import Count
 from onnxtrain.capture.left_behind import Place, Watch
+from onnxtrain.capture.left_outside import LeftOutsideError, left_by, take_out
 from onnxtrain.capture.lowering.aliases import memory_of
 from onnxtrain.capture.quiet import loggers_at
 from onnxtrain.capture.recorder import recorder
 from onnxtrain.capture.rehearsal import Answers
 from onnxtrain.capture.replay import Path, Replay
 from onnxtrain.capture.schema import Schema, flatten
-from onnxtrain.capture.size_guards import size_guards, taken_for_content
+from onnxtrain.capture.size_guards import Repeated, size_guards, taken_for_content
 from onnxtrain.capture.source_lines import is_users, places_in, user_line
 from onnxtrain.capture.substitutes import Substitutes
 from onnxtrain.capture.symbolic_sizes import Assumed, Axis, OvergrownSizesError, expression_of, symbolic_sizes
@@ -74,6 +76,9 @@ class Result:
         reformed: what is wrong, by name, with a buffer that it left in another form, if it reads what that was.
         path: what the call saw in tensors.
         settle: does to the module what the call did to it, but for tensors.
+        outside: where it left a tensor outside of the module.
+        caches: whether it left one that is made of sizes alone, as others will be.
+        tracked: what the trace recorded of tensors that there still are, and the identities of its inputs.
     """
 
     def __init__(self) -> None:
@@ -87,6 +92,9 @@ class Result:
         self.reformed: Mapping[str, CaptureError] = {}
         self.path = Path()
         self.settle: Callable[[], None] = lambda: None
+        self.outside: LeftOutsideError | None = None
+        self.caches = False
+        self.tracked: tuple[Mapping[torch.Tensor, Any], frozenset[int]] = ({}, frozenset())
 
 
 class FlatModule(torch.nn.Module):
@@ -99,6 +107,7 @@ class FlatModule(torch.nn.Module):
         functions: what becomes of classes of ``torch.autograd.Function``.
         ignored: names of attributes that do not concern the forward pass.
         answers: what looks at tensors saw in a rehearsal; None where checks are to be left out and other looks refused.
+        repeated: the inputs that come again (``size_guards.repeated_among``).
 
     Attributes:
         result: filled by the forward pass.
@@ -112,9 +121,10 @@ class FlatModule(torch.nn.Module):
         functions: Functions | None = None,
         ignored: Collection[str] = (),
         answers: Answers | None = None,
+        repeated: Repeated = (),
     ) -> None:
         super().__init__()
-        self.module, self._ignored, self._answers = module, ignored, answers
+        self.module, self._ignored, self._answers, self.repeated = module, ignored, answers, dict(repeated)
         self._inputs, self._autocast, self._functions = inputs, autocast, functions or Functions()
         self.result = Result()
         self.train(module.training)
@@ -126,7 +136,9 @@ class FlatModule(torch.nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The module's distinct output tensors, what it left on itself too, what was looked at, then its buffers."""
-        args, kwargs = self._inputs.restore(tensors)
+        mode: Any = get_proxy_mode()
+        self.result.tracked = mode.tracer.tensor_tracker, frozenset(map(id, tensors))
+        args, kwargs = self._inputs.restore([tensors[self.repeated.get(i, i)] for i in range(len(tensors))])
         versions = [t._version for t in tensors]
         functions = autograd_functions.recording(self.module, self.result.calls, self._functions)
         sizes = symbolic_sizes(tensors)
@@ -151,19 +163,24 @@ class FlatModule(torch.nn.Module):
 
 
 def export(
-    module: FlatModule, tensors: Sequence[torch.Tensor], names: Sequence[str], static: bool = False
+    module: FlatModule,
+    tensors: Sequence[torch.Tensor],
+    names: Sequence[str],
+    static: bool = False,
+    ones: bool = True,
 ) -> torch.export.ExportedProgram:
-    """Capture the forward pass with all dimensions dynamic, or all static.
+    """Capture the forward pass with all dimensions dynamic, those of size 1 too or not, or all static.
 
     A dimension of size 1 would be taken for a constant, so it is captured as if it were larger; where the module
     needs it to be 1 (a mask broadcast over heads), it stays 1. Dimensions that make overgrown sizes (the image's
-    height and width in Swin), or conditions that sympy cannot solve (in Segformer), become constants, and only those:
-    a new height then makes a new graph, a new batch not.
+    height and width in Swin) become constants, and only those: a new height then makes a new graph, a new batch not.
 
     Raises:
         CaptureError: the module's control flow depends on data, or it cannot be traced; names the source line.
+        LeftOutsideError: it leaves a tensor outside of itself, where a call in eager PyTorch may leave it for good.
     """
-    constant = frozenset((i, axis) for i, t in enumerate(tensors) for axis in range(t.dim())) if static else frozenset()
+    sizes = {(i, axis): size for i, t in enumerate(tensors) for axis, size in enumerate(t.shape)}
+    constant = frozenset(axis for axis, size in sizes.items() if static or (size == 1 and not ones))
     while True:
         try:
             program = _export_any(module, tensors, constant)
@@ -185,28 +202,18 @@ def _export_any(
                 kept |= ones
                 example = _enlarged(tensors, kept)
                 program = _export(module, example, kept)
+            if module.result.outside is not None:
+                raise module.result.outside
             return program
-        except ContentError:
+        except (ContentError, LeftOutsideError):
             raise
         except CaptureError as error:
             raise CaptureError(error.what, source=error.source or _user_line(error), cure=error.cure) from None
         except (OnnxTrainError, OvergrownSizesError):
             raise
         except Exception as error:  # torch.export raises many types
-            _refuse_unsolvable(error, tensors, constant)
             errors.append(error)
     raise _explain(errors[-1]) from errors[-1]
-
-
-_UNSOLVED = ("cannot be solved", "Expected an equality constraint")  # what sympy, and torch beside it, say
-
-
-def _refuse_unsolvable(error: Exception, tensors: Sequence[torch.Tensor], constant: frozenset[Axis]) -> None:
-    """Raise OvergrownSizesError where a condition on sizes cannot be solved: all are to blame, at first but batches."""
-    axes = frozenset((i, axis) for i, t in enumerate(tensors) for axis in range(t.dim())) - constant
-    inner = frozenset((i, axis) for i, axis in axes if axis)
-    if any(text in str(error) for text in _UNSOLVED) and axes:
-        raise OvergrownSizesError(inner or axes) from error
 
 
 def _refuse_changed_inputs(module: FlatModule, names: Sequence[str], program: torch.export.ExportedProgram) -> None:
@@ -291,9 +298,46 @@ def _export(
     kinds = (torch.export.Dim.AUTO, torch.export.Dim.STATIC)
     fixed = constant | {(i, a) for i, t in enumerate(example) for a in range(t.dim()) if t.shape[a] == 0}
     dynamic = tuple({a: kinds[(i, a) in fixed] for a in range(t.dim())} for i, t in enumerate(example))
-    with recording(), recorder() as module.result.recorded:
-        example = [_ordinary(t) for t in example]
-        return torch.export.export(module, tuple(example), dynamic_shapes=(dynamic,), strict=False)
+    try:
+        with recording(), recorder() as module.result.recorded:
+            example = [_ordinary(t) for t in example]
+            program = torch.export.export(module, tuple(example), dynamic_shapes=(dynamic,), strict=False)
+    except Exception as error:
+        _left_outside(module.result, error)
+        raise
+    module.result.outside = _left_outside(module.result)
+    return program
+
+
+def _left_outside(result: Result, refused: Exception | None = None) -> LeftOutsideError | None:
+    """What a trace has left outside of the module, where nobody finds it any longer."""
+    tracked, inputs = result.tracked
+    left = left_by(refused, lambda: [t for t in tracked if id(t) not in inputs])
+    if not left:
+        return None
+    nodes = [tracked[t].proxy.node for t in left]
+    where = take_out(left)
+    if not where:
+        return None
+    if all(map(_is_made_of_sizes, nodes)):
+        result.caches = True
+        return None
+    lines = [user_line(node.meta.get("stack_trace") or "") for node in nodes]
+    return LeftOutsideError(where, next(filter(None, lines), ""), any(t.requires_grad for t in left))
+
+
+def _is_made_of_sizes(node: torch.fx.Node) -> bool:
+    """Whether a call is one of creation and arithmetic, with nothing but sizes of the inputs."""
+    waiting, seen = [node], {node}
+    while waiting:
+        now = waiting.pop()
+        is_random = torch.Tag.nondeterministic_seeded in getattr(now.target, "tags", ())
+        if is_random or (now.op == "placeholder" and isinstance(now.meta["val"], torch.Tensor)):
+            return False
+        before = () if now.target is torch.ops.aten.sym_size.int else now.all_input_nodes
+        waiting += [n for n in before if n not in seen]
+        seen |= set(before)
+    return True
 
 
 def _ordinary(tensor: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ import random
 import sys
 import sysconfig
 import types
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,10 @@ from torch.utils import _pytree as pytree
 
 from onnxtrain.capture.descriptions import Describer, TooMuchError, code_digest
 from onnxtrain.capture.export import recording
-from onnxtrain.capture.rehearsal import untouched
+from onnxtrain.capture.left_outside import left_by, take_out
+from onnxtrain.capture.rehearsal import rehearse, untouched
 from onnxtrain.capture.schema import flatten
+from onnxtrain.capture.size_guards import repeated_among
 from onnxtrain.capture.source_lines import is_ours_or_torchs
 
 _OWN = frozenset(torch.nn.Module().__dict__) - {"training"}
@@ -63,9 +66,25 @@ def reading(
     """Run a call on tensors without content, leave the module as it was, and say what it read.
 
     Raises:
-        UnreadableError: it reads a file, or another profiler is at work.
+        UnreadableError: it reads a file, or leaves a tensor outside of the module each time, or another profiler is at
+            work.
         Exception: what the module raises, and torch's where it looks at the content of a tensor.
     """
+    try:
+        return _reading(module, args, kwargs, ignored)
+    except _LeftOutsideError:
+        with torch.random.fork_rng():
+            rehearse(module, args, kwargs, ignored)  # leaves it there for good, if it is a cache
+        return _reading(module, args, kwargs, ignored)
+
+
+class _LeftOutsideError(UnreadableError):
+    """A call leaves a tensor outside of the module: in a cache, maybe."""
+
+
+def _reading(
+    module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], ignored: Collection[str]
+) -> Reading:
     if sys.getprofile() is not None:
         raise UnreadableError("a profiler is at work")
     named = {id(x): f"module {n}" for n, x in module.named_modules()}
@@ -76,17 +95,22 @@ def reading(
     given = [without.from_tensor(t, static_shapes=True) for t in tensors]
     named |= {id(x): f"input {i}" for i, x in enumerate(given)}
     args, kwargs = schema.restore(given)
+    calls = _Calls(named)
     try:
         state = _state(module, Describer(named), ignored)
-        watched, calls = _Watched(Describer(named)), _Calls(named)
+        watched = _Watched(Describer(named))
         quiet, kept = recording(), untouched(module, (), ignored)
         with quiet, _same_random_numbers(), kept as taken_back, without, watched.running(), calls:
             module.forward(*args, **kwargs)
     except (TooMuchError, RecursionError) as error:
         raise UnreadableError(f"{type(error).__name__}: {error}") from error
+    finally:
+        where = take_out(left) if (left := left_by(sys.exc_info()[1], calls.release())) else []
+    if where:
+        raise _LeftOutsideError(f"it leaves a tensor outside of the module: in {', '.join(where)}")
     if watched.unreadable:
         raise UnreadableError(watched.unreadable)
-    found = "\n".join((state, *sorted(watched.found), *calls.found))
+    found = "\n".join((state, *sorted(watched.found), *calls.found, f"again {repeated_among(tensors)}"))
     return Reading(hashlib.sha256(found.encode()).hexdigest(), taken_back[0])
 
 
@@ -233,6 +257,12 @@ class _Calls(TorchFunctionMode):
         owner = getattr(getattr(func, "__self__", None), "__name__", "")
         self.found.append(f"{getattr(func, '__qualname__', func)} {owner} {given}")
         return made
+
+    def release(self) -> Callable[[], list[torch.Tensor]]:
+        """Let go of what the functions returned; gives what finds that of it which somebody else keeps."""
+        kept = [weakref.ref(t) for t in self._kept]
+        self._kept.clear()
+        return lambda: [t for find in kept if (t := find()) is not None]
 
     def _all(self, value: Any) -> str:
         if isinstance(value, tuple | list):

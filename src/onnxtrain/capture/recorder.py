@@ -1,7 +1,8 @@
 """torch's recorder without what nobody reads.
 
-Each line of a stack is looked up once, no code is generated, and what calls return is remembered by ``known_calls``
-alone: torch's own memory of it (``fake_tensor_cache_enabled``) costs more than it saves beside that.
+Each line of a stack is looked up once, no code is generated, no equations of sizes are solved, and what calls return is
+remembered by ``known_calls`` alone: torch's own memory of it (``fake_tensor_cache_enabled``) costs more than it saves
+beside that.
 """
 
 from __future__ import annotations
@@ -62,9 +63,12 @@ def _frame(file: str, line: int, name: str) -> traceback.FrameSummary:
 def recorder() -> Iterator[Count]:
     """Within it torch.export records in less time; gives how many calls it recorded, and how many were known."""
     from torch._dynamo import config  # a second of imports, which recalled graphs do without
+    from torch.export import _trace
 
     light = replaced(
-        (fx_proxy, "CapturedTraceback", _Stack), (torch.fx.GraphModule, "recompile", _compiled_when_called)
+        (fx_proxy, "CapturedTraceback", _Stack),
+        (torch.fx.GraphModule, "recompile", _compiled_when_called),
+        (_trace, "produce_guards_and_solve_constraints", _unsolved),
     )
     _frame.cache_clear()  # files may have been written anew
     with light, layouts(), config.patch(fake_tensor_cache_enabled=False), known_calls() as count:
@@ -82,6 +86,11 @@ def _compiled_when_called(module: torch.fx.GraphModule) -> None:
         return type(self).forward(self, *args, **kwargs)
 
     type(module).forward = forward
+
+
+def _unsolved(*, fake_mode: Any, **others: Any) -> None:
+    """Nothing is solved for sizes: what was asked of them is a guard (``size_guards``), solvable or not."""
+    fake_mode.shape_env.frozen = True
 
 
 __all__ = ["recorder"]

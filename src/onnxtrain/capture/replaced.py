@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+_ABSENT = object()
+
 
 @contextlib.contextmanager
 def replaced(*entries: tuple[Any, str, Any]) -> Iterator[None]:
@@ -14,11 +16,14 @@ def replaced(*entries: tuple[Any, str, Any]) -> Iterator[None]:
     Args:
         entries: whose attribute it is, its name, and the content.
     """
-    before = [getattr(owner, name) for owner, name, _ in entries]
+    before = [getattr(owner, name, _ABSENT) for owner, name, _ in entries]
     for owner, name, content in entries:
         setattr(owner, name, content)
     try:
         yield
     finally:
         for (owner, name, _), content in zip(entries, before, strict=True):
-            setattr(owner, name, content)
+            if content is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, content)

@@ -1,4 +1,7 @@
-"""Conditions on input sizes under which a captured graph is what the module computes: what its code asked of sizes."""
+"""Conditions on inputs under which a captured graph is what the module computes: what its code asked of their sizes.
+
+And of their order in memory, of who needs their gradient, and of whether two are one.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,21 @@ import torch
 from onnxtrain.capture.size_questions import decides, settled
 from onnxtrain.capture.symbolic_sizes import Assumed, Axis
 
+Form = tuple[tuple[bool, tuple[int, ...]], ...]
+Repeated = tuple[tuple[int, int], ...]
+
+
+def form_of(tensors: Sequence[torch.Tensor]) -> Form:
+    """For each tensor, whether it requires a gradient, and its strides where it is not contiguous."""
+    return tuple((t.requires_grad, () if t.is_contiguous() else t.stride()) for t in tensors)
+
+
+def repeated_among(tensors: Sequence[torch.Tensor]) -> Repeated:
+    """The positions of floating tensors that come again, each with that of its first time; of others nobody asks."""
+    first: dict[int, int] = {}
+    places = [(i, first.setdefault(id(t), i)) for i, t in enumerate(tensors) if t.is_floating_point()]
+    return tuple((i, place) for i, place in places if i != place) if len(first) < len(places) else ()
+
 
 @dataclasses.dataclass(frozen=True)
 class SizeGuards:
@@ -22,15 +40,24 @@ class SizeGuards:
     Args:
         conditions: relations between symbols, all true for the sizes of the capture.
         symbols: for each symbol, one input axis that has this size.
+        form: of the inputs (``form_of``), where the module asked for it.
+        repeated: the inputs that come again (``repeated_among``).
     """
 
     conditions: tuple[sympy.Basic, ...]
     symbols: tuple[tuple[sympy.Symbol, Axis], ...]
+    form: Form | None = None
+    repeated: Repeated = ()
 
     def hold(self, sizes: Sequence[Sequence[int]]) -> bool:
         """Whether every branch goes the same way for inputs of these sizes."""
         values = {symbol: sympy.Integer(sizes[position][axis]) for symbol, (position, axis) in self.symbols}
         return all(settled(condition, values) not in (None, sympy.false) for condition in self.conditions)
+
+    def have_form(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether inputs come again as they did, and lie in memory as the module was told, if it asked."""
+        is_of_form = self.form is None or self.form == form_of(tensors)
+        return is_of_form and self.repeated == repeated_among(tensors)
 
     def broken_by(self, sizes: Sequence[Sequence[int]]) -> frozenset[Axis]:
         """The input axes of which a condition is made that does not hold for inputs of these sizes."""
@@ -39,12 +66,16 @@ class SizeGuards:
         return frozenset(axes[s] for condition in broken for s in condition.free_symbols)  # type: ignore[index]
 
 
-def size_guards(program: torch.export.ExportedProgram, assumed: Assumed) -> SizeGuards:
+def size_guards(
+    program: torch.export.ExportedProgram, assumed: Assumed, form: Form | None = None, repeated: Repeated = ()
+) -> SizeGuards:
     """What was asked of sizes while a module was captured.
 
     Args:
         program: the captured program.
         assumed: what was taken to be so besides.
+        form: of the inputs, where that was asked for.
+        repeated: those that come again.
     """
     users = set(program.graph_signature.user_inputs)
     inputs = [n.meta["val"] for n in program.graph.nodes if n.op == "placeholder" and n.name in users]
@@ -56,13 +87,14 @@ def size_guards(program: torch.export.ExportedProgram, assumed: Assumed) -> Size
                 symbols.setdefault(size.node.expr, (position, axis))
                 environment = size.node.shape_env
     if environment is None:
-        return SizeGuards((), ())
+        return SizeGuards((), (), form, repeated)
     asked = [environment.simplify(g.expr) for g in environment.guards if _decides(g)]
     asked += [environment.replace(relation) for relation in sorted(assumed.answered, key=str)]
     asked += [sympy.Ne(environment.simplify(size), 1) for size in sorted(assumed.not_one, key=str)]
     conditions = dict.fromkeys(c for c in asked if c.free_symbols and c.free_symbols <= set(symbols))
     needed = {s for condition in conditions for s in condition.free_symbols}
-    return SizeGuards(tuple(conditions), tuple((s, axis) for s, axis in symbols.items() if s in needed))
+    axes = tuple((s, axis) for s, axis in symbols.items() if s in needed)
+    return SizeGuards(tuple(conditions), axes, form, repeated)
 
 
 def taken_for_content(program: torch.export.ExportedProgram) -> frozenset[sympy.Symbol]:

@@ -6,15 +6,18 @@ import contextlib
 import functools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import sympy
 import torch
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, uninteresting_files
+from torch.fx.experimental import symbolic_shapes
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from onnxtrain.capture import substitutes
 from onnxtrain.capture.assertions import expected, tell
 from onnxtrain.capture.looks import place_of, user_frame
+from onnxtrain.capture.replaced import replaced
 from onnxtrain.capture.source_lines import is_users
 
 # Functions of torch that ask about sizes only to choose between equal results: how a tensor lies in memory
@@ -28,23 +31,26 @@ _ABOUT_MEMORY = frozenset(
 )
 # Functions of torch that choose the size of a result
 _ABOUT_SIZES = frozenset(("_compute_slice_index", "slice_forward"))
+_LAYERS = tuple(str(Path(torch.__file__).parent / part) for part in ("nn", "distributions", "functional.py"))
 
 
 def decides(found: sympy.Basic, name: str, file: str) -> bool:
     """Whether the answer to a question about sizes decides on the result.
 
-    Where torch itself finds that two sizes differ, it is for broadcasting, which a graph does again, or about memory.
+    Where operators of torch find that two sizes differ, it is for broadcasting, which a graph does again, or about
+    memory; its layers choose what they compute, as the user does.
 
     Args:
         found: what was found to be so.
         name: the function that asked.
         file: where it is written.
     """
-    return _is_users(file) or (not isinstance(found, sympy.Ne) and name not in _ABOUT_MEMORY)
+    return _chooses(file) or (not isinstance(found, sympy.Ne) and name not in _ABOUT_MEMORY)
 
 
-def _is_users(file: str) -> bool:
-    return is_users(file) or file == substitutes.__file__
+def _chooses(file: str) -> bool:
+    """Whether a file's code chooses what is computed: the user's, layers of torch, and what stands in their place."""
+    return is_users(file) or file == substitutes.__file__ or file.startswith(_LAYERS)
 
 
 @contextlib.contextmanager
@@ -71,13 +77,14 @@ def noted_answers(tensors: Sequence[torch.Tensor], found: set[sympy.Basic]) -> I
             return passes
         if not _is_known(question, answer):
             asking = _asking(sys._getframe(1)).f_code
-            if _is_users(asking.co_filename) or asking.co_name in _ABOUT_SIZES:
+            if _chooses(asking.co_filename) or asking.co_name in _ABOUT_SIZES:
                 found.add(question if answer else sympy.Not(question))
         return answer
 
     environment.evaluate_expr = note
     try:
-        yield
+        with replaced((symbolic_shapes, "uninteresting_files", _machinery)):  # a guard was asked for there, not here
+            yield
     finally:
         del environment.evaluate_expr
 
@@ -113,7 +120,16 @@ def settled(relation: sympy.Basic, values: Mapping[sympy.Symbol, sympy.Basic]) -
 
 def _asking(frame: Any) -> Any:
     """The innermost frame that is not torch's machinery of sizes."""
-    machinery = uninteresting_files()
+    machinery = _machinery()
     while frame.f_back is not None and frame.f_code.co_filename in machinery:
         frame = frame.f_back
     return frame
+
+
+_UNINTERESTING = symbolic_shapes.uninteresting_files
+
+
+@functools.cache
+def _machinery() -> set[str]:
+    """The files of torch's machinery of sizes, and this one, which stands in between; none that may be the user's."""
+    return {file for file in _UNINTERESTING() if not is_users(file)} | {__file__}

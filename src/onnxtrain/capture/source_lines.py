@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import types
 from pathlib import Path
 
 import torch
@@ -10,6 +11,7 @@ import torch
 _OURS = str(Path(__file__).parents[1])
 _TORCH = str(Path(torch.__file__).parent)
 _BETWEEN = ("<", "/contextlib.py", "/functools.py", "/sympy/")
+_TYPED = ("<stdin>", "<string>", "<console>", "<input>", "<ipython-input", "<python-input")  # not in a file
 
 Place = tuple[str, int]  # file and line
 
@@ -21,7 +23,16 @@ def is_ours_or_torchs(filename: str) -> bool:
 
 def is_users(filename: str) -> bool:
     """Whether a file is the user's (or another library's), not torch's, ours or the glue of Python."""
+    if filename.startswith(_TYPED):
+        return True
     return not is_ours_or_torchs(filename) and not any(part in filename for part in _BETWEEN)
+
+
+def is_asked_by_user(frame: types.FrameType | None) -> bool:
+    """Whether the user's code calls a frame, with nothing but ours in between."""
+    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+        frame = frame.f_back
+    return frame is not None and is_users(frame.f_code.co_filename)
 
 
 def places_in(stack: str) -> list[Place]:

@@ -18,7 +18,11 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from onnxtrain.capture.size_questions import noted_answers
+from onnxtrain.capture.sizes_as_numbers import sizes_as_numbers
+from onnxtrain.capture.source_lines import is_asked_by_user
 
+_TENSOR: Any = torch.Tensor
+_OF_FORM = (_TENSOR.requires_grad.__get__, _TENSOR.is_contiguous, _TENSOR.stride)
 _SQUEEZES = ("squeeze", "squeeze_", "squeeze_copy")
 Axis = tuple[int, int]  # position of an input tensor, and one of its axes
 LARGEST = 24  # operations in one size: models that can be dynamic stay below 15; above, each view takes seconds
@@ -43,10 +47,12 @@ class Assumed:
     Args:
         not_one: sizes that were taken to be other than 1 where 1 would change the result's shape.
         answered: what was asked of sizes and holds from 2 on.
+        form: whether the module asked how tensors lie in memory, or who needs their gradient.
     """
 
     not_one: set[sympy.Expr] = dataclasses.field(default_factory=set)
     answered: set[sympy.Basic] = dataclasses.field(default_factory=set)
+    form: bool = False
 
 
 @contextlib.contextmanager
@@ -60,7 +66,8 @@ def symbolic_sizes(tensors: Sequence[torch.Tensor]) -> Iterator[Assumed]:
         OvergrownSizesError: an intermediate result has a size of more than ``LARGEST`` operations.
     """
     assumed = Assumed()
-    with _symbolic_len(), _Watch(tensors, assumed.not_one), noted_answers(tensors, assumed.answered):
+    watch, answers = _Watch(tensors, assumed), noted_answers(tensors, assumed.answered)
+    with sizes_as_numbers(), _symbolic_len(), watch, answers:
         yield assumed
 
 
@@ -126,9 +133,9 @@ class _Watch(TorchFunctionMode):
     asks sympy to compare expressions of hundreds of operations.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor], not_one: set[sympy.Expr]) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], assumed: Assumed) -> None:
         super().__init__()
-        self._not_one = not_one
+        self._assumed = assumed
         self._axes: dict[sympy.Basic, list[Axis]] = {}
         for position, tensor in enumerate(tensors):
             for axis, size in enumerate(tensor.shape):
@@ -140,8 +147,10 @@ class _Watch(TorchFunctionMode):
     ) -> Any:
         name, result = getattr(func, "__name__", ""), NotImplemented
         if name in _SQUEEZES:
-            self._not_one |= _kept_by_squeeze(*args, **(kwargs or {}))
+            self._assumed.not_one |= _kept_by_squeeze(*args, **(kwargs or {}))
             result = _squeezed(func, *args, **(kwargs or {}))
+        if func in _OF_FORM and is_asked_by_user(sys._getframe(1)):
+            self._assumed.form = True
         if result is NotImplemented:
             result = func(*args, **(kwargs or {}))
         if isinstance(result, torch.Tensor):

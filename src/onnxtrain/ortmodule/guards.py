@@ -289,7 +289,7 @@ def size_check(captured: Captured) -> Callable[[Sequence[torch.Tensor]], bool]:
             return False
         return captured.guards.hold(sizes)
 
-    return lambda tensors: hold(tuple([t.shape for t in tensors]))
+    return lambda tensors: hold(tuple([t.shape for t in tensors])) and captured.guards.have_form(tensors)
 
 
 def _expressions_fit(

@@ -14,6 +14,7 @@ HEAD = """\
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -30,6 +31,27 @@ REAL = torch.{real}
 class Output:
     first: Any
     second: Any = None
+
+
+@functools.cache
+def cached(size):
+    return torch.ones(size, size, dtype=REAL).tril()
+
+
+def kept(size, table={{}}):
+    if size not in table:
+        table[size] = torch.arange(size).to(REAL)
+    return table[size]
+
+
+NAMED = None
+
+
+def named(size):
+    global NAMED
+    if NAMED is None or NAMED.shape[0] != size:
+        NAMED = torch.linspace(0, 1, size, dtype=REAL)
+    return NAMED
 """
 
 

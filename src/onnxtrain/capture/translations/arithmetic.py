@@ -48,7 +48,6 @@ _one_node("Neg", operator.neg)
 _one_node("Add", operator.add)
 _one_node("Sub", operator.sub)
 _one_node("Mul", operator.mul)
-_one_node("Div", operator.floordiv)  # of sizes, which are not negative
 _one_node("Mod", operator.mod)
 _one_node("Equal", operator.eq)
 _one_node("Less", operator.lt)
@@ -58,6 +57,27 @@ _one_node("GreaterOrEqual", operator.ge)
 _one_node("Max", torch.sym_max)
 _one_node("Min", torch.sym_min)
 _one_node("Not", torch.sym_not)
+
+
+@translation(operator.floordiv)
+def whole_quotient_of_sizes(x, y):
+    """One Div where nothing is negative; else first without the remainder: ONNX rounds towards 0, Python down."""
+    return op.Div(x, y) if _is_natural(x) and _is_natural(y) else op.Div(op.Sub(x, op.Mod(x, y)), y)
+
+
+def _is_natural(number: Any) -> bool:
+    """Whether a number is 0 or more, as sizes are and what is made of them without a difference."""
+    if not isinstance(number, ir.Value):
+        return bool(number >= 0)
+    if number.const_value is not None:
+        return bool((number.const_value.numpy() >= 0).all())
+    node = number.producer()
+    if node is None or node.op_type not in _NATURAL:
+        return False
+    return node.op_type == "Shape" or all(_is_natural(x) for x in node.inputs if x is not None)
+
+
+_NATURAL = ("Shape", "Squeeze", "Add", "Mul", "Div", "Mod", "Max", "Min")
 
 
 @translation(operator.truediv)

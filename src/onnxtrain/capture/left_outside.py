@@ -1,0 +1,145 @@
+"""Tensors that a trace leaves outside of the module: in a table of a Python module, in the cache of a function.
+
+They have no content, and who reads them later computes nothing. So they are taken out; what a call in eager PyTorch
+leaves there is what the next trace finds.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import gc
+import sys
+import traceback
+import types
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from onnxtrain.errors import CaptureError
+
+_FunctionsCache = functools._lru_cache_wrapper
+
+
+class LeftOutsideError(CaptureError):
+    """The forward pass leaves a tensor where a graph cannot leave it again.
+
+    Args:
+        where: what holds it.
+        source: the line that made it.
+        has_history: whether somebody may differentiate it.
+    """
+
+    def __init__(self, where: Sequence[str], source: str, has_history: bool) -> None:
+        super().__init__(
+            f"the forward pass leaves a tensor outside of the module: in {', '.join(where)}",
+            source=source,
+            cure="keep it on the module: a buffer where a later call reads it, else an attribute",
+        )
+        self.has_history = has_history
+
+
+def left_by(refused: BaseException | None, alive: Callable[[], Iterable[torch.Tensor]]) -> list[torch.Tensor]:
+    """The tensors without content that something outside of a trace holds.
+
+    Args:
+        refused: what the trace raised, whose stack holds tensors too.
+        alive: gives the trace's tensors that there still are.
+    """
+    raised = refused if any(isinstance(t, FakeTensor) for t in alive()) else None
+    if raised is not None:
+        while raised is not None:
+            traceback.clear_frames(raised.__traceback__)
+            raised = raised.__cause__ or raised.__context__
+        gc.collect()
+    return [t for t in alive() if isinstance(t, FakeTensor)]
+
+
+def take_out(tensors: list[torch.Tensor]) -> list[str]:
+    """Remove tensors from all that Python code keeps them in: tables lose the entry, names become None.
+
+    Returns:
+        Where they were, but for caches of functions, which are empty now.
+    """
+    wanted: list[Any] = tensors
+    passed: list[Any] = []  # what this function made, or has looked at
+    where: list[str] = []
+    while wanted:
+        ids = set(map(id, wanted))
+        holders = [h for h in gc.get_referrers(*wanted) if not any(h is p for p in (wanted, passed, *passed))]
+        passed += [wanted, holders, *holders]
+        where += filter(None, (_removed(h, ids) for h in holders))
+        wanted = [h for h in holders if _is_record(h)]
+    return list(dict.fromkeys(where))
+
+
+def _is_record(holder: Any) -> bool:
+    """Whether an object goes with the tensor in it."""
+    return isinstance(holder, tuple) or dataclasses.is_dataclass(type(holder))
+
+
+def _removed(holder: Any, ids: set[int]) -> str:
+    """Where an object held what has these identities, and does no longer; empty where that is no matter."""
+    if isinstance(holder, _FunctionsCache):
+        holder.cache_clear()  # the function computes it again
+        return ""
+    if isinstance(holder, types.CellType):
+        holder.cell_contents = None
+        return "a variable of an enclosing function"
+    if isinstance(holder, dict):
+        return _taken_from_table(holder, ids)
+    if isinstance(holder, list | set | collections.deque):
+        kept = [x for x in holder if id(x) not in ids]
+        holder.clear()
+        (holder.update if isinstance(holder, set) else holder.extend)(kept)
+        return _name_of(holder) or f"a {type(holder).__name__}"
+    if _is_record(holder) or isinstance(holder, types.FrameType | type):
+        return ""
+    return _taken_from_attributes(holder, ids)
+
+
+def _taken_from_table(table: dict[Any, Any], ids: set[int]) -> str:
+    owner = _owner_of(table)
+    if isinstance(owner, _FunctionsCache):
+        return _removed(owner, ids)
+    if owner is not None:
+        return _taken_from_attributes(owner, ids)
+    kept = [(k, v) for k, v in table.items() if id(v) not in ids]
+    table.clear()
+    for key, value in kept:
+        table[int(key) if isinstance(key, torch.SymInt) else key] = value
+    return _name_of(table) or "a table"
+
+
+def _taken_from_attributes(owner: Any, ids: set[int]) -> str:
+    held = [n for n, v in getattr(owner, "__dict__", {}).items() if id(v) in ids]
+    for name in held:
+        setattr(owner, name, None)
+    return f"{getattr(owner, '__name__', type(owner).__name__)}.{held[0]}" if held else ""
+
+
+def _owner_of(table: dict[Any, Any]) -> Any:
+    """The Python module, class or object whose attributes are in a table, or the function that caches results there."""
+    owners = gc.get_referrers(table)
+    if "__module__" in table:
+        return next((x for x in owners if isinstance(x, type)), None)
+    return next((x for x in owners if isinstance(x, _FunctionsCache) or getattr(x, "__dict__", None) is table), None)
+
+
+def _name_of(holder: Any) -> str:
+    """The name that a Python module, or a class in it, has for a container; empty where none has."""
+    for module in list(sys.modules.values()):
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            if value is holder:
+                return f"{module.__name__}.{name}"
+            if issubclass(type(value), type) and value.__module__ == module.__name__:
+                inner = next((n for n, v in vars(value).items() if v is holder), None)
+                if inner is not None:
+                    return f"{value.__name__}.{inner}"
+    return ""
+
+
+__all__ = ["LeftOutsideError", "left_by", "take_out"]

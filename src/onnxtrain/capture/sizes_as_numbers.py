@@ -1,0 +1,159 @@
+"""Sizes are Python's numbers while a module is traced, where torch's symbols are not; and tensors are of their types.
+
+A symbol has another text than the number, is no key, no ``int``, and knows less arithmetic. Where the answer needs the
+number itself (a text, a key), the size becomes one, which is a guard.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from onnxtrain.capture.replaced import replaced
+from onnxtrain.capture.source_lines import is_ours_or_torchs, is_users
+
+_KINDS: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+
+
+@contextlib.contextmanager
+def sizes_as_numbers() -> Iterator[None]:
+    """Within it the user's code, and no other, takes sizes for numbers."""
+    texts = [(kind, name, _of_number(kind, name)) for kind in _KINDS for name in ("__repr__", "__format__", "__hash__")]
+    with replaced(*texts, *_ARITHMETIC), _kinds_of_numbers():
+        yield
+
+
+def _of_number(kind: type, name: str) -> Callable[..., Any]:
+    """A special method that answers the user for the number, and others for the symbol."""
+    whole = getattr(kind, name)
+
+    def asked(self: Any, *args: Any) -> Any:
+        is_asked = is_users(sys._getframe(1).f_code.co_filename)
+        return getattr(_KINDS[kind], name)(_KINDS[kind](self), *args) if is_asked else whole(self, *args)
+
+    return asked
+
+
+def _divmod(self: Any, other: Any) -> tuple[Any, Any]:
+    return self // other, self % other
+
+
+def _divmod_by(self: Any, other: Any) -> tuple[Any, Any]:
+    return other // self, other % self
+
+
+def _power(self: Any, exponent: Any, modulus: Any = None) -> Any:
+    return _POWER(self, exponent) if modulus is None else pow(int(self), int(exponent), int(modulus))
+
+
+def _rounded(self: Any, digits: int | None = None) -> Any:
+    return _ROUND(self) if digits is None else round(float(self), digits)
+
+
+def _remainder(self: Any, other: Any) -> Any:
+    """Of floats as a number: torch takes it for a whole one."""
+    is_whole = not isinstance(self, torch.SymFloat) and not isinstance(other, float | torch.SymFloat)
+    return _MOD(self, other) if is_whole else float(self) % float(other)
+
+
+def _remainder_of(self: Any, other: Any) -> Any:
+    is_whole = not isinstance(self, torch.SymFloat) and not isinstance(other, float | torch.SymFloat)
+    return _MOD_OF(self, other) if is_whole else float(other) % float(self)
+
+
+def _shift(self: Any, count: Any) -> Any:
+    return self * 2**count
+
+
+def _shift_back(self: Any, count: Any) -> Any:
+    return self // 2**count
+
+
+def _by_bits(name: str) -> Callable[[Any, Any], Any]:
+    return lambda self, other: getattr(int, name)(int(self), int(other))
+
+
+def _as_array(self: Any, dtype: Any = None, copy: bool | None = None) -> Any:
+    return np.asarray(_KINDS[type(self)](self), dtype)
+
+
+_SIZE: Any = torch.SymInt
+_POWER, _MOD, _MOD_OF, _ROUND = _SIZE.__pow__, _SIZE.__mod__, _SIZE.__rmod__, torch.SymFloat.__round__
+_BITS = ("__and__", "__or__", "__xor__", "__rand__", "__ror__", "__rxor__", "__rlshift__", "__rrshift__")
+_ARITHMETIC: tuple[tuple[type, str, Callable[..., Any]], ...] = (
+    (torch.SymInt, "__divmod__", _divmod),
+    (torch.SymInt, "__rdivmod__", _divmod_by),
+    (torch.SymInt, "__invert__", lambda self: -self - 1),
+    (torch.SymInt, "__pow__", _power),
+    (torch.SymInt, "__lshift__", _shift),
+    (torch.SymInt, "__rshift__", _shift_back),
+    *((torch.SymInt, name, _by_bits(name)) for name in _BITS),
+    *((kind, "__mod__", _remainder) for kind in (torch.SymInt, torch.SymFloat)),
+    *((kind, "__rmod__", _remainder_of) for kind in (torch.SymInt, torch.SymFloat)),
+    (torch.SymFloat, "__round__", _rounded),
+    (torch.SymFloat, "is_integer", lambda self: float(self).is_integer()),
+    (torch.SymBool, "__float__", lambda self: float(bool(self))),
+    (torch.SymBool, "__index__", lambda self: int(bool(self))),
+    *((kind, "__array__", _as_array) for kind in _KINDS),
+)
+
+
+def _is_instance(value: Any, kinds: Any) -> bool:
+    return isinstance(value, kinds) or (type(value) in _KINDS and isinstance(_KINDS[type(value)](), kinds))
+
+
+class _Kind(type):
+    """The class of what stands for ``type``: itself in all but calls with a size, or a tensor without content."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if len(args) != 1:
+            return type(*args, **kwargs)
+        if isinstance(args[0], FakeTensor):
+            return torch.nn.Parameter if isinstance(args[0], torch.nn.Parameter) else torch.Tensor
+        return _KINDS.get(type(args[0]), type(args[0]))
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, type)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, type)
+
+    def __eq__(cls, other: object) -> bool:
+        return other is cls or other is type
+
+    def __hash__(cls) -> int:
+        return hash(type)
+
+
+_NAMES = {"isinstance": _is_instance, "type": _Kind("type", (type,), {})}
+
+
+@contextlib.contextmanager
+def _kinds_of_numbers() -> Iterator[None]:
+    """In modules that are not Python's, torch's or ours, a size is an instance of what its number is."""
+    changed = []
+    for module in list(sys.modules.values()):
+        table, file = getattr(module, "__dict__", {}), getattr(module, "__file__", None)
+        if table.get("__name__") == "__main__" or (file and not _is_foreign(module.__name__, file)):
+            missing = [name for name in _NAMES if name not in table]
+            table.update((name, _NAMES[name]) for name in missing)
+            changed.append((table, missing))
+    try:
+        yield
+    finally:
+        for table, names in changed:
+            for name in names:
+                del table[name]
+
+
+def _is_foreign(name: str, file: str) -> bool:
+    return name.partition(".")[0] in sys.stdlib_module_names or is_ours_or_torchs(file)
+
+
+__all__ = ["sizes_as_numbers"]
