@@ -296,6 +296,6 @@ def test_the_debugger_works_in_a_module_that_is_captured() -> None:
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)], input=commands, capture_output=True, text=True, timeout=300
     )
-    assert "('columns', s" in done.stdout, done.stdout + done.stderr  # sizes are symbols while it is captured
+    assert "('columns', 4" in done.stdout, done.stdout + done.stderr  # sizes are numbers to who looks
     assert "torch.Size([2, 4])" in done.stdout, done.stdout + done.stderr
     assert "torch.Size([3, 2])" in done.stdout.splitlines()[-1], done.stdout + done.stderr

@@ -72,7 +72,7 @@ def trace(
             _fill_caches(module, args, kwargs, ignored)
             program = export(flat, given, names, static_shapes, ones=False)  # of the sizes that the caches have now
         else:
-            if flat.result.caches:
+            if flat.result.outside is not None:
                 _fill_caches(module, args, kwargs, ignored)
         flat.result.settle()
     form = form_of(tensors) if flat.result.assumed.form else None

@@ -26,7 +26,7 @@ from onnxtrain.capture import (  # noqa: F401  (substitutes)
 from onnxtrain.capture.autograd_functions import Functions
 from onnxtrain.capture.known_calls import Count
 from onnxtrain.capture.left_behind import Place, Watch
-from onnxtrain.capture.left_outside import LeftOutsideError, left_by, take_out
+from onnxtrain.capture.left_outside import LeftOutsideError, take_out_of_others
 from onnxtrain.capture.lowering.aliases import memory_of
 from onnxtrain.capture.quiet import loggers_at
 from onnxtrain.capture.recorder import recorder
@@ -77,7 +77,6 @@ class Result:
         path: what the call saw in tensors.
         settle: does to the module what the call did to it, but for tensors.
         outside: where it left a tensor outside of the module.
-        caches: whether it left one that is made of sizes alone, as others will be.
         tracked: what the trace recorded of tensors that there still are, and the identities of its inputs.
     """
 
@@ -93,7 +92,6 @@ class Result:
         self.path = Path()
         self.settle: Callable[[], None] = lambda: None
         self.outside: LeftOutsideError | None = None
-        self.caches = False
         self.tracked: tuple[Mapping[torch.Tensor, Any], frozenset[int]] = ({}, frozenset())
 
 
@@ -202,7 +200,7 @@ def _export_any(
                 kept |= ones
                 example = _enlarged(tensors, kept)
                 program = _export(module, example, kept)
-            if module.result.outside is not None:
+            if module.result.outside is not None and not module.result.outside.is_cache:
                 raise module.result.outside
             return program
         except (ContentError, LeftOutsideError):
@@ -303,41 +301,10 @@ def _export(
             example = [_ordinary(t) for t in example]
             program = torch.export.export(module, tuple(example), dynamic_shapes=(dynamic,), strict=False)
     except Exception as error:
-        _left_outside(module.result, error)
+        take_out_of_others(*module.result.tracked, None, error)
         raise
-    module.result.outside = _left_outside(module.result)
+    module.result.outside = take_out_of_others(*module.result.tracked, program)
     return program
-
-
-def _left_outside(result: Result, refused: Exception | None = None) -> LeftOutsideError | None:
-    """What a trace has left outside of the module, where nobody finds it any longer."""
-    tracked, inputs = result.tracked
-    left = left_by(refused, lambda: [t for t in tracked if id(t) not in inputs])
-    if not left:
-        return None
-    nodes = [tracked[t].proxy.node for t in left]
-    where = take_out(left)
-    if not where:
-        return None
-    if all(map(_is_made_of_sizes, nodes)):
-        result.caches = True
-        return None
-    lines = [user_line(node.meta.get("stack_trace") or "") for node in nodes]
-    return LeftOutsideError(where, next(filter(None, lines), ""), any(t.requires_grad for t in left))
-
-
-def _is_made_of_sizes(node: torch.fx.Node) -> bool:
-    """Whether a call is one of creation and arithmetic, with nothing but sizes of the inputs."""
-    waiting, seen = [node], {node}
-    while waiting:
-        now = waiting.pop()
-        is_random = torch.Tag.nondeterministic_seeded in getattr(now.target, "tags", ())
-        if is_random or (now.op == "placeholder" and isinstance(now.meta["val"], torch.Tensor)):
-            return False
-        before = () if now.target is torch.ops.aten.sym_size.int else now.all_input_nodes
-        waiting += [n for n in before if n not in seen]
-        seen |= set(before)
-    return True
 
 
 def _ordinary(tensor: torch.Tensor) -> torch.Tensor:

@@ -13,12 +13,14 @@ import gc
 import sys
 import traceback
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
 
+from onnxtrain.capture.source_lines import user_line
 from onnxtrain.errors import CaptureError
 
 _FunctionsCache = functools._lru_cache_wrapper
@@ -31,15 +33,58 @@ class LeftOutsideError(CaptureError):
         where: what holds it.
         source: the line that made it.
         has_history: whether somebody may differentiate it.
+        is_cache: whether it is made of sizes alone, so that others will be made as it is.
     """
 
-    def __init__(self, where: Sequence[str], source: str, has_history: bool) -> None:
+    def __init__(self, where: Sequence[str], source: str, has_history: bool, is_cache: bool) -> None:
         super().__init__(
             f"the forward pass leaves a tensor outside of the module: in {', '.join(where)}",
             source=source,
             cure="keep it on the module: a buffer where a later call reads it, else an attribute",
         )
-        self.has_history = has_history
+        self.has_history, self.is_cache = has_history, is_cache
+
+
+def take_out_of_others(
+    tracked: Mapping[torch.Tensor, Any],
+    inputs: Collection[int],
+    program: torch.export.ExportedProgram | None,
+    refused: Exception | None = None,
+) -> LeftOutsideError | None:
+    """Take out what a trace has left outside of the module and of its program; says what it was.
+
+    Args:
+        tracked: what was recorded of the trace's tensors that there still are.
+        inputs: the identities of its inputs.
+        program: what was traced; None where it was refused.
+        refused: what it raised.
+    """
+    left = left_by(refused, lambda: [t for t in tracked if id(t) not in inputs])
+    if left and program is not None:  # the bodies of loops know theirs
+        parts = (m for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule))
+        own = {id(x) for m in parts for n in m.graph.nodes for x in pytree.tree_leaves(n.meta.get("val"))}
+        left = [t for t in left if id(t) not in own]
+    nodes = [tracked[t].proxy.node for t in left]
+    where = take_out(left)
+    if not where:
+        return None
+    lines = [user_line(node.meta.get("stack_trace") or "") for node in nodes]
+    has_history, is_cache = any(t.requires_grad for t in left), all(map(_is_made_of_sizes, nodes))
+    return LeftOutsideError(where, next(filter(None, lines), ""), has_history, is_cache)
+
+
+def _is_made_of_sizes(node: torch.fx.Node) -> bool:
+    """Whether a call is one of creation and arithmetic, with nothing but sizes of the inputs."""
+    waiting, seen = [node], {node}
+    while waiting:
+        now = waiting.pop()
+        is_random = torch.Tag.nondeterministic_seeded in getattr(now.target, "tags", ())
+        if is_random or (now.op == "placeholder" and isinstance(now.meta.get("val"), torch.Tensor)):
+            return False
+        before = () if now.target is torch.ops.aten.sym_size.int else now.all_input_nodes
+        waiting += [n for n in before if n not in seen]
+        seen |= set(before)
+    return True
 
 
 def left_by(refused: BaseException | None, alive: Callable[[], Iterable[torch.Tensor]]) -> list[torch.Tensor]:
@@ -49,12 +94,12 @@ def left_by(refused: BaseException | None, alive: Callable[[], Iterable[torch.Te
         refused: what the trace raised, whose stack holds tensors too.
         alive: gives the trace's tensors that there still are.
     """
-    raised = refused if any(isinstance(t, FakeTensor) for t in alive()) else None
-    if raised is not None:
+    raised = refused
+    if any(isinstance(t, FakeTensor) for t in alive()):
         while raised is not None:
             traceback.clear_frames(raised.__traceback__)
             raised = raised.__cause__ or raised.__context__
-        gc.collect()
+        gc.collect()  # torch's control flow leaves circles
     return [t for t in alive() if isinstance(t, FakeTensor)]
 
 
@@ -142,4 +187,4 @@ def _name_of(holder: Any) -> str:
     return ""
 
 
-__all__ = ["LeftOutsideError", "left_by", "take_out"]
+__all__ = ["LeftOutsideError", "left_by", "take_out", "take_out_of_others"]

@@ -32,13 +32,12 @@ from onnxtrain.capture.left_outside import left_by, take_out
 from onnxtrain.capture.rehearsal import rehearse, untouched
 from onnxtrain.capture.schema import flatten
 from onnxtrain.capture.size_guards import repeated_among
-from onnxtrain.capture.source_lines import is_ours_or_torchs
+from onnxtrain.capture.source_lines import FOREIGN, is_ours_or_torchs
 
 _OWN = frozenset(torch.nn.Module().__dict__) - {"training"}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _STANDARD = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
 _PACKAGES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
-_FOREIGN = frozenset(("torch", "onnxtrain", "sympy", "mpmath", "numpy", "typing_extensions", *sys.stdlib_module_names))
 _OPENS = (builtins.open, io.open, os.open)
 _ENVIRONMENT = type(os.environ).__getitem__.__code__
 
@@ -196,7 +195,7 @@ def _is_foreign(frame: types.FrameType) -> bool:
     """Whether code is torch's, ours or Python's own, or of what torch is made of: their versions tell."""
     name = str(frame.f_globals.get("__name__")).partition(".")[0]
     file = frame.f_code.co_filename
-    return name in _FOREIGN or name.startswith("namedtuple_") or _is_standard(file) or is_ours_or_torchs(file)
+    return name in FOREIGN or name.startswith("namedtuple_") or _is_standard(file) or is_ours_or_torchs(file)
 
 
 def _is_standard(file: str) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from onnxtrain.capture.replaced import replaced
-from onnxtrain.capture.source_lines import is_ours_or_torchs, is_users
+from onnxtrain.capture.source_lines import FOREIGN, is_users
 
 _KINDS: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 
@@ -136,24 +137,18 @@ _NAMES = {"isinstance": _is_instance, "type": _Kind("type", (type,), {})}
 
 @contextlib.contextmanager
 def _kinds_of_numbers() -> Iterator[None]:
-    """In modules that are not Python's, torch's or ours, a size is an instance of what its number is."""
-    changed = []
-    for module in list(sys.modules.values()):
-        table, file = getattr(module, "__dict__", {}), getattr(module, "__file__", None)
-        if table.get("__name__") == "__main__" or (file and not _is_foreign(module.__name__, file)):
-            missing = [name for name in _NAMES if name not in table]
-            table.update((name, _NAMES[name]) for name in missing)
-            changed.append((table, missing))
+    """In modules that may be the user's a size is an instance of what its number is."""
+    modules = [m for n, m in list(sys.modules.items()) if n.partition(".")[0] not in FOREIGN]
+    tables = [vars(m) for m in modules if isinstance(m, types.ModuleType)]
+    changed = [(table, name) for table in tables for name in _NAMES if name not in table]
+    for table, name in changed:
+        table[name] = _NAMES[name]
     try:
         yield
     finally:
-        for table, names in changed:
-            for name in names:
+        for table, name in changed:
+            if table.get(name) is _NAMES[name]:
                 del table[name]
-
-
-def _is_foreign(name: str, file: str) -> bool:
-    return name.partition(".")[0] in sys.stdlib_module_names or is_ours_or_torchs(file)
 
 
 __all__ = ["sizes_as_numbers"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import types
 from pathlib import Path
 
@@ -12,6 +13,9 @@ _OURS = str(Path(__file__).parents[1])
 _TORCH = str(Path(torch.__file__).parent)
 _BETWEEN = ("<", "/contextlib.py", "/functools.py", "/sympy/")
 _TYPED = ("<stdin>", "<string>", "<console>", "<input>", "<ipython-input", "<python-input")  # not in a file
+
+# Packages whose versions tell what their code does, and which ask nothing of the user's sizes
+FOREIGN = frozenset(("torch", "onnxtrain", "sympy", "mpmath", "numpy", "typing_extensions", *sys.stdlib_module_names))
 
 Place = tuple[str, int]  # file and line
 
