@@ -16,7 +16,7 @@ from onnxtrain.capture.export import Autocast, FlatModule, export
 from onnxtrain.capture.left_behind import Kind, Place, Watch, leave, refuse_read
 from onnxtrain.capture.left_outside import LeftOutsideError
 from onnxtrain.capture.looks import Key, Look, content_of, same
-from onnxtrain.capture.rehearsal import Answers, rehearse
+from onnxtrain.capture.rehearsal import Answers, fill_caches, rehearse
 from onnxtrain.capture.replay import Path
 from onnxtrain.capture.schema import Numbers, Schema, arguments_of, flatten, input_names
 from onnxtrain.capture.size_guards import form_of, repeated_among, size_guards
@@ -69,22 +69,14 @@ def trace(
         except LeftOutsideError as error:
             if error.has_history:
                 raise
-            _fill_caches(module, args, kwargs, ignored)
+            fill_caches(module, args, kwargs, ignored)
             program = export(flat, given, names, static_shapes, ones=False)  # of the sizes that the caches have now
         else:
             if flat.result.outside is not None:
-                _fill_caches(module, args, kwargs, ignored)
+                fill_caches(module, args, kwargs, ignored)
         flat.result.settle()
     form = form_of(tensors) if flat.result.assumed.form else None
     return Traced(program, flat, inputs, tuple(names), tuple(name for name, _ in module.named_buffers()), form)
-
-
-def _fill_caches(
-    module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], ignored: Collection[str]
-) -> None:
-    """Let a call in eager PyTorch leave outside of the module what it leaves there; random numbers are as before."""
-    with torch.random.fork_rng(range(torch.cuda.device_count())):
-        rehearse(module, args, kwargs, ignored)
 
 
 def _told_apart(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

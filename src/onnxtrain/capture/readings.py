@@ -12,7 +12,6 @@ import dataclasses
 import hashlib
 import io
 import os
-import random
 import sys
 import sysconfig
 import types
@@ -29,7 +28,7 @@ from torch.utils import _pytree as pytree
 from onnxtrain.capture.descriptions import Describer, TooMuchError, code_digest
 from onnxtrain.capture.export import recording
 from onnxtrain.capture.left_outside import left_by, take_out
-from onnxtrain.capture.rehearsal import rehearse, untouched
+from onnxtrain.capture.rehearsal import fill_caches, same_random_numbers, untouched
 from onnxtrain.capture.schema import flatten
 from onnxtrain.capture.size_guards import repeated_among
 from onnxtrain.capture.source_lines import FOREIGN, is_ours_or_torchs
@@ -72,8 +71,7 @@ def reading(
     try:
         return _reading(module, args, kwargs, ignored)
     except _LeftOutsideError:
-        with torch.random.fork_rng():
-            rehearse(module, args, kwargs, ignored)  # leaves it there for good, if it is a cache
+        fill_caches(module, args, kwargs, ignored)
         return _reading(module, args, kwargs, ignored)
 
 
@@ -99,7 +97,7 @@ def _reading(
         state = _state(module, Describer(named), ignored)
         watched = _Watched(Describer(named))
         quiet, kept = recording(), untouched(module, (), ignored)
-        with quiet, _same_random_numbers(), kept as taken_back, without, watched.running(), calls:
+        with quiet, same_random_numbers(), kept as taken_back, without, watched.running(), calls:
             module.forward(*args, **kwargs)
     except (TooMuchError, RecursionError) as error:
         raise UnreadableError(f"{type(error).__name__}: {error}") from error
@@ -128,19 +126,6 @@ def _state(module: torch.nn.Module, describer: Describer, ignored: Collection[st
 
 def _form(tensor: torch.Tensor) -> str:
     return f"{type(tensor).__name__} {tensor.dtype} {tuple(tensor.shape)} {tensor.device} {tensor.requires_grad}"
-
-
-@contextlib.contextmanager
-def _same_random_numbers() -> Iterator[None]:
-    """What Python and numpy draw after it is what they would have drawn without it; torch draws nothing within."""
-    numpy: Any = sys.modules.get("numpy")
-    states = random.getstate(), numpy.random.get_state() if numpy is not None else None
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        if numpy is not None:
-            numpy.random.set_state(states[1])
 
 
 class _Watched:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import random
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -97,6 +99,18 @@ def rehearse(
     return Answers(tuple(recorder.looks), tuple(recorder.sizes), rehearsed=True)
 
 
+def fill_caches(
+    module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], ignored: Collection[str] = ()
+) -> None:
+    """Let a call in eager PyTorch leave outside of the module what it leaves there; all else is as before.
+
+    Raises:
+        Exception: what the module raises.
+    """
+    with torch.random.fork_rng(range(torch.cuda.device_count())), same_random_numbers():
+        rehearse(module, args, kwargs, ignored)
+
+
 @contextlib.contextmanager
 def untouched(
     module: torch.nn.Module, given: Sequence[torch.Tensor], ignored: Collection[str]
@@ -116,3 +130,16 @@ def untouched(
             for tensor, content in owned:
                 if not torch.equal(tensor, content):  # versions do not tell: normalization counts none
                     tensor.copy_(content)
+
+
+@contextlib.contextmanager
+def same_random_numbers() -> Iterator[None]:
+    """What Python and numpy draw after it is what they would have drawn without it."""
+    numpy: Any = sys.modules.get("numpy")
+    states = random.getstate(), numpy.random.get_state() if numpy is not None else None
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        if numpy is not None:
+            numpy.random.set_state(states[1])
