@@ -13,9 +13,11 @@ import pytest
 import torch
 from parity import same_step
 from torch._subclasses.fake_tensor import FakeTensor
+from transformers import BertConfig, BertForSequenceClassification
 
 from onnxtrain import ORTModule
 from onnxtrain.capture import capture
+from onnxtrain.capture.readings import reading
 from onnxtrain.errors import CaptureError
 
 Tensor = torch.Tensor
@@ -175,3 +177,13 @@ def test_a_trace_that_fails_leaves_caches_empty() -> None:
     with pytest.raises(CaptureError, match="cannot be captured"):
         capture(Failing(_in_a_table), (torch.randn(2, 3, 4),), {})
     assert not TABLE
+
+
+def test_what_a_call_returns_is_not_left_outside() -> None:
+    """To find the graph of an earlier process the forward pass runs once, whatever it puts its results in."""
+    config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    model, ids = BertForSequenceClassification(config), torch.tensor([[1, 2, 3]])
+    runs = []
+    model.bert.register_forward_pre_hook(lambda module, args: runs.append(module))
+    reading(model, (), {"input_ids": ids, "labels": torch.tensor([1])})
+    assert len(runs) == 1

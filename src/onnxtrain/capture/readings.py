@@ -92,16 +92,16 @@ def _reading(
     given = [without.from_tensor(t, static_shapes=True) for t in tensors]
     named |= {id(x): f"input {i}" for i, x in enumerate(given)}
     args, kwargs = schema.restore(given)
-    calls = _Calls(named)
+    watched, calls = _Watched(Describer(named)), _Calls(named)
     try:
         state = _state(module, Describer(named), ignored)
-        watched = _Watched(Describer(named))
         quiet, kept = recording(), untouched(module, (), ignored)
         with quiet, same_random_numbers(), kept as taken_back, without, watched.running(), calls:
             module.forward(*args, **kwargs)
     except (TooMuchError, RecursionError) as error:
         raise UnreadableError(f"{type(error).__name__}: {error}") from error
     finally:
+        watched.release()
         where = take_out(left) if (left := left_by(sys.exc_info()[1], calls.release())) else []
     if where:
         raise _LeftOutsideError(f"it leaves a tensor outside of the module: in {', '.join(where)}")
@@ -146,6 +146,12 @@ class _Watched:
             yield
         finally:
             sys.setprofile(None)
+
+    def release(self) -> None:
+        """Let go of the objects that the code saw."""
+        self._describer = Describer({})
+        self._known.clear()
+        self._cells.clear()
 
     def _event(self, frame: types.FrameType, event: str, arg: Any) -> None:
         if event == "call":
@@ -246,6 +252,7 @@ class _Calls(TorchFunctionMode):
         """Let go of what the functions returned; gives what finds that of it which somebody else keeps."""
         kept = [weakref.ref(t) for t in self._kept]
         self._kept.clear()
+        self._describer = Describer({})
         return lambda: [t for find in kept if (t := find()) is not None]
 
     def _all(self, value: Any) -> str:
