@@ -194,7 +194,7 @@ class Looks(TorchFunctionMode):
         """The arguments with numbers where torch would read them from tensors, which it asks nobody about."""
         name = getattr(func, "__name__", "")
         if func in _INDEXED and not (func is Tensor.__setitem__ and isinstance(args[1], Tensor)):
-            return (args[0], _map_places(self._number, args[1]), *args[2:]), kwargs
+            return (args[0], _map_places(self._number, _beside_others(args[1])), *args[2:]), kwargs
         if name not in _OF_NUMBERS and name not in _WITH_NUMBERS:
             return args, kwargs
         kept = 1 if name in _WITH_NUMBERS and args and isinstance(args[0], Tensor) else 0
@@ -203,9 +203,27 @@ class Looks(TorchFunctionMode):
 
     def _number(self, value: Any) -> Any:
         """The content of a tensor that stands for an integer; anything else as it is."""
-        if not isinstance(value, Tensor) or value.dim() or value.dtype.is_floating_point or value.dtype == torch.bool:
+        if not _is_whole_number(value):
             return value
         return self._at(_WHOLE, WAYS[Tensor.__index__], value.to(torch.int64), lambda: value.item())
+
+
+def _beside_others(index: Any) -> Any:
+    """An index whose numbers stand beside tensors, as tensors of one element: the same where no axis lies between."""
+    if not isinstance(index, tuple):
+        return index
+    places = [i for i, part in enumerate(index) if isinstance(part, Tensor | list)]
+    are_others = any(not isinstance(index[i], Tensor) or index[i].dim() for i in places)
+    if not are_others or len(places) != places[-1] - places[0] + 1:
+        return index
+    return tuple(part.reshape(1) if _is_whole_number(part) else part for part in index)
+
+
+def _is_whole_number(value: Any) -> bool:
+    """Whether a value is a tensor that stands for an integer."""
+    if not isinstance(value, Tensor) or value.dim():
+        return False
+    return not value.dtype.is_floating_point and value.dtype != torch.bool
 
 
 def _map_places(of: Callable[[Any], Any], index: Any) -> Any:

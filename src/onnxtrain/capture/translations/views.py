@@ -76,9 +76,11 @@ def slice_of(x, axis=0, start=None, end=None, step=1):
 @translation(aten.index.Tensor, aten._unsafe_index.Tensor)
 def index(x, indices):
     """One GatherND of indices in front, one Gather of a single other: joined axes stay in place if side by side."""
+    kinds = {given.dtype for given in indices if given is not None}
+    if kinds == {ir.DataType.BOOL} or not kinds <= {ir.DataType.BOOL, ir.DataType.INT64, ir.DataType.INT32}:
+        return NotImplemented  # masks alone
+    indices = [part for given in indices for part in _places_of(given)]
     places = [place for place, given in enumerate(indices) if given is not None]
-    if {indices[place].dtype for place in places} not in ({ir.DataType.INT64}, {ir.DataType.INT32}):
-        return NotImplemented  # masks
     indices = [given if given is None else typed(given, ir.DataType.INT64) for given in indices]
     if places == [0]:
         return op.GatherND(x, op.Unsqueeze(indices[0], [-1]))
@@ -95,6 +97,14 @@ def index(x, indices):
     rank = max(len(g.shape) for g in given)
     behind = range(rank + first, rank + len(others))
     return op.Transpose(found, perm=[*range(rank, rank + first), *range(rank), *behind])
+
+
+def _places_of(index: Any) -> list[Any]:
+    """An index; of a mask beside other indices the places that it is true at, by axis."""
+    if index is None or index.dtype != ir.DataType.BOOL:
+        return [index]
+    found = op.NonZero(index)
+    return [op.Gather(found, op.Constant(value_int=axis), axis=0) for axis in range(len(index.shape))]
 
 
 @translation(aten.cat.default)
