@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -62,21 +63,28 @@ def trace(
     flat = FlatModule(module, inputs, Autocast.current(device), functions, ignored, answers, repeated)
     owned = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
     names = input_names(module.forward, args, kwargs, inputs.numbers, owned)
-    given = _told_apart(tensors)
     with _ONE_AT_A_TIME:
-        try:
-            program = export(flat, given, names, static_shapes)
-        except LeftOutsideError as error:
-            if error.has_history:
-                raise
-            fill_caches(module, args, kwargs, ignored)
-            program = export(flat, given, names, static_shapes, ones=False)  # of the sizes that the caches have now
-        else:
-            if flat.result.outside is not None:
-                fill_caches(module, args, kwargs, ignored)
+        fill = functools.partial(fill_caches, module, args, kwargs, ignored)
+        program = _program(flat, _told_apart(tensors), names, static_shapes, fill)
         flat.result.settle()
     form = form_of(tensors) if flat.result.assumed.form else None
     return Traced(program, flat, inputs, tuple(names), tuple(name for name, _ in module.named_buffers()), form)
+
+
+def _program(
+    flat: FlatModule, tensors: Sequence[torch.Tensor], names: Sequence[str], static: bool, fill: Callable[[], None]
+) -> torch.export.ExportedProgram:
+    """What a call is recorded as; caches outside of the module are left as a call in eager PyTorch leaves them."""
+    try:
+        program = export(flat, tensors, names, static)
+    except LeftOutsideError as error:
+        if error.has_history:
+            raise
+        fill()
+        return export(flat, tensors, names, static, ones=False)  # of the sizes that the caches have now
+    if flat.result.outside is not None:
+        fill()
+    return program
 
 
 def _told_apart(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -1,7 +1,7 @@
 """Sizes as symbols while a module is traced: none becomes a number by ``len``, none outgrows what sympy can handle.
 
-This is the one module that replaces something of Python's own, ``len``, ``int`` and ``float``, and only while the
-user's forward pass runs; the last two only for modules of which a line calls them on a number that shall stay free.
+What is of Python's own is replaced here, ``len``, ``int`` and ``float``, and in ``sizes_as_numbers``, and only while
+the user's forward pass runs; ``int`` and ``float`` only for modules of which a line calls them on a free number.
 """
 
 from __future__ import annotations
