@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from onnxtrain.capture.call_forms import NUMBERS, Form, anew, form_of, has_content, is_of_form, unbacked_of
 from onnxtrain.capture.replaced import replaced
 from onnxtrain.capture.substitutes import substitute
+from onnxtrain.capture.told_results import told
 
 
 @dataclasses.dataclass
@@ -42,13 +43,11 @@ class _Result:
         like: its form.
         source: the position of the argument, among the call's leaves, whose memory it is in; None where it has its own.
         is_source: whether it is that argument itself.
-        described: what torch says of it on its node.
     """
 
     like: FakeTensor
     source: int | None
     is_source: bool
-    described: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +88,9 @@ class _Calls:
             self._count.known += 1
             return _written(mode.tracer, known, func, leaves, spec, slots)
         self._count.recorded += 1
+        if form is not None and (like := told(func, args, kwargs)) is not None:
+            known = self._known[form] = _Known((_Result(like, None, False),), None)
+            return _written(mode.tracer, known, func, leaves, spec, slots)
         last = next(iter(reversed(mode.tracer.graph.nodes)), None)
         result = _PROXY_CALL(mode, func, pre_dispatch, args, kwargs)
         for value, slot in zip(leaves, slots, strict=True):
@@ -166,8 +168,7 @@ def _known(tracer: Any, func: Any, leaves: Sequence[Any], result: Any, last: Any
         is_known = source is None or (is_told and _is_plain_view(one, leaves[source]))
         if slot is None or not is_known or (is_source and len(results) > 1):
             return None
-        described = slot.proxy.node.meta.get("tensor_meta")
-        found.append(_Result(one if is_source else _copied(one), source, is_source, described))
+        found.append(_Result(one if is_source else _copied(one), source, is_source))
     return _Known(tuple(found), type(result) if isinstance(result, tuple | list) else None)
 
 
@@ -202,11 +203,10 @@ def _written(tracer: Any, known: _Known, func: Any, leaves: Sequence[Any], spec:
         "call_function", func, args, kwargs, name=tracer.graph._target_to_str(func.overloadpacket.__name__)
     )
     made = [_made(r, leaves) for r in known.results]
-    for i, (one, result) in enumerate(zip(made, known.results, strict=True)):
+    for i, one in enumerate(made):
         named = proxy if known.kind is None else proxy[i]
         proxy_tensor.track_tensor(one, named, constant=None, tracer=tracer)
         named.node.meta["val"] = fast_detach(one.fake_mode, one)
-        named.node.meta["tensor_meta"] = result.described
     if known.kind is None:
         return made[0]
     proxy.node.meta["val"] = known.kind([p.meta["val"] for p in proxy.node.users])

@@ -1,9 +1,7 @@
-"""What calls return of tensors without content, and the order in memory of it where torch says another one.
+"""The order in memory of what calls return, where torch says another one of tensors without content.
 
 Which copies a program makes depends on it: ``x.reshape(-1)`` is a view of a contiguous tensor, so that what is written
 there is written in ``x``, and a copy of a transposed one.
-
-Of the commonest calls that torch would take apart here, call by call, the result is told at once.
 """
 
 from __future__ import annotations
@@ -24,15 +22,11 @@ _Layout = Callable[..., Tensor]  # of what a call returns first, and its argumen
 
 
 def layouts() -> Any:
-    """Within it tensors without content lie in memory as real ones do, and the commonest calls are not taken apart."""
+    """Within it tensors without content lie in memory as real ones do."""
     return replaced((FakeTensorMode, "_dispatch_impl", _dispatch_impl))
 
 
 def _dispatch_impl(self: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-    told = _told(func, *args) if func in _TOLD else None
-    if told is not None:
-        with self:
-            return told()
     result: Any = _DISPATCH_IMPL(self, func, types, args, kwargs)
     layout = _LAYOUTS.get(func)
     if layout is None or result is NotImplemented:
@@ -103,29 +97,6 @@ _LAYOUTS: dict[Any, _Layout] = {
     _ATEN.binary_cross_entropy.default: _unreduced,
     _ATEN.normal.Tensor_Tensor: _contiguous,
 }
-
-
-_TOLD = frozenset((_ATEN.relu.default, _ATEN._native_batch_norm_legit.default))
-
-
-def _told(func: Any, input: Any, *args: Any) -> Callable[[], Any] | None:
-    """What makes the results of a call that are known from its first argument; None where torch is to be asked."""
-    if not isinstance(input, Tensor) or input.dtype not in (torch.float32, torch.float64):
-        return None
-    if func is _ATEN.relu.default:
-        return lambda: torch.empty_like(input)
-    channels: Any = input.shape[1] if input.dim() > 2 else None
-    *given, is_training = args[:5]
-    tensors = [x for x in given if x is not None]
-    is_plain = isinstance(channels, int) and all(x.shape == (channels,) and x.dtype == input.dtype for x in tensors)
-    if not is_plain or not is_training:
-        return None
-
-    def normalized() -> Any:
-        image = torch.empty_like(input, memory_format=suggest_memory_format(input))
-        return image, image.new_empty(channels), image.new_empty(channels)
-
-    return normalized
 
 
 @substitute(F.one_hot)

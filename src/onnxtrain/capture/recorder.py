@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch.fx import proxy as fx_proxy
+from torch.fx.experimental import proxy_tensor
 
 from onnxtrain.capture.known_calls import Count, known_calls
 from onnxtrain.capture.layouts import layouts
@@ -68,6 +69,8 @@ def recorder() -> Iterator[Count]:
     light = replaced(
         (fx_proxy, "CapturedTraceback", _Stack),
         (torch.fx.GraphModule, "recompile", _compiled_when_called),
+        (proxy_tensor, "_extract_tensor_metadata", lambda value: None),
+        (_trace, "_replace_unbacked_bindings", lambda module: None),
         (_trace, "produce_guards_and_solve_constraints", _unsolved),
     )
     _frame.cache_clear()  # files may have been written anew

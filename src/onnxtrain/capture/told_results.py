@@ -1,0 +1,175 @@
+"""What the commonest calls return, told from the sizes of their arguments: torch takes them apart to find it.
+
+Told are results with memory of their own, of calls on tensors of one floating type whose sizes agree; where their order
+in memory decides on the result's, on contiguous ones. All others are left to torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._prims_common import suggest_memory_format
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+Tensor = torch.Tensor
+_FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_ATEN = torch.ops.aten
+Like = Callable[[], Tensor]  # makes a tensor as the call returns it
+
+
+def told(func: Any, args: Sequence[Any], kwargs: Any) -> FakeTensor | None:
+    """A tensor like the one that a call returns, without content and recorded by nobody; None where torch is to say."""
+    tell = _TOLD.get(func)
+    tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+    if tell is None or not all(isinstance(x, FakeTensor) for x in tensors) or _is_autocast(tensors):
+        return None
+    like = tell(*args, **kwargs)
+    if like is None:
+        return None
+    with disable_proxy_modes_tracing(), torch.no_grad():
+        made: Any = like()
+    return made.requires_grad_(any(x.requires_grad for x in tensors) and torch.is_grad_enabled())
+
+
+def _is_autocast(tensors: Sequence[Tensor]) -> bool:
+    return any(torch.is_autocast_enabled(x.device.type) for x in tensors)
+
+
+def _are_alike(*given: Any) -> bool:
+    """Whether tensors, those that are given, have one floating type and device."""
+    tensors = [x for x in given if x is not None]
+    forms = {(x.dtype, x.device) for x in tensors if isinstance(x, Tensor)}
+    return len(forms) == 1 and tensors[0].dtype in _FLOATING and all(isinstance(x, Tensor) for x in tensors)
+
+
+def _agree(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether sizes are the same, which torch asks too, and none is 0, which many an operator treats in its own way."""
+    if len(some) != len(others) or any(isinstance(size, int) and size == 0 for size in (*some, *others)):
+        return False
+    with disable_proxy_modes_tracing():
+        return all(guard_or_false(a == b) for a, b in zip(some, others, strict=True))
+
+
+def _of_shape(like: Tensor, *shape: Any) -> Like:
+    return lambda: torch.empty(shape, dtype=like.dtype, device=like.device)
+
+
+def _elementwise(input: Tensor, *numbers: Any, **options: Any) -> Like | None:
+    """As the input, where nothing but numbers comes with it."""
+    if any(isinstance(x, Tensor) for x in (*numbers, *options.values())) or not _are_alike(input):
+        return None
+    return (lambda: torch.empty_like(input)) if input.is_contiguous() else None
+
+
+def _combined(input: Any, other: Any, **options: Any) -> Like | None:
+    """As both operands, or as the tensor where the other is a number."""
+    if not isinstance(input, Tensor) or not isinstance(other, Tensor | int | float) or not _are_alike(input):
+        return None
+    if isinstance(other, Tensor):
+        is_same = _are_alike(input, other) and _agree(input.shape, other.shape) and other.is_contiguous()
+        return _elementwise(input) if is_same else None
+    return _elementwise(input)
+
+
+def _dropout(input: Tensor, p: float, train: bool) -> Like | None:
+    return _elementwise(input) if train and p > 0 and _agree(input.shape, input.shape) else None
+
+
+def _layer_norm(input: Tensor, normalized: Sequence[Any], weight: Any = None, bias: Any = None, *_: Any) -> Like | None:
+    sizes = input.shape[input.dim() - len(normalized) :]
+    if not _are_alike(input, weight, bias) or not _agree(sizes, normalized):
+        return None
+    return _elementwise(input) if all(x is None or _agree(x.shape, sizes) for x in (weight, bias)) else None
+
+
+def _batch_norm(input: Tensor, *given: Any) -> Like | None:
+    """Of images in training, in their order in memory."""
+    *vectors, is_training, _momentum, _epsilon, _cudnn = given
+    channels: Any = input.shape[1] if input.dim() > 2 else None
+    if not is_training or not isinstance(channels, int) or not _are_alike(input, *vectors):
+        return None
+    if not all(x is None or tuple(x.shape) == (channels,) for x in vectors):
+        return None
+    return lambda: torch.empty_like(input, memory_format=suggest_memory_format(input))
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Like | None:
+    if weight.dim() != 2 or input.dim() < 2 or not _are_alike(input, weight, bias):
+        return None
+    fits = _agree(input.shape[-1:], weight.shape[1:]) and (bias is None or _agree(bias.shape, weight.shape[:1]))
+    return _of_shape(input, *input.shape[:-1], weight.shape[0]) if fits and input.is_contiguous() else None
+
+
+def _matmul(input: Tensor, other: Tensor) -> Like | None:
+    """Of stacks of matrices, one for one."""
+    if not _are_alike(input, other) or input.dim() != other.dim() or input.dim() < 2:
+        return None
+    fits = _agree((*input.shape[:-2], input.shape[-1]), other.shape[:-1])
+    return _of_shape(input, *input.shape[:-1], other.shape[-1]) if fits else None
+
+
+def _embedding(weight: Tensor, indices: Tensor, *_: Any) -> Like | None:
+    is_plain = weight.dim() == 2 and _are_alike(weight) and indices.dtype in (torch.int64, torch.int32)
+    return _of_shape(weight, *indices.shape, weight.shape[1]) if is_plain else None
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: Any = None,
+    enable_gqa: bool = False,
+) -> Like | None:
+    """With dropout on the CPU, where torch has no kernel for the whole; each size of a mask is the scores' or 1."""
+    if not dropout_p > 0 or query.device.type != "cpu":
+        return None
+    if not _are_alike(query, key, value) or not query.dim() == key.dim() == value.dim() == 4 or enable_gqa:
+        return None
+    fits = _agree(query.shape[:2], key.shape[:2]) and _agree(key.shape[:3], value.shape[:3])
+    fits = fits and _agree(query.shape[3:], key.shape[3:]) and _agree(query.shape, query.shape)
+    if attn_mask is not None:
+        pairs = zip(attn_mask.shape, (*query.shape[:3], key.shape[2]), strict=False)
+        is_each = attn_mask.dim() == 4 and all((isinstance(a, int) and a == 1) or _agree((a,), (b,)) for a, b in pairs)
+        fits = fits and is_each and not is_causal and attn_mask.dtype in (torch.bool, query.dtype)
+    return _of_shape(query, *query.shape[:3], value.shape[3]) if fits else None
+
+
+_TOLD: dict[Any, Callable[..., Like | None]] = {
+    **dict.fromkeys(
+        (
+            _ATEN.cos.default,
+            _ATEN.exp.default,
+            _ATEN.gelu.default,
+            _ATEN.leaky_relu.default,
+            _ATEN.log.default,
+            _ATEN.neg.default,
+            _ATEN.pow.Tensor_Scalar,
+            _ATEN.relu.default,
+            _ATEN.rsqrt.default,
+            _ATEN.sigmoid.default,
+            _ATEN.silu.default,
+            _ATEN.sin.default,
+            _ATEN.sqrt.default,
+            _ATEN.tanh.default,
+        ),
+        _elementwise,
+    ),
+    **dict.fromkeys((_ATEN.add.Tensor, _ATEN.div.Tensor, _ATEN.mul.Tensor, _ATEN.sub.Tensor), _combined),
+    _ATEN.batch_norm.default: _batch_norm,
+    _ATEN.dropout.default: _dropout,
+    _ATEN.embedding.default: _embedding,
+    _ATEN.layer_norm.default: _layer_norm,
+    _ATEN.linear.default: _linear,
+    _ATEN.matmul.default: _matmul,
+    _ATEN.scaled_dot_product_attention.default: _attention,
+}
+
+__all__ = ["told"]
