@@ -398,3 +398,15 @@ def test_what_is_written_through_a_detached_name_has_no_history_under_the_other(
         return made, made * x, name * 3
 
     same_history(code, slice(1, None))
+
+
+def test_strides_of_a_detached_tensor_pass_no_gradient() -> None:
+    def code(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        detached = (x * 2).detach()
+        return (
+            detached.as_strided((2,), (1,)),
+            x * detached.view(-1).as_strided((1,), (1,)),
+            x.data.as_strided((2,), (1,)),
+        )
+
+    same_history(code, slice(1, 2))

@@ -40,6 +40,22 @@ def check(module: torch.nn.Module, *batches: tuple[torch.Tensor, ...]) -> ORTMod
     return wrapped
 
 
+def _diagonals(x: torch.Tensor) -> torch.Tensor:
+    y = x.clone()
+    y.fill_diagonal_(2.0)
+    tall = x.repeat(3, 1)
+    tall.fill_diagonal_(3.0, wrap=True)
+    cube = x[:2, :2].expand(2, 2, 2).clone()
+    cube.fill_diagonal_(4.0)
+    return y.sum(0) @ tall.T * cube.sum()
+
+
+def _at_places_of(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    rows = x.index_select(0, index) * 3
+    y = x.index_add(0, index, rows) + (x * 1).index_copy_(0, index, rows).index_add_(0, index, rows)
+    return y + x.index_reduce(0, index, rows, "prod") + x.index_fill(0, index, 2.0)
+
+
 def scores(steps: int, batch: int) -> torch.Tensor:
     return torch.randn(steps, batch, 6).log_softmax(-1)
 
@@ -126,6 +142,18 @@ CALLS: dict[str, tuple[Callable[..., Any], list[tuple[torch.Tensor, ...]]]] = {
     "attention to no value, of other widths": (
         lambda x: F.scaled_dot_product_attention(x, x[:, :0, :3], x[:, :0, :2], torch.ones(7, 9)) + x[..., :2],
         [(torch.rand(n, 5, 4),) for n in (2, 3)],
+    ),
+    "diagonals": (_diagonals, [(torch.rand(n, 4),) for n in (2, 5)]),
+    "indices of one place": (_at_places_of, [(torch.rand(n, 3), torch.tensor(1)) for n in (2, 4)]),
+    "indices into nothing": (_at_places_of, [(torch.rand(0, 0, 3), torch.zeros(0, dtype=torch.long))]),
+    "places beyond nothing": (
+        lambda x, i: x.index_fill(-1, i, 2.0) + (x * 1).index_fill_(1, i, 3.0) + x.index_add(1, i, x.new_ones(0, 2)),
+        [(torch.rand(0, 3 - n), torch.zeros(2, dtype=torch.long)) for n in (0, 3)],
+    ),
+    "polygamma_": (lambda x: (x * 2).polygamma_(1), [(torch.rand(n) + 1,) for n in (2, 5)]),
+    "masked_scatter of a number": (
+        lambda x: (y := x.detach().mean()).clone().masked_scatter_(y > 0, y * 2) * x,
+        [(torch.rand(n),) for n in (2, 5)],
     ),
     "one label, not reduced": (
         lambda x, t: F.cross_entropy(x, t, reduction="none"),

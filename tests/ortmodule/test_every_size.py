@@ -109,6 +109,13 @@ def test_a_later_size_is_computed_as_eager_does(name: str) -> None:
     compare(WRITTEN[name], _lengths(*SEQUENCES))
 
 
+@pytest.mark.parametrize("sizes", [((2, 1), (2, 5), (1, 2)), ((3, 4), (3, 1), (2, 2)), ((1, 2), (4, 1), (1, 1))])
+def test_there_is_one_part_of_one(sizes: tuple[tuple[int, int], ...]) -> None:
+    compare(lambda y, x: y.chunk(2, 1)[-1], _lengths(*sizes))
+    compare(lambda y, x: y.new_full(((x.shape[0] + 1) // 2,), 3).chunk(2)[-1] * y.sum(), _lengths(*sizes))
+    compare(lambda y, x: y.chunk(3, 1)[-1], _lengths(*sizes))
+
+
 def test_a_count_of_elements_is_not_that_of_a_larger_batch() -> None:
     """Sizes of 1 are captured as if they were larger: where that shows in a number they are not."""
     compare(lambda y, x: y / int(x.numel()), _lengths((1, 5), (2, 6), (1, 7)))

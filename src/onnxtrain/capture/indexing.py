@@ -1,4 +1,4 @@
-"""Indices that torch would read: a place, or a condition, that one number says."""
+"""Indices that torch would read: a place, or a condition, that one number says; and places within nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from onnxtrain.capture.substitutes import substitute
+from onnxtrain.capture.substitutes import of_nothing, substitute
 
 Tensor = torch.Tensor
 
@@ -45,6 +45,43 @@ def setitem(self: Tensor, index: Any, value: Any) -> Any:
     else:
         self.copy_(torch.where(index, content, self))
     return None
+
+
+def _written_at(name: str) -> None:
+    plain, written = getattr(Tensor, name), getattr(Tensor, f"{name}_")
+
+    @substitute(getattr(torch, name), plain)
+    def returned(input: Tensor, dim: int, index: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Of nothing, which torch gives back wherever the places are; and one place as a list of one."""
+        if of_nothing(input.shape):
+            return input.clone()
+        return NotImplemented if index.dim() else plain(input, dim, index.reshape(1), *args, **kwargs)
+
+    @substitute(written)
+    def in_place(self: Tensor, dim: int, index: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """The same."""
+        if of_nothing(self.shape):
+            return self
+        return NotImplemented if index.dim() else written(self, dim, index.reshape(1), *args, **kwargs)
+
+
+for _name in ("index_add", "index_copy", "index_fill", "index_reduce"):
+    _written_at(_name)
+
+
+@substitute(Tensor.fill_diagonal_)
+def fill_diagonal_(self: Tensor, fill_value: Any, wrap: bool = False) -> Any:
+    """At the places whose coordinates agree: it has no form that writes nothing."""
+    if self.dim() < 2 or (self.dim() > 2 and len(set(map(str, self.shape))) > 1):
+        return NotImplemented  # torch says what is wrong
+    first, *others = (torch.arange(size, device=self.device) for size in self.shape)
+    if wrap and self.dim() == 2:
+        first = first % (self.shape[1] + 1)
+    places = first.reshape(-1, *[1] * len(others))
+    mask = torch.ones((), dtype=torch.bool, device=self.device)
+    for axis, other in enumerate(others):
+        mask = mask & (places == other.reshape(-1, *[1] * (len(others) - 1 - axis)))
+    return self.masked_fill_(mask, fill_value)
 
 
 def _is_condition(index: Any) -> bool:

@@ -164,6 +164,12 @@ for _name in ("logical_not", "logical_and", "logical_or", "logical_xor"):
     _truth_in_place(_name)
 
 
+@substitute(Tensor.polygamma_)
+def polygamma_(self: Tensor, n: int) -> Any:
+    """It has no form that writes nothing by its name: the order comes first there."""
+    return self.copy_(torch.polygamma(n, self))
+
+
 @substitute(torch.cov, Tensor.cov)
 def cov(input: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None) -> Any:
     """Covariance of rows as ``torch.cov`` documents it, without its look at the content of the weights."""
@@ -238,7 +244,8 @@ def chunk(input: Tensor, chunks: int, dim: int = 0) -> Any:
     if total == 0:
         return torch.split_with_sizes(input, [total] * chunks, dim)
     size = (total + chunks - 1) // chunks
-    return _parts(input, size, dim, 2 if chunks == 2 else int((total + size - 1) // size))
+    count = 2 - int(total == 1) if chunks == 2 else int((total + size - 1) // size)
+    return _parts(input, size, dim, count)
 
 
 @substitute(torch.split, Tensor.split)

@@ -104,8 +104,9 @@ class Aliases:
     def strided(self, view: Node) -> Any:
         """A view that is told by strides, of the first tensor of its memory as it lies there."""
         given = arguments_of(view)
-        first = given["self"]
+        first, is_detached = given["self"], False
         while first in self._parents:
+            is_detached |= first.target is aten.detach.default
             first = self._parents[first]
         order = order_in_memory(first.meta["val"])
         if order is None:
@@ -113,6 +114,8 @@ class Aliases:
         offset = given.get("storage_offset")
         offset = offset_of(given["self"].meta["val"]) if offset is None else self.content(offset)
         memory = self.content(first)
+        if is_detached:
+            memory = self._call(aten.detach.default, (memory,))
         if order != list(range(len(order))):
             memory = self._call(aten.permute.default, (memory, order))
         flat = self._call(aten.reshape.default, (memory, [-1]))

@@ -49,7 +49,9 @@ def is_mean_or_without_self(node: torch.fx.Node) -> bool:
     return node.args[4] == "mean" or not node.kwargs.get("include_self", True) or is_scalar(node)
 
 
-@whole(aten.scatter_add.default, aten.scatter.src, aten.scatter.value, aten.gather.default)
+@whole(
+    *(aten.scatter_add.default, aten.scatter.src, aten.scatter.value, aten.gather.default, aten.masked_scatter.default)
+)
 def is_scalar(node: torch.fx.Node) -> bool:
     """ONNX's gather and scatter have no form for tensors without dimensions."""
     return any(n.meta["val"].dim() == 0 for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor))

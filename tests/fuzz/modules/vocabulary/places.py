@@ -87,7 +87,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         "{w}.neg_()", "{w}.exp_().clamp_(max=4)", "{w}.addcmul_({f}, {f}, value=0.5)", "{w}.lerp_({f}, 0.3)",
         "{w}.index_add_({axis}, {idx}, {f})", "{w}.index_copy_({axis}, {idx}, {f})",
         "{w}.index_fill_({axis}, {idx}, {c})", "{w}.index_put_(({idx},), {f}, accumulate=True)",
-        "{w}.scatter_({axis}, {idx}, {c})", "{w}.scatter_add_({axis}, {idx}, {f})", "{w}.masked_scatter_({m}, {f})",
+        "{w}.scatter_({axis}, {idx}, {c})", "{w}.scatter_add_({axis}, {idx}, {f})", "{w}.masked_scatter_({m}, {f} * 1)",
         "{w}.unsqueeze_({axis})", "{w}.squeeze_({axis})", "{w}.transpose_({axis}, {axis})", "{w}.t_()",
         "{o} = {w}[:, 1:]\n{o}.mul_({c})", "{o} = {w}.view(-1)\n{o}[0] = {c}", "{o} = {w}.transpose(0, 1)\n{o} += 1",
         "{o} = {w}.flatten()\n{o}.add_({c})",
