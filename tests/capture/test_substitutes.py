@@ -150,6 +150,10 @@ CALLS: dict[str, tuple[Callable[..., Any], list[tuple[torch.Tensor, ...]]]] = {
         lambda x, i: x.index_fill(-1, i, 2.0) + (x * 1).index_fill_(1, i, 3.0) + x.index_add(1, i, x.new_ones(0, 2)),
         [(torch.rand(0, 3 - n), torch.zeros(2, dtype=torch.long)) for n in (0, 3)],
     ),
+    "what is repeated is another tensor": (
+        lambda x: (y := x * 2).repeat_interleave(3, 0).add_(1.0) + y.repeat_interleave(1, 1).mul_(3.0) + y,
+        [(torch.rand(1, n),) for n in (2, 1)],
+    ),
     "polygamma_": (lambda x: (x * 2).polygamma_(1), [(torch.rand(n) + 1,) for n in (2, 5)]),
     "masked_scatter of a number": (
         lambda x: (y := x.detach().mean()).clone().masked_scatter_(y > 0, y * 2) * x,

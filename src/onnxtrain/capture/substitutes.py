@@ -275,7 +275,8 @@ def repeat_interleave(
         input, dim = input.flatten(), 0
     axis = dim % input.dim() + 1
     sizes = input.shape
-    return input.unsqueeze(axis).expand(*sizes[:axis], repeats, *sizes[axis:]).flatten(axis - 1, axis)
+    made = input.unsqueeze(axis).expand(*sizes[:axis], repeats, *sizes[axis:]).flatten(axis - 1, axis)
+    return made.clone() if memory_of(made) == memory_of(input) else made
 
 
 @substitute(Tensor.data.__get__)  # type: ignore[attr-defined]
