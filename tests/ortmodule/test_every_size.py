@@ -109,6 +109,41 @@ def test_a_later_size_is_computed_as_eager_does(name: str) -> None:
     compare(WRITTEN[name], _lengths(*SEQUENCES))
 
 
+IN_MEMORY: dict[str, Callable[[Tensor], Tensor]] = {  # a view or a copy, as sizes have it
+    "reshaped": lambda y: y.transpose(0, 1).reshape(-1, 4),
+    "contiguous": lambda y: y.transpose(0, 1).contiguous(),
+    "flat": lambda y: y[None].transpose(0, 2).flatten(),
+    "a column": lambda y: y[:, 0].contiguous(),
+    "an even part": lambda y: y[:, : y.shape[1] // 2 * 2].reshape(-1),
+    "some rows": lambda y: y[:, :2].reshape(-1),
+    "an even part, contiguous": lambda y: y[:, : y.shape[1] // 2 * 2].contiguous(),
+}
+
+
+@pytest.mark.parametrize("first", [(1, 1), (3, 2), (2, 4)])
+@pytest.mark.parametrize("name", IN_MEMORY)
+def test_what_is_written_is_a_copy_or_a_view(name: str, first: tuple[int, int]) -> None:
+    """At sizes of 1, and where all of a tensor is taken, torch makes no copy: what is written there is written here."""
+
+    def result_written(y: Tensor, x: Tensor) -> Tensor:
+        part = IN_MEMORY[name](y * 1)
+        return part.mul_(3).sum() * y
+
+    def both_read(y: Tensor, x: Tensor) -> Tensor:
+        whole = y * 1
+        IN_MEMORY[name](whole).mul_(3)
+        return whole
+
+    def source_written(y: Tensor, x: Tensor) -> Tensor:
+        whole = y * 1
+        part = IN_MEMORY[name](whole)
+        whole[:, 0].mul_(3)
+        return part * x.mean()
+
+    for rest in (result_written, both_read, source_written):
+        compare(rest, _lengths(first, (2, 1), (3, 3), (1, 3), (3, 2), (2, 4), (1, 1)))
+
+
 @pytest.mark.parametrize("sizes", [((2, 1), (2, 5), (1, 2)), ((3, 4), (3, 1), (2, 2)), ((1, 2), (4, 1), (1, 1))])
 def test_there_is_one_part_of_one(sizes: tuple[tuple[int, int], ...]) -> None:
     compare(lambda y, x: y.chunk(2, 1)[-1], _lengths(*sizes))

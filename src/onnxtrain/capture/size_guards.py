@@ -6,15 +6,23 @@ And of their order in memory, of who needs their gradient, and of whether two ar
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import sympy
 import torch
 
+from onnxtrain.capture.lowering.aliases import memory_of
 from onnxtrain.capture.size_questions import decides, settled
-from onnxtrain.capture.symbolic_sizes import Assumed, Axis
+from onnxtrain.capture.symbolic_sizes import Assumed, Axis, expression_of
 
+_ATEN = torch.ops.aten
+_VIEWS_OR_COPIES = frozenset(
+    (
+        *(_ATEN.contiguous.default, _ATEN.flatten.using_ints, _ATEN.ravel.default, _ATEN.reshape.default),
+        _ATEN.reshape_as.default,
+    )
+)
 Form = tuple[tuple[bool, tuple[int, ...]], ...]
 Repeated = tuple[tuple[int, int], ...]
 
@@ -88,9 +96,13 @@ def size_guards(
                 environment = size.node.shape_env
     if environment is None:
         return SizeGuards((), (), form, repeated)
-    asked = [environment.simplify(g.expr) for g in environment.guards if _decides(g)]
+    written = list(_written_later(program))
+    copied = [source for source, made in written if memory_of(source) != memory_of(made)]
+    lengths = {expression_of(d) for x in copied for d in (*x.shape, *x.stride())}
+    not_one = assumed.not_one.union(*map(sympy.Mul.make_args, lengths))
+    asked = [environment.simplify(g.expr) for g in environment.guards if written or _decides(g)]
     asked += [environment.replace(relation) for relation in sorted(assumed.answered, key=str)]
-    asked += [sympy.Ne(environment.simplify(size), 1) for size in sorted(assumed.not_one, key=str)]
+    asked += [sympy.Ne(environment.simplify(size), 1) for size in sorted(not_one, key=str) if not size.is_number]
     conditions = dict.fromkeys(c for c in asked if c.free_symbols and c.free_symbols <= set(symbols))
     needed = {s for condition in conditions for s in condition.free_symbols}
     axes = tuple((s, axis) for s, axis in symbols.items() if s in needed)
@@ -109,6 +121,28 @@ def taken_for_content(program: torch.export.ExportedProgram) -> frozenset[sympy.
     content = environment.is_unbacked_symint
     both = [r.free_symbols for r in met if any(map(content, r.free_symbols))]
     return frozenset(s for symbols in both for s in symbols if isinstance(s, sympy.Symbol) and not content(s))
+
+
+def _written_later(program: torch.export.ExportedProgram) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """What is copied or viewed, as it lies in memory, and the result: where one of them is written to after that."""
+    made: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for call in _calls_of(program.graph_module):
+        first = next((n.meta.get("val") for n in call.all_input_nodes[:1]), None)
+        if call.target in _VIEWS_OR_COPIES:
+            made.append((first, call.meta["val"]))  # type: ignore[arg-type]
+        elif call.target._schema.is_mutable:  # type: ignore[union-attr]
+            memory = memory_of(first)
+            yield from (pair for pair in made if memory in map(memory_of, pair))
+
+
+def _calls_of(module: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
+    """The recorded calls of operators, those of regions at their place among the others."""
+    for node in module.graph.nodes:
+        if isinstance(node.target, torch._ops.OpOverload):
+            yield node
+        elif node.op == "get_attr":
+            part = getattr(module, str(node.target), None)
+            yield from _calls_of(part) if isinstance(part, torch.fx.GraphModule) else ()
 
 
 def _decides(guard: Any) -> bool:
