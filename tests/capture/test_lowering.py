@@ -410,3 +410,47 @@ def test_strides_of_a_detached_tensor_pass_no_gradient() -> None:
         )
 
     same_history(code, slice(1, 2))
+
+
+def _renamed_view(x: Tensor) -> Tensor:
+    y = x * 1
+    part = y[:, :6]
+    part.unsqueeze_(1)
+    y[..., 0] *= 0.5
+    return torch.addcmul(y, part.amax(0), x)
+
+
+def _bits(x: Tensor) -> Tensor:
+    mask, small = x > 0, (x > 0).to(torch.uint8)
+    mask &= x < 1
+    mask |= x[:1] > 2
+    small <<= 2
+    return x * mask * (small >> 1) * (mask & 3)
+
+
+def _numbers_of_another_type(x: Tensor) -> Tensor:
+    y = x.clone()
+    y[x > 0.5] = x.float().sum()
+    y[x < -0.5] = torch.ones(1, dtype=torch.int64)
+    return y + (x.float().abs() + 1) ** x.clamp(-1, 2) + x.bfloat16().scatter(0, (x[:1] > 9).long(), -1.5)
+
+
+TYPED: dict[str, Callable[[Tensor], Tensor]] = {
+    "a view that was given an axis": _renamed_view,
+    "bits": _bits,
+    "numbers of another type": _numbers_of_another_type,
+}
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_written_as_eager_writes_it(name: str) -> None:
+    wrapped, eager = ORTModule(Piece(TYPED[name])), Piece(TYPED[name])
+    for size in (3, 5):
+        x = torch.randn(size, 4, dtype=torch.float64)
+        results = []
+        for run in (wrapped, eager):
+            leaf = x.clone().requires_grad_()
+            y = run(leaf)
+            y.sum().backward()
+            results.append([y, leaf.grad])
+        torch.testing.assert_close(*results)

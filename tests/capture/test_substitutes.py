@@ -155,6 +155,10 @@ CALLS: dict[str, tuple[Callable[..., Any], list[tuple[torch.Tensor, ...]]]] = {
         [(torch.rand(1, n),) for n in (2, 1)],
     ),
     "polygamma_": (lambda x: (x * 2).polygamma_(1), [(torch.rand(n) + 1,) for n in (2, 5)]),
+    "masked_scatter_ with a mask for a batch of one": (
+        lambda x, y: x.clone().masked_scatter_(y.mean(1) > 0.5, x * 2),
+        [(torch.rand(n, 2, 6, 4), torch.rand(1, 6, 4)) for n in (3, 2)],
+    ),
     "masked_scatter of a number": (
         lambda x: (y := x.detach().mean()).clone().masked_scatter_(y > 0, y * 2) * x,
         [(torch.rand(n),) for n in (2, 5)],

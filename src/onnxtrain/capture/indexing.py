@@ -34,6 +34,9 @@ def setitem(self: Tensor, index: Any, value: Any) -> Any:
         whole, places = _with_axes(self, index)
         whole[places] = value
         return None
+    if isinstance(index, Tensor) and index.dim() and _is_other_number(value, self) and index.dtype == torch.bool:
+        self[index] = value.to(self.dtype)  # where one number is written, torch brings it to the type
+        return None
     if not isinstance(index, Tensor) or index.dim() or index.dtype not in (torch.bool, torch.int32, torch.int64):
         return NotImplemented
     content = value.to(self.dtype) if isinstance(value, Tensor) else torch.scalar_tensor(value).to(self.dtype)
@@ -86,6 +89,11 @@ def fill_diagonal_(self: Tensor, fill_value: Any, wrap: bool = False) -> Any:
 
 def _is_condition(index: Any) -> bool:
     return isinstance(index, Tensor) and index.dtype == torch.bool and not index.dim()
+
+
+def _is_other_number(value: Any, whole: Tensor) -> bool:
+    is_number = isinstance(value, Tensor) and all(isinstance(size, int) and size == 1 for size in value.shape)
+    return is_number and value.dtype != whole.dtype
 
 
 def _with_axes(whole: Tensor, index: tuple[Any, ...]) -> tuple[Tensor, tuple[Any, ...]]:

@@ -164,6 +164,12 @@ for _name in ("logical_not", "logical_and", "logical_or", "logical_xor"):
     _truth_in_place(_name)
 
 
+@substitute(Tensor.masked_scatter_)
+def masked_scatter_(self: Tensor, mask: Tensor, source: Tensor) -> Any:
+    """With a mask for each element: without content torch takes one that does not fit."""
+    return NotImplemented if mask.dim() == self.dim() == 0 else self.masked_scatter_(mask.expand(self.shape), source)
+
+
 @substitute(Tensor.polygamma_)
 def polygamma_(self: Tensor, n: int) -> Any:
     """It has no form that writes nothing by its name: the order comes first there."""

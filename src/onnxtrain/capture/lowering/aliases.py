@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from onnxtrain.capture.lowering.functional import functional_of, is_view_in_place, written_by
 from onnxtrain.capture.lowering.strides import offset_of, order_in_memory, refused_strides
 from onnxtrain.capture.lowering.writer import Writer
 from onnxtrain.errors import CaptureError
@@ -92,8 +93,11 @@ class Aliases:
             return self._writer.part(above, view.args[1])  # type: ignore[arg-type]
         if is_strided(view.target):
             return self.strided(view)
-        args, kwargs = self.contents((view.args, dict(view.kwargs)))
-        return self._issue(view.target, args, kwargs, view.meta.get("val"))
+        target, args, kwargs = view.target, view.args, dict(view.kwargs)
+        if is_view_in_place(target):
+            target, args, kwargs = functional_of(view, written_by(target))
+        args, kwargs = self.contents((args, kwargs))
+        return self._issue(target, args, kwargs, view.meta.get("val"))
 
     def _again_of_several(self, part: Node) -> Any:
         """A view that was made of one of several tensors together with views of the others."""

@@ -66,7 +66,8 @@ def _functional(target: Any, written: tuple[str, ...]) -> Any:
         return next((o for o in _overloads(namespace, name) if _asks_for_the_same(o, target)), None)
     if not name.endswith("_") or len(written) > 1:
         return next((o for o in _overloads(namespace, f"{name}{_BESIDE}") if _asks_for_the_same(o, target)), None)
-    others = _overloads(namespace, name.removesuffix("_"))
+    plain = f"__{name[3:]}" if name.startswith("__i") else name.removesuffix("_")  # __iand__ writes, __and__ returns
+    others = _overloads(namespace, plain)
     named = [o for o in others if o._overloadname == target._overloadname and _types_of(o) == _types_of(target)]
     alike = [o for o in others if _asks_for_the_same(o, target)]
     return next(iter([*named, *alike]), None)

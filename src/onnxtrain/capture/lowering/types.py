@@ -17,7 +17,12 @@ _ops = torch.ops.aten
 _CAST = torch.ops.prims.convert_element_type.default
 _SCALAR = _ops.scalar_tensor.default
 _WIDE = torch.float64  # which autocast leaves alone
-_LIKE = {_ops.stack: _ops.cat}  # torch lists no rule of its own
+_LIKE = {  # torch lists no rule of their own
+    _ops.stack.default: _ops.cat,
+    _ops.pow.Tensor_Tensor: _ops.mul,
+    **dict.fromkeys((_ops.__and__.Tensor, _ops.__or__.Tensor, _ops.__xor__.Tensor), _ops.bitwise_and),
+    **dict.fromkeys((_ops.__and__.Scalar, _ops.__or__.Scalar, _ops.__xor__.Scalar), _ops.bitwise_and),
+}
 _MIXED = frozenset((_ops.einsum,))  # nor of these, whose operands may have several where nothing is summed
 _TYPED = frozenset((_ops.clamp.default, _ops.clamp_min.default, _ops.clamp_max.default))  # by their translations
 _KINDS = (
@@ -85,7 +90,7 @@ def promoted(
     """
     if target.overloadpacket in _MIXED:
         return _of_one_type(writer, target, args)
-    rule = _rules().get_rule(_LIKE.get(target.overloadpacket, target.overloadpacket))
+    rule = _rules().get_rule(_LIKE.get(target, target.overloadpacket))
     if rule is None:
         return None
     given, named = values((tuple(args), dict(kwargs)))

@@ -178,6 +178,19 @@ def bitwise_or(x, y):
     return op.Or(x, y) if _is_true_or_false(x) else op.BitwiseOr(x, y)
 
 
+def _shifted(direction: str) -> Callable[..., Any]:
+    def translate(x: Any, y: Any) -> Any:
+        """Of numbers without sign; torch.onnx gives them one."""
+        return op.BitShift(x, y, direction=direction) if x.dtype == ir.DataType.UINT8 else NotImplemented
+
+    return translate
+
+
+for _name, _direction in (("lshift", "LEFT"), ("rshift", "RIGHT")):
+    _shift = getattr(aten, f"__{_name}__")
+    translation(_shift.Scalar, _shift.Tensor)(_shifted(_direction))
+
+
 @translation(aten.bitwise_not.default)
 def bitwise_not(x):
     """Of truth values Not, of integers their bits."""

@@ -9,11 +9,11 @@ import types
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 import torch
 
 from onnxtrain.errors import BackendError
+from onnxtrain.execute.torch.dtypes import as_tensor
 from onnxtrain.execute.torch.expressions import Names, data_text, dim_text, is_known, symbols_of
 from onnxtrain.execute.torch.lowerings.recurrent import is_fused
 from onnxtrain.execute.torch.memory import reusable, unshared
@@ -300,7 +300,7 @@ class _Writer:
     def _tensor(self, value: ir.Value) -> str:
         name = self.names(value)
         if _is_constant(value) and name not in self.scope:
-            self.scope[name] = _as_tensor(shapes.constant_of(value), self.device)
+            self.scope[name] = as_tensor(shapes.constant_of(value), self.device)
         return name
 
     def _attribute(self, attr: ir.Attr) -> str:
@@ -340,12 +340,6 @@ def _is_constant(value: ir.Value) -> bool:
 
 def _is_host(value: ir.Value, index: int, host: frozenset[int]) -> bool:
     return index in host and (is_known(shapes.data_of(value)) or shapes.constant_of(value) is not None)
-
-
-def _as_tensor(array: np.ndarray | None, device: str) -> torch.Tensor:
-    if array is not None and array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).to(device)
-    return torch.from_numpy(np.array(array)).to(device)
 
 
 def _host(value: torch.Tensor) -> Any:

@@ -1,7 +1,8 @@
-"""ONNX element types as torch's."""
+"""ONNX element types and constants as torch's."""
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 import torch
 
@@ -48,3 +49,10 @@ def onnx_dtype(dtype: torch.dtype) -> int:
         if known == dtype:
             return int(code)
     raise BackendError(f"ONNX has no element type {dtype}")
+
+
+def as_tensor(array: np.ndarray | None, device: str) -> torch.Tensor:
+    """A constant as a tensor; numpy's bfloat16 is not known to torch."""
+    if array is not None and array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).to(device)
+    return torch.from_numpy(np.array(array)).to(device)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
-from onnxtrain.execute.torch.dtypes import torch_dtype
+from onnxtrain.execute.torch.dtypes import as_tensor, torch_dtype
 from onnxtrain.execute.torch.registry import lowering
 from onnxtrain.ir.graphs import DOMAIN
 
@@ -191,7 +190,7 @@ def constant_of_shape(shape: Any, *, device: str, value: Any = None) -> Tensor:
     """One number in a shape."""
     if value is None:
         return torch.zeros(shape, dtype=torch.float32, device=device)
-    return torch.from_numpy(np.array(value)).reshape(()).to(device).expand(shape).clone()
+    return as_tensor(value, device).reshape(()).expand(shape).clone()
 
 
 @lowering("Range", host=(0, 1, 2))
