@@ -109,6 +109,14 @@ def test_a_later_size_is_computed_as_eager_does(name: str) -> None:
     compare(WRITTEN[name], _lengths(*SEQUENCES))
 
 
+def test_what_is_left_of_one_is_nothing() -> None:
+    def shifted(y: Tensor, x: Tensor) -> Tensor:
+        part = (y * 1)[:, 1:]
+        return part.mul_(3.0)
+
+    compare(shifted, _lengths((2, 1), (2, 5), (2, 2), (1, 1)))
+
+
 IN_MEMORY: dict[str, Callable[[Tensor], Tensor]] = {  # a view or a copy, as sizes have it
     "reshaped": lambda y: y.transpose(0, 1).reshape(-1, 4),
     "contiguous": lambda y: y.transpose(0, 1).contiguous(),

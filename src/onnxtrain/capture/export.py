@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import itertools
 import logging
 import sys
 import traceback
@@ -39,6 +40,7 @@ from onnxtrain.capture.substitutes import Substitutes
 from onnxtrain.capture.symbolic_sizes import Assumed, Axis, OvergrownSizesError, expression_of, symbolic_sizes
 from onnxtrain.errors import CaptureError, ContentError, OnnxTrainError, first_line
 
+_LARGER = 4
 PREFIX = "module."  # what the wrapper below puts before the user's parameter names
 
 
@@ -255,7 +257,10 @@ def _examples(
 
 
 def _enlarged(tensors: Sequence[torch.Tensor], kept: frozenset[Axis]) -> list[torch.Tensor]:
-    return [_enlarge(t, {a for a in range(t.dim()) if (i, a) not in kept}) for i, t in enumerate(tensors)]
+    """The tensors with other axes of size 1 larger: by a size of its own, of which what is one less is no 1 either."""
+    taken = {size for t in tensors for size in t.shape}
+    larger = next(size for size in itertools.count(_LARGER) if size not in taken)
+    return [_enlarge(t, {a for a in range(t.dim()) if (i, a) not in kept}, larger) for i, t in enumerate(tensors)]
 
 
 def _mistaken(
@@ -283,8 +288,8 @@ def _mistaken(
     return frozenset((i, a) for i, a, d in ones if d.is_number or d in larger or (i, a) in broken)
 
 
-def _enlarge(tensor: torch.Tensor, axes: set[int]) -> torch.Tensor:
-    larger = [2 if size == 1 and axis in axes else size for axis, size in enumerate(tensor.shape)]
+def _enlarge(tensor: torch.Tensor, axes: set[int], size_of_ones: int) -> torch.Tensor:
+    larger = [size_of_ones if size == 1 and axis in axes else size for axis, size in enumerate(tensor.shape)]
     if larger == list(tensor.shape):
         return tensor
     return tensor.detach().expand(larger).clone().requires_grad_(tensor.requires_grad)
