@@ -15,6 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
+from onnxtrain.capture.call_forms import unbacked_of
+
 Tensor = torch.Tensor
 _FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _ATEN = torch.ops.aten
@@ -26,6 +28,8 @@ def told(func: Any, args: Sequence[Any], kwargs: Any) -> FakeTensor | None:
     tell = _TOLD.get(func)
     tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
     if tell is None or not all(isinstance(x, FakeTensor) for x in tensors) or _is_autocast(tensors):
+        return None
+    if unbacked_of(tensors):  # of sizes that content decides torch asks other questions
         return None
     like = tell(*args, **kwargs)
     if like is None:
