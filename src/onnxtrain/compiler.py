@@ -29,7 +29,7 @@ from onnxtrain.options import Options
 from onnxtrain.plan import make_plan
 
 if TYPE_CHECKING:
-    from onnxtrain.capture import Answers, Captured, Functions, GraphCache, Numbers, Start, Traced
+    from onnxtrain.capture import Answers, Axis, Captured, Functions, GraphCache, Numbers, Start, Traced
 
 
 _LOG = logging.getLogger(__name__)
@@ -167,24 +167,29 @@ def _traced(
     answers: Answers | None,
     cache: GraphCache | None,
 ) -> tuple[Traced, Captured]:
-    """A call, traced and translated."""
+    """A call, traced and translated: traced again where the translation asked what a size of 1 answers otherwise."""
     from onnxtrain.capture import trace, translate
 
-    with report.stage("export"):
-        traced = trace(
-            *(module, args, kwargs),
-            static_shapes=options.static_shapes,
-            numbers=numbers,
-            functions=_functions(options),
-            ignored=options.ignored_attributes,
-            answers=answers,
-        )
-    count = traced.flat.result.recorded
-    report.recorded, report.known = count.recorded, count.known
-    _, stops = registered_by_users()
-    with report.stage("translate"):
-        captured = translate(traced, opset=options.opset, cache=cache, refusals=_refusals(options), decisive=stops)
-    return traced, captured
+    constant: frozenset[Axis] = frozenset()
+    while True:
+        with report.stage("export"):
+            traced = trace(
+                *(module, args, kwargs),
+                static_shapes=options.static_shapes,
+                constant=constant,
+                numbers=numbers,
+                functions=_functions(options),
+                ignored=options.ignored_attributes,
+                answers=answers,
+            )
+        count = traced.flat.result.recorded
+        report.recorded, report.known = count.recorded, count.known
+        _, stops = registered_by_users()
+        with report.stage("translate"):
+            captured = translate(traced, opset=options.opset, cache=cache, refusals=_refusals(options), decisive=stops)
+        if not (broken := captured.guards.broken_by(traced.sizes)):
+            return traced, captured
+        constant |= broken
 
 
 def _refusals(options: Options) -> Callable[[ForwardGraph], list[ir.Node]] | None:

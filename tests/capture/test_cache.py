@@ -17,7 +17,12 @@ from onnxtrain import Options
 from onnxtrain.capture import GraphCache, trace, translate
 from onnxtrain.capture.cache import key
 from onnxtrain.compiler import Report, capture_module
-from onnxtrain.gradient import Context, gradient, register_custom_stop_gradient_edges
+from onnxtrain.gradient import (
+    Context,
+    gradient,
+    register_custom_stop_gradient_edges,
+    rules,  # noqa: F401  (fills RULES)
+)
 from onnxtrain.gradient.registry import RULES, STOP_EDGES
 from onnxtrain.ir.printer import to_text
 
@@ -135,6 +140,22 @@ def test_operators_of_the_users_own_library_are_not_kept(tmp_path: Path) -> None
 
     translate(traced(Custom()), cache=GraphCache(tmp_path, BYTES))
     assert entries(tmp_path) == []
+
+
+class Doubled(torch.nn.Module):
+    """Its translation asks whether half a size is 1, and stands on the answer where it is."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.clone()
+        y[:, : x.shape[1] // 2].mul_(2)
+        return y
+
+
+def test_a_graph_whose_translation_asked_about_sizes_is_not_kept(tmp_path: Path) -> None:
+    """Another process would take the entry without the question, and so without its guard."""
+    for size, kept in ((2, 0), (4, 1)):
+        translate(trace(Doubled(), (torch.randn(3, size),), {}), cache=GraphCache(tmp_path, BYTES))
+        assert len(entries(tmp_path)) == kept
 
 
 @pytest.fixture

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -199,6 +201,23 @@ def test_registering_twice_is_an_error_unless_asked_for() -> None:
     with pytest.raises(ValueError, match=r"Softsign.*twice"):
         register_gradient("", "Softsign")(softsign)
     register_gradient("", "Softsign", replace=True)(softsign)
+
+
+REPLACED_FIRST = """
+from onnxtrain.gradient import gradient
+from onnxtrain.gradient.registry import RULES
+
+@gradient("Tanh", replace=True)
+def rule(ctx, dy, x): ...
+
+from onnxtrain.gradient import rules
+
+assert RULES["", "Tanh"] is rule and ("", "Softmax") in RULES
+"""
+
+
+def test_a_rule_may_be_replaced_before_the_others_are_there() -> None:
+    subprocess.run([sys.executable, "-c", REPLACED_FIRST], check=True)
 
 
 @pytest.mark.parametrize(

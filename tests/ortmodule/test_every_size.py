@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from parity import Calls, pair, same_step
+from parity import Calls, captures, pair, same_step
 
 from onnxtrain import ORTModule
 from onnxtrain.errors import CaptureError
@@ -357,3 +357,17 @@ def test_what_is_asked_of_sizes_may_be_otherwise_of_1_and_of_none(name: str, siz
 def test_a_size_that_is_made_of_a_size_of_1() -> None:
     """Captured as if it were larger, it may be equal to what another size is a multiple of."""
     compare(lambda y, x: y.reshape(-1, 2 * x.shape[0]).cumsum(0), _lengths((6, 6), (1, 8), (2, 5)))
+
+
+def test_what_the_translation_alone_asks_of_a_size_of_1() -> None:
+    """What is written in place has its size already; what returns it asks whether a quarter of the size is 1."""
+    wrapped, eager = pair(Written(_quarter_doubled))
+    for size, graphs in ((1, 1), (1, 1), (2, 2), (5, 2), (1, 2)):
+        same_step(wrapped, eager, torch.randn(2, size, 4, dtype=torch.float64))
+        assert captures(wrapped) == graphs
+
+
+def _quarter_doubled(y: Tensor, x: Tensor) -> Tensor:
+    z = y.clone()
+    z[:, : x.shape[1] // 4].mul_(2)
+    return y + z

@@ -20,9 +20,10 @@ from onnxtrain.capture.looks import Key, Look, content_of, same
 from onnxtrain.capture.rehearsal import Answers, fill_caches, rehearse
 from onnxtrain.capture.replay import Path
 from onnxtrain.capture.schema import Numbers, Schema, arguments_of, flatten, input_names
-from onnxtrain.capture.size_guards import form_of, repeated_among, size_guards
+from onnxtrain.capture.size_guards import SizeGuards, form_of, repeated_among, size_guards
 from onnxtrain.capture.starts import Start, is_spot_check, start_of
 from onnxtrain.capture.supplementary import register_custom_function_schema_supplementary
+from onnxtrain.capture.symbolic_sizes import Axis
 from onnxtrain.ir.graphs import ForwardGraph
 
 _ONE_AT_A_TIME = threading.RLock()  # torch.export keeps what it records in globals
@@ -34,6 +35,7 @@ def trace(
     kwargs: Mapping[str, Any],
     *,
     static_shapes: bool = False,
+    constant: Collection[Axis] = (),
     numbers: Numbers | None = None,
     functions: Functions | None = None,
     ignored: Collection[str] = (),
@@ -46,6 +48,7 @@ def trace(
         args: positional arguments.
         kwargs: keyword arguments.
         static_shapes: sizes are constants; else all input dimensions are dynamic.
+        constant: input axes of which the sizes are constants in any case.
         numbers: for a structure of arguments, the positions of numbers that are captured as tensors.
         functions: what becomes of classes of ``torch.autograd.Function``; by default each call is a node.
         ignored: names of attributes that do not concern the forward pass.
@@ -65,23 +68,33 @@ def trace(
     names = input_names(module.forward, args, kwargs, inputs.numbers, owned)
     with _ONE_AT_A_TIME:
         fill = functools.partial(fill_caches, module, args, kwargs, ignored)
-        program = _program(flat, _told_apart(tensors), names, static_shapes, fill)
+        fixed = _axes(tensors) if static_shapes else frozenset(constant)
+        program = _program(flat, _told_apart(tensors), names, fixed, fill)
         flat.result.settle()
-    form = form_of(tensors) if flat.result.assumed.form else None
-    return Traced(program, flat, inputs, tuple(names), tuple(name for name, _ in module.named_buffers()), form)
+    form, sizes = form_of(tensors) if flat.result.assumed.form else None, tuple(t.shape for t in tensors)
+    return Traced(program, flat, inputs, tuple(names), tuple(name for name, _ in module.named_buffers()), sizes, form)
+
+
+def _axes(tensors: Sequence[torch.Tensor], size: int | None = None) -> frozenset[Axis]:
+    """All axes of tensors, or those of one size."""
+    return frozenset((i, a) for i, t in enumerate(tensors) for a, s in enumerate(t.shape) if size in (None, s))
 
 
 def _program(
-    flat: FlatModule, tensors: Sequence[torch.Tensor], names: Sequence[str], static: bool, fill: Callable[[], None]
+    flat: FlatModule,
+    tensors: Sequence[torch.Tensor],
+    names: Sequence[str],
+    constant: frozenset[Axis],
+    fill: Callable[[], None],
 ) -> torch.export.ExportedProgram:
     """What a call is recorded as; caches outside of the module are left as a call in eager PyTorch leaves them."""
     try:
-        program = export(flat, tensors, names, static)
+        program = export(flat, tensors, names, constant)
     except LeftOutsideError as error:
         if error.has_history:
             raise
         fill()
-        return export(flat, tensors, names, static, ones=False)  # of the sizes that the caches have now
+        return export(flat, tensors, names, constant | _axes(tensors, size=1))  # of the sizes that the caches have now
     if flat.result.outside is not None:
         fill()
     return program
@@ -120,18 +133,22 @@ def translate(
     """
     result = traced.flat.result
 
-    def made() -> ForwardGraph:
+    def guards() -> SizeGuards:
+        return size_guards(traced.program, result.assumed, traced.form, tuple(traced.flat.repeated.items()))
+
+    def made() -> tuple[ForwardGraph, bool]:
         with _ONE_AT_A_TIME:
-            return to_graph(traced.program, traced.input_names, traced.buffers, opset, refusals)
+            asked = guards()
+            graph = to_graph(traced.program, traced.input_names, traced.buffers, opset, refusals)
+            return graph, guards() == asked
 
     settings = (traced.input_names, traced.buffers, opset, refusals is None, *decisive)
-    graph, kept = (made(), None) if cache is None else cache.graph(traced.program, settings, made)
+    graph, kept = (made()[0], None) if cache is None else cache.graph(traced.program, settings, made)
     assert result.schema is not None, "the forward ran, or export raised"
     for error in (e for name, e in result.reformed.items() if name in graph.signature.buffers):
         raise error
-    guards = size_guards(traced.program, result.assumed, traced.form, tuple(traced.flat.repeated.items()))
     refuse_read(traced.flat.module, result.left, (t for t in traced.program.constants.values() if torch.is_tensor(t)))
-    return Captured(graph, traced.inputs, result.schema, result.sources, guards, result.left, result.path, kept)
+    return Captured(graph, traced.inputs, result.schema, result.sources, guards(), result.left, result.path, kept)
 
 
 def capture(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, opset: int = 20) -> Captured:
@@ -142,6 +159,7 @@ def capture(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, A
 __all__ = [
     "Answers",
     "Autocast",
+    "Axis",
     "Captured",
     "Functions",
     "GraphCache",

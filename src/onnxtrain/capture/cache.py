@@ -53,17 +53,29 @@ class GraphCache:
         self.folder, self.limit = folder, limit
 
     def graph(
-        self, program: torch.export.ExportedProgram, settings: Sequence[Any], translate: Callable[[], ForwardGraph]
+        self,
+        program: torch.export.ExportedProgram,
+        settings: Sequence[Any],
+        translate: Callable[[], tuple[ForwardGraph, bool]],
     ) -> tuple[ForwardGraph, str | None]:
-        """The graph of a program, from its file, or translated and kept; the file, None where it is not kept."""
+        """The graph of a program, from its file, or translated and kept; the file, None where it is not kept.
+
+        Args:
+            program: the program.
+            settings: what else the graph depends on.
+            translate: gives the graph, and whether these two alone say what it is.
+        """
         foreign = _foreign(program)
         if foreign:
             _LOG.info("the graph is not kept: what %s does is not part of the program's text", foreign)
-            return translate(), None
+            return translate()[0], None
         name = f"{key(program, settings)}{_SUFFIX}"
         found = self.kept(name)
         if found is None:
-            found = translate()
+            found, is_told = translate()
+            if not is_told:
+                _LOG.info("the graph is not kept: its translation asked about sizes")
+                return found, None
             self.write(name, _to_bytes(found))
         return found, name
 

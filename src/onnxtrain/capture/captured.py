@@ -49,6 +49,7 @@ class Traced:
         inputs: schema of the call.
         input_names: a name for each of its tensors.
         buffers: names of the module's buffers.
+        sizes: of its tensors.
         form: of its tensors, where the module asked for it.
     """
 
@@ -57,4 +58,5 @@ class Traced:
     inputs: Schema
     input_names: tuple[str, ...]
     buffers: tuple[str, ...]
+    sizes: tuple[torch.Size, ...]
     form: Form | None = None

@@ -40,7 +40,7 @@ from onnxtrain.capture.substitutes import Substitutes
 from onnxtrain.capture.symbolic_sizes import Assumed, Axis, OvergrownSizesError, expression_of, symbolic_sizes
 from onnxtrain.errors import CaptureError, ContentError, OnnxTrainError, first_line
 
-_LARGER = 4
+_LARGER = 4  # the least size that an axis of size 1 is traced at: what is one or two less is no 1 either
 PREFIX = "module."  # what the wrapper below puts before the user's parameter names
 
 
@@ -166,10 +166,9 @@ def export(
     module: FlatModule,
     tensors: Sequence[torch.Tensor],
     names: Sequence[str],
-    static: bool = False,
-    ones: bool = True,
+    constant: Collection[Axis] = (),
 ) -> torch.export.ExportedProgram:
-    """Capture the forward pass with all dimensions dynamic, those of size 1 too or not, or all static.
+    """Capture the forward pass with all dimensions dynamic but those that are to be constant.
 
     A dimension of size 1 would be taken for a constant, so it is captured as if it were larger; where the module
     needs it to be 1 (a mask broadcast over heads), it stays 1. Dimensions that make overgrown sizes (the image's
@@ -179,13 +178,12 @@ def export(
         CaptureError: the module's control flow depends on data, or it cannot be traced; names the source line.
         LeftOutsideError: it leaves a tensor outside of itself, where a call in eager PyTorch may leave it for good.
     """
-    sizes = {(i, axis): size for i, t in enumerate(tensors) for axis, size in enumerate(t.shape)}
-    constant = frozenset(axis for axis, size in sizes.items() if static or (size == 1 and not ones))
+    fixed = frozenset(constant)
     while True:
         try:
-            program = _export_any(module, tensors, constant)
+            program = _export_any(module, tensors, fixed)
         except OvergrownSizesError as sizes:
-            constant |= sizes.axes
+            fixed |= sizes.axes
         else:
             _refuse_changed_inputs(module, names, program)
             return program
@@ -257,7 +255,7 @@ def _examples(
 
 
 def _enlarged(tensors: Sequence[torch.Tensor], kept: frozenset[Axis]) -> list[torch.Tensor]:
-    """The tensors with other axes of size 1 larger: by a size of its own, of which what is one less is no 1 either."""
+    """The tensors with other axes of size 1 larger: by a size that no axis has."""
     taken = {size for t in tensors for size in t.shape}
     larger = next(size for size in itertools.count(_LARGER) if size not in taken)
     return [_enlarge(t, {a for a in range(t.dim()) if (i, a) not in kept}, larger) for i, t in enumerate(tensors)]
@@ -288,11 +286,11 @@ def _mistaken(
     return frozenset((i, a) for i, a, d in ones if d.is_number or d in larger or (i, a) in broken)
 
 
-def _enlarge(tensor: torch.Tensor, axes: set[int], size_of_ones: int) -> torch.Tensor:
-    larger = [size_of_ones if size == 1 and axis in axes else size for axis, size in enumerate(tensor.shape)]
-    if larger == list(tensor.shape):
+def _enlarge(tensor: torch.Tensor, axes: set[int], larger: int) -> torch.Tensor:
+    sizes = [larger if size == 1 and axis in axes else size for axis, size in enumerate(tensor.shape)]
+    if sizes == list(tensor.shape):
         return tensor
-    return tensor.detach().expand(larger).clone().requires_grad_(tensor.requires_grad)
+    return tensor.detach().expand(sizes).clone().requires_grad_(tensor.requires_grad)
 
 
 def _export(

@@ -89,6 +89,8 @@ def gradient(*op_types: str, domain: str = "", of: Sequence[str] = (), replace: 
     """
 
     def register(rule: Rule) -> Rule:
+        if not _is_own(rule):
+            _fill()  # a rule that takes the place of one comes after it
         for op_type in op_types:
             key = (domain, op_type, *of)
             if key in RULES and not replace:
@@ -101,8 +103,7 @@ def gradient(*op_types: str, domain: str = "", of: Sequence[str] = (), replace: 
 
 def rule_of(node: ir.Node) -> Rule | None:
     """The rule of a node's operator, or None; one for just this operator of torch comes before that of all."""
-    from onnxtrain.gradient import rules  # noqa: F401  (fills RULES)
-
+    _fill()
     return next((RULES[key] for key in _keys(node) if key in RULES), None)
 
 
@@ -115,9 +116,18 @@ def stopped_inputs(node: ir.Node) -> frozenset[int]:
 
 def registered_by_users() -> tuple[tuple[Key, ...], tuple[tuple[Key, tuple[int, ...]], ...]]:
     """Which operators have a gradient rule that is not of this package, and the inputs through which none flows."""
-    own = f"{__package__}.rules."
-    rules = tuple(sorted(key for key, rule in RULES.items() if not getattr(rule, "__module__", "").startswith(own)))
+    rules = tuple(sorted(key for key, rule in RULES.items() if not _is_own(rule)))
     return rules, tuple(sorted((key, tuple(sorted(edges))) for key, edges in STOP_EDGES.items()))
+
+
+def _is_own(rule: Rule) -> bool:
+    """Whether a rule is of this package."""
+    return getattr(rule, "__module__", "").startswith(f"{__package__}.rules.")
+
+
+def _fill() -> None:
+    """Put the rules of this package into the table."""
+    from onnxtrain.gradient import rules  # noqa: F401
 
 
 def _keys(node: ir.Node) -> Iterator[Key]:
