@@ -12,7 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from onnxtrain import Options, ORTModule
-from onnxtrain.ortmodule.session import Chosen, Session
+from onnxtrain.engine.bound import BoundGraph, Chosen
 
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-6}
 NOISE = 1e-5  # gradients this far below the largest are rounding noise in eager too
@@ -56,13 +56,13 @@ def captures(wrapped: ORTModule) -> int:
 @contextlib.contextmanager
 def choices() -> Iterator[list[Chosen]]:
     """The graphs that were chosen inside the block, with the rows that they compute."""
-    found, choose = [], Session.choose
+    found, choose = [], BoundGraph.choose
 
-    def noted(self: Session, *args: Any) -> Chosen:
+    def noted(self: BoundGraph, *args: Any) -> Chosen:
         found.append(choose(self, *args))
         return found[-1]
 
-    with mock.patch.object(Session, "choose", noted):
+    with mock.patch.object(BoundGraph, "choose", noted):
         yield found
 
 

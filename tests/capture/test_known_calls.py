@@ -44,7 +44,7 @@ class Layers(nn.Module):
 
 def _known(wrapped: ORTModule) -> int:
     (entry, *_) = wrapped.__dict__["_sessions"].entries
-    return entry.session.report.known
+    return entry.session.bound.report.known
 
 
 def _written_view(layer: Layer, x: Tensor) -> Tensor:
@@ -180,6 +180,6 @@ def test_how_many_calls_a_trace_ran() -> None:
         wrapped = ORTModule(Layers(lambda layer, x: x.tanh(), count))
         wrapped(torch.rand(3, 4, dtype=torch.float64)).sum().backward()
         (entry,) = wrapped.__dict__["_sessions"].entries
-        ran.append(entry.session.report.recorded)
-        assert f"{entry.session.report.known} of them written from the record" in wrapped.explain()
+        ran.append(entry.session.bound.report.recorded)
+        assert f"{entry.session.bound.report.known} of them written from the record" in wrapped.explain()
     assert ran[0] == ran[1]

@@ -415,7 +415,7 @@ SCRIPT = """
     loss = model(torch.randn(3, 4)).sum()
     loss.backward()
     (entry,) = model.__dict__["_sessions"].entries
-    print("traced" if "export" in entry.session.report.seconds else "recalled", float(loss))
+    print("traced" if "export" in entry.session.bound.report.seconds else "recalled", float(loss))
 """
 MODEL = """
     import torch

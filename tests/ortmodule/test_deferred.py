@@ -17,8 +17,8 @@ from parity import choices
 from torch import Tensor, nn
 
 from onnxtrain import Options, ORTModule
-from onnxtrain.ortmodule import step as step_module
-from onnxtrain.ortmodule.deferred import DeferredTensor
+from onnxtrain.engine.deferred import DeferredTensor
+from onnxtrain.engine.late import Late
 
 WORDS, WIDTH, CLASSES = 20, 16, 5
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-7}
@@ -59,13 +59,13 @@ class Count:
     """How often outputs were computed late."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.times, compute = 0, step_module.Late.outputs
+        self.times, compute = 0, Late.outputs
 
-        def counted(late: step_module.Late) -> dict[str, Tensor]:
+        def counted(late: Late) -> dict[str, Tensor]:
             self.times += not late._outputs
             return compute(late)
 
-        monkeypatch.setattr(step_module.Late, "outputs", counted)
+        monkeypatch.setattr(Late, "outputs", counted)
 
 
 @pytest.fixture

@@ -153,13 +153,13 @@ def test_cached_casts_follow_the_optimizer(fused: dict[str, bool]) -> None:
             optimizer.step()
             optimizer.zero_grad()
     assert "Cast(first.weight" not in wrapped.graph("forward")
-    (session,) = [e.session for e in wrapped.__dict__["_sessions"].entries]
+    (bound,) = [e.session.bound for e in wrapped.__dict__["_sessions"].entries]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         wrapped(x()).sum().backward()
-        assert [cast.dtype for *_, cast in session.casts._kept.values()] == [torch.bfloat16] * 4
-        now = list(session.casts._kept.values())
+        assert [cast.dtype for *_, cast in bound.casts._kept.values()] == [torch.bfloat16] * 4
+        now = list(bound.casts._kept.values())
         wrapped(x()).sum().backward()
-    assert all(a[2] is b[2] for a, b in zip(now, session.casts._kept.values(), strict=True))
+    assert all(a[2] is b[2] for a, b in zip(now, bound.casts._kept.values(), strict=True))
 
 
 def _states() -> list[object]:
@@ -310,7 +310,7 @@ def test_determinism_follows_torch() -> None:
         wrapped(x())
     finally:
         torch.use_deterministic_algorithms(False)
-    flags = [e.session.options.deterministic for e in wrapped.__dict__["_sessions"].entries]
+    flags = [e.session.bound.options.deterministic for e in wrapped.__dict__["_sessions"].entries]
     assert flags == [False, True]
     assert "determinism was switched" in wrapped.explain()
 

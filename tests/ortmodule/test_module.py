@@ -474,9 +474,9 @@ def test_generated_lines_are_in_tracebacks() -> None:
 
     wrapped = ORTModule(Small())
     wrapped(torch.randn(2, 4))
-    session = wrapped.__dict__["_last"]
+    bound = wrapped.__dict__["_last"].bound
     try:
-        session.latest.executable.forward(session.inputs([torch.randn(2, 5)]))
+        bound.latest.executable.forward(bound.inputs([torch.randn(2, 5)]))
     except RuntimeError as error:
         text = "".join(traceback.format_exception(error))
     assert "ops.Linear(x" in text

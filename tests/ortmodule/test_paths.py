@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from parity import Applied, captures, pair, same_step
 
 from onnxtrain import ORTModule, check, verify
-from onnxtrain.ortmodule.path_check import PathCheck
+from onnxtrain.engine.path_check import PathCheck
 
 GENERATOR = torch.Generator().manual_seed(0)
 

@@ -13,8 +13,8 @@ from parity import check_gradients, check_losses, choices, pair, same_step
 from torch import Tensor, nn
 
 from onnxtrain import ORTModule
+from onnxtrain.engine.bound import Chosen
 from onnxtrain.optimize.rows import is_by_attention
-from onnxtrain.ortmodule.session import Chosen
 
 WIDTH, HEADS, WORDS, CLASSES = 16, 2, 20, 5
 LOWEST = torch.finfo(torch.float32).min

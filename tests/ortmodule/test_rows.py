@@ -14,8 +14,8 @@ from catalogue import VOCABULARY, small
 from parity import captures, check_gradients, check_losses, choices
 
 from onnxtrain import Options, ORTModule
+from onnxtrain.engine.bound import Chosen
 from onnxtrain.optimize.rows import is_by_attention
-from onnxtrain.ortmodule.session import Chosen
 
 BATCH, LENGTH = 3, 9
 CLASSES = 3
@@ -241,8 +241,8 @@ def test_two_hundred_masks_and_sizes_share_a_graph(model: str, task: str) -> Non
         given["labels"][0, 1] = 1
         compare(models, given)
     assert captures(models[0]) == 1
-    session = models[0].__dict__["_sessions"].entries[0].session
-    assert len(session.variants()) <= 4, session.variants()
+    bound = models[0].__dict__["_sessions"].entries[0].session.bound
+    assert len(bound.variants()) <= 4, bound.variants()
 
 
 def blocks(dtype: torch.dtype, causal: bool) -> torch.Tensor:

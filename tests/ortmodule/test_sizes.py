@@ -6,7 +6,7 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from onnxtrain.ortmodule.sizes import InputSizes, size_of
+from onnxtrain.engine.sizes import InputSizes, size_of
 
 
 def graph(**shapes: tuple[int | str, ...]) -> ir.Graph:

@@ -14,10 +14,10 @@ from transformers import BertConfig, BertForMaskedLM, BertModel
 
 from onnxtrain import Options, ORTModule
 from onnxtrain.compiler import compile_graph
+from onnxtrain.engine import rows
 from onnxtrain.errors import BackendError, GradientError, ModuleError, OptionError
 from onnxtrain.ir.graphs import ForwardGraph
 from onnxtrain.optimize.rows import BLIND
-from onnxtrain.ortmodule import rows
 
 LENGTHS = (6, 2, 4)
 CONFIG = BertConfig(
@@ -122,7 +122,7 @@ def test_all_rows_are_computed_where_the_backend_cannot_inspect(
             raise BackendError("no kernel for ReduceMax")
         return compile_graph(graph, *args)
 
-    monkeypatch.setattr("onnxtrain.ortmodule.session.compile_graph", refuse)
+    monkeypatch.setattr("onnxtrain.engine.bound.compile_graph", refuse)
     wrapped, eager = pair(BertForMaskedLM(CONFIG), density_threshold=0.95, lazy_outputs=False)
     for _ in range(2):
         same_step(wrapped, eager, **batch(), loss=lambda out: out.loss)

@@ -1,79 +1,12 @@
-"""What a module's graphs are, as text: the summary of the first step, and why there is more than one graph."""
+"""What a module's graphs are, as text: why there is more than one, and what each skips."""
 
 from __future__ import annotations
 
 import collections
 
+from onnxtrain.engine import sparsity
 from onnxtrain.ir import shapes
-from onnxtrain.ir.graphs import DOMAIN
-from onnxtrain.ir.python_calls import is_call
-from onnxtrain.options import Fallback, Options
-from onnxtrain.ortmodule import sparsity
-from onnxtrain.ortmodule.session import Session
 from onnxtrain.ortmodule.sessions import Entry, Sessions
-
-_STAGES = ("recall", "export", "translate", "optimize", "skip", "gradient", "plan", "compile")
-
-
-def summary(session: Session) -> str:
-    """What was built for a call: nodes, saved values, gradients, and the time of each stage."""
-    compiled, report = session.latest, session.report
-    rows = [f"forward graph    {len(compiled.forward.model.graph)} nodes, {len(session.signature.parameters)} weights"]
-    if compiled.training is not None:
-        counts = f"{len(compiled.plan.saved)} saved values, {len(compiled.plan.gradients)} gradients"
-        rows.append(f"training graph   {len(compiled.training.model.graph)} nodes, {counts}")
-    removed: dict[str, int] = {}
-    for record in report.passes:
-        removed[record.name] = removed.get(record.name, 0) + record.nodes_before - record.nodes_after
-    changed = [f"{name} {-count:+}" for name, count in removed.items() if count]
-    rows.append(f"passes           {', '.join(changed) or 'nothing to do'}")
-    rows.append("build time       " + ", ".join(f"{name} {s:.2f} s" for name, s in report.seconds.items()))
-    rows.append(f"backend          {type(compiled.executable).__name__}")
-    return "\n".join(rows)
-
-
-def first_step(name: str, session: Session) -> str:
-    """The features in force and what the start cost, said once after the first training step was built."""
-    seconds, options = session.report.seconds, session.options
-    total = sum(seconds.values())
-    lines = [f"{name} runs as one graph", *(f"  {label:<24}{state}" for label, state in _features(session, options))]
-    lines += [f"  {row}" for row in summary(session).splitlines()[:2]]
-    exported = sum(seconds.get(stage, 0.0) for stage in ("recall", "export", "translate"))
-    lines.append(f"  total initialization overhead is {total:.2f} s, where export takes {exported:.2f} s")
-    return "\n".join(lines)
-
-
-def phases(session: Session) -> str:
-    """The initialization overhead by phase."""
-    seconds = session.report.seconds
-    return "initialization by phase: " + ", ".join(f"{s} {seconds[s]:.2f} s" for s in _STAGES if s in seconds)
-
-
-def _features(session: Session, options: Options) -> list[tuple[str, str]]:
-    nodes = list(session.captured.graph.model.graph)
-    kept = sum(n.domain == DOMAIN and n.op_type == "ATen" for n in nodes)
-    called = sum(map(is_call, nodes))
-    casts = len(session.latest.plan.signature.casts)
-    policy = options.policy
-    fallback = "off" if Fallback.FALLBACK_DISABLE in policy else f"on: {options.fallback}"
-    return [
-        ("backend", type(session.latest.executable).__name__.removesuffix("Executable").lower()),
-        ("ATen executor", f"on, {kept} nodes" if kept else "on, no node needs it"),
-        ("autograd functions", f"{called} nodes" if called else "none"),
-        ("cached parameter casts", f"on, {casts} parameters" if session.options.cache_casts else "off"),
-        ("cast propagation", _cast_propagation(options)),
-        ("automatic fallback", fallback),
-        ("graph cache", str(options.cache_dir) if options.cache_dir is not None else "off (ORTMODULE_CACHE_DIR)"),
-        *sparsity.features(session),
-        ("not available yet", "memory optimizer, Triton"),
-    ]
-
-
-def _cast_propagation(options: Options) -> str:
-    strategy, level = options.propagate_cast_ops_strategy, options.propagate_cast_ops_level
-    if strategy == "NONE" or level < 0:
-        return "off"
-    return " ".join([f"{strategy}, level {level}", *options.propagate_cast_ops_allow])
 
 
 def explain(sessions: Sessions) -> str:
@@ -87,7 +20,7 @@ def explain(sessions: Sessions) -> str:
         lines += [f"graph {number}: captured at call {entry.first}, because", *(f"    {r}" for r in entry.reasons)]
         served = f"  served {_count(entry.served, 'call')} in {_mode(entry)} mode"
         lines += [served, _trace(entry), *_path(entry), *_sizes(entry)]
-        lines += [f"  {variant}" for variant in entry.session.variants()]
+        lines += [f"  {variant}" for variant in entry.session.bound.variants()]
     return "\n".join(lines)
 
 
@@ -97,7 +30,7 @@ def explain_sparsity(sessions: Sessions) -> str:
         return "no graph yet: the module was not called"
     lines = []
     for number, entry in enumerate(sessions.entries, 1):
-        lines += [f"graph {number}, {_mode(entry)} mode", *sparsity.explain_rows(entry.session)]
+        lines += [f"graph {number}, {_mode(entry)} mode", *sparsity.explain_rows(entry.session.bound)]
     return "\n".join(lines)
 
 
@@ -111,7 +44,7 @@ def _mode(entry: Entry) -> str:
 
 def _trace(entry: Entry) -> str:
     """What the trace ran: layers that make the same calls run them once."""
-    report = entry.session.report
+    report = entry.session.bound.report
     if not report.recorded:
         return "  not traced: taken from the graph cache"
     again = f", {report.known} of them written from the record of others" if report.known else ""

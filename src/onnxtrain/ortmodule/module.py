@@ -10,19 +10,20 @@ from typing import Any
 
 import torch
 
+from onnxtrain.engine.comparison import Report
+from onnxtrain.engine.summary import first_step, phases, summary
 from onnxtrain.errors import ModuleError, OnnxTrainError
 from onnxtrain.ir.printer import to_text
 from onnxtrain.options import Options, from_environment
 from onnxtrain.ortmodule.bypass import BypassWatch
 from onnxtrain.ortmodule.checks import check_module
 from onnxtrain.ortmodule.debug import DebugOptions, start_logging
-from onnxtrain.ortmodule.describe import explain, explain_sparsity, first_step, phases, summary
+from onnxtrain.ortmodule.describe import explain, explain_sparsity
 from onnxtrain.ortmodule.fallback import FallbackState
 from onnxtrain.ortmodule.forwards import GraphForward, bound_to, is_around
 from onnxtrain.ortmodule.session import Session
 from onnxtrain.ortmodule.sessions import Sessions
 from onnxtrain.ortmodule.special_methods import class_for
-from onnxtrain.ortmodule.verification import Report
 from onnxtrain.ortmodule.with_loss import ModuleWithLoss
 
 _LIBRARIES = ("torch", "transformers")
@@ -186,12 +187,12 @@ class ORTModule(torch.nn.Module):
     def _use(self, session: Session) -> None:
         """Remember the graph in use; say once for each what it does and what it cost."""
         self.__dict__["_last"] = session
-        if session.latest.training is not None and not session.announced:
+        if session.bound.latest.training is not None and not session.announced:
             first = not any(entry.session.announced for entry in self.__dict__["_sessions"].entries)
             session.announced = True
             level = logging.WARNING if first and self.options.summary else logging.INFO
-            _LOG.log(level, "%s", first_step(type(self.module).__name__, session))
-            _LOG.info("%s", phases(session))
+            _LOG.log(level, "%s", first_step(type(self.module).__name__, session.bound))
+            _LOG.info("%s", phases(session.bound))
 
     def explain(self, topic: str = "graphs") -> str:
         """What is done with this module, and why.
@@ -220,7 +221,7 @@ class ORTModule(torch.nn.Module):
         Raises:
             ModuleError: the module was not called yet, or has no graph of that stage.
         """
-        compiled = self._session().latest
+        compiled = self._session().bound.latest
         saved = compiled.plan.saved
         if stage == "captured":
             return to_text(compiled.forward.model, title="forward")
@@ -236,16 +237,16 @@ class ORTModule(torch.nn.Module):
 
     def source(self, part: str = "forward") -> str:
         """The program that the backend runs for ``"forward"`` or ``"backward"`` of the last call, as text."""
-        return self._session().latest.executable.source(part)
+        return self._session().bound.latest.executable.source(part)
 
     def summary(self) -> str:
         """What was built for the last call: nodes, saved values, gradients, and the time of each stage."""
-        return summary(self._session())
+        return summary(self._session().bound)
 
     @property
     def verification(self) -> Report | None:
         """What ``Options(verify=True)`` compared on the last graph's first step; None where it was not asked for."""
-        return None if self.__dict__["_last"] is None else self.__dict__["_last"].verification
+        return None if self.__dict__["_last"] is None else self.__dict__["_last"].bound.verification
 
     def _session(self) -> Session:
         if self.__dict__["_last"] is None:

@@ -6,8 +6,8 @@ import collections
 from collections.abc import Iterable, Sequence
 
 from onnxtrain.capture import Answers, Key, Look, Path, same
+from onnxtrain.engine.path_check import ANY
 
-ANY = object()  # the answer of a look that is not known yet
 _NUMBERS = ("item", "__int__", "__index__")  # looks whose answer can be a number that varies
 _FLOATS = ("item", "__float__")
 _CURES = {
@@ -15,18 +15,6 @@ _CURES = {
     "__bool__": "choose with torch.where or torch.cond, or multiply by the condition",
 }
 _CURE = "keep it a tensor: scale by it as it is, cut by a mask, torch.arange(n) < length; or pass it as an argument"
-
-
-class MissedError(Exception):
-    """A graph's forward pass saw something else than its path says; nothing of it was given to anybody.
-
-    Attributes:
-        found: what it saw, up to the first difference; nothing where it stopped for another reason.
-    """
-
-    def __init__(self, found: tuple[Look, ...] = ()) -> None:
-        super().__init__("the forward pass saw something else in a tensor than its path says")
-        self.found = found
 
 
 def can_follow(found: Sequence[Look], looks: Sequence[Look]) -> bool:

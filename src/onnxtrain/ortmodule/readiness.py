@@ -15,11 +15,11 @@ from onnxtrain.blockers import Check, graph_errors, make_check
 from onnxtrain.capture import Captured, arguments_of, flatten, translate
 from onnxtrain.capture.source_lines import user_place
 from onnxtrain.capture.survey import calm, survey
+from onnxtrain.engine import randomness
 from onnxtrain.errors import ModuleError, OnnxTrainError, first_line
 from onnxtrain.ir.graphs import ForwardGraph
 from onnxtrain.optimize import optimize
 from onnxtrain.options import Options
-from onnxtrain.ortmodule import randomness
 from onnxtrain.ortmodule.checks import check_module, device_errors, hook_errors, sharding_errors
 from onnxtrain.ortmodule.module import ORTModule
 

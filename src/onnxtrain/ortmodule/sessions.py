@@ -12,14 +12,14 @@ from torch.utils import _pytree as pytree
 
 from onnxtrain.capture import Answers, Key, Kind, Path, rehearse
 from onnxtrain.compiler import uncollected
+from onnxtrain.engine import randomness
+from onnxtrain.engine.path_check import MissedError
 from onnxtrain.errors import CaptureError, ContentError, OnnxTrainError
 from onnxtrain.options import Options
-from onnxtrain.ortmodule import randomness
 from onnxtrain.ortmodule.checks import check_devices, check_hooks, check_sharding
 from onnxtrain.ortmodule.guards import Call, Inspector
-from onnxtrain.ortmodule.paths import MissedError, can_follow, difference, too_many, varying
+from onnxtrain.ortmodule.paths import can_follow, difference, too_many, varying
 from onnxtrain.ortmodule.session import Session
-from onnxtrain.ortmodule.step import run
 
 _LOG = logging.getLogger(__name__)
 _MANY = 8  # graphs of one module, or paths of one call, after which something is said
@@ -102,10 +102,10 @@ class Sessions:
         return None
 
     def _run(self, entry: Entry, call: Call) -> tuple[Session, Any]:
-        outputs = run(entry.session, call.tensors)
+        result = entry.session.run(call.tensors)
         self._latest = entry
         entry.served += 1
-        return entry.session, entry.session.restore(outputs)
+        return entry.session, result
 
     def _fitting(self, call: Call) -> list[Entry]:
         """The graphs that may serve a call, the one that served the latest call first."""

@@ -1,123 +1,22 @@
-"""verify: a training step of the graph beside the same step of eager PyTorch, tensor by tensor."""
+"""A training step of the graph beside the same step of eager PyTorch."""
 
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from onnxtrain.capture import Captured, Kind, Watch, arguments_of, flatten
-from onnxtrain.errors import ModuleError, VerificationError
+from onnxtrain.capture import Captured, Kind, Watch, flatten
+from onnxtrain.engine import randomness
+from onnxtrain.engine.comparison import Reference, Report, compare
+from onnxtrain.errors import ModuleError
 from onnxtrain.execute.torch.effects import silenced
-from onnxtrain.ortmodule import randomness
 from onnxtrain.ortmodule.checks import is_gathered
 
-_RELATIVE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 6e-2}
-_NOISE = 1e-2  # of the relative tolerance: what counts as rounding noise beside the largest tensor of the same kind
 
-
-@dataclasses.dataclass(frozen=True)
-class Comparison:
-    """One tensor of a step, graph against eager.
-
-    Args:
-        kind: ``"loss"``, ``"output"``, ``"gradient"`` or ``"buffer"``.
-        name: the tensor's name.
-        error: largest absolute difference.
-        scale: largest absolute value in eager.
-        tolerance: largest difference that passes.
-    """
-
-    kind: str
-    name: str
-    error: float
-    scale: float
-    tolerance: float
-
-    @property
-    def passed(self) -> bool:
-        """Whether the difference is within the tolerance (NaN is not)."""
-        return self.error <= self.tolerance
-
-    @property
-    def badness(self) -> float:
-        """The difference in units of the tolerance."""
-        if self.error == 0.0:
-            return 0.0
-        return self.error / self.tolerance if self.tolerance > 0.0 and self.error == self.error else float("inf")
-
-    def __str__(self) -> str:
-        limits = f"tolerance {self.tolerance:.2e}, largest value {self.scale:.2e}"
-        return f"{self.kind} {self.name}: error {self.error:.2e} ({limits})"
-
-
-@dataclasses.dataclass
-class Report:
-    """All comparisons of one step.
-
-    Args:
-        comparisons: one for each tensor.
-    """
-
-    comparisons: list[Comparison]
-
-    @property
-    def worst(self) -> Comparison:
-        """The comparison farthest from, or nearest to, its tolerance."""
-        return max(self.comparisons, key=lambda c: c.badness)
-
-    def raise_if_failed(self) -> None:
-        """Raise VerificationError where a tensor is out of tolerance; the message names the worst ones."""
-        failed = sorted((c for c in self.comparisons if not c.passed), key=lambda c: -c.badness)
-        if failed:
-            rows = "\n".join(f"    {c}" for c in failed[:10])
-            raise VerificationError(
-                f"{len(failed)} of {len(self.comparisons)} tensors differ from eager PyTorch\n{rows}",
-                cure="report it with the module; train with eager PyTorch until it is resolved",
-            )
-
-    def __str__(self) -> str:
-        kinds = list(dict.fromkeys(c.kind for c in self.comparisons))
-        rows = [f"{kind}: {sum(c.kind == kind for c in self.comparisons)} compared" for kind in kinds]
-        return "\n".join([*rows, f"worst: {self.worst}"])
-
-
-def compare(kind: str, pairs: Mapping[str, tuple[torch.Tensor | None, torch.Tensor | None]]) -> list[Comparison]:
-    """Compare tensors of one kind; None stands for zeros, as eager leaves out gradients that are zero."""
-    scales = {name: _largest(eager) for name, (_, eager) in pairs.items()}
-    largest = max((s for s in scales.values() if s == s), default=0.0)
-    made = []
-    for name, (ours, eager) in pairs.items():
-        model = eager if eager is not None else ours
-        if model is None:
-            continue
-        relative = _RELATIVE.get(model.dtype, 0.0)
-        noise = relative * _NOISE * largest if kind == "gradient" else relative * _NOISE
-        made.append(Comparison(kind, name, _difference(ours, eager), scales[name], relative * scales[name] + noise))
-    return made
-
-
-def _largest(tensor: torch.Tensor | None) -> float:
-    return 0.0 if tensor is None or tensor.numel() == 0 else tensor.detach().double().abs().max().item()
-
-
-def _difference(a: torch.Tensor | None, b: torch.Tensor | None) -> float:
-    if a is None or b is None:
-        return _largest(a if b is None else b)
-    if a.shape != b.shape:
-        return float("inf")
-    if a.numel() == 0:
-        return 0.0
-    x, y = a.detach().double(), b.detach().double()
-    same = (x == y) | (x.isnan() & y.isnan())
-    return torch.where(same, 0.0, (x - y).abs()).max().item()
-
-
-class Verification:
+class Verification(Reference):
     """Eager's side of one step: a copy of the module from before the step, run on the same inputs and random numbers.
 
     Args:
@@ -132,22 +31,14 @@ class Verification:
     def __init__(self, module: torch.nn.Module, captured: Captured, tensors: Sequence[torch.Tensor]) -> None:
         self.captured = captured
         self.module = module
-        self.eager = _copy(module)
+        self.eager = unshared(module)
         self.inputs = [t.detach().clone().requires_grad_(t.is_floating_point()) for t in tensors]
         self.random = randomness.state()
         self.outputs: dict[str, torch.Tensor] = {}
         self.report = Report([])
 
     def check_forward(self, outputs: Mapping[str, torch.Tensor], zeros: Mapping[str, torch.Tensor]) -> None:
-        """Compare outputs and buffer updates.
-
-        Args:
-            outputs: the outputs that were computed, by name.
-            zeros: for those that are zeros beside some rows, these rows, counted over the first two axes.
-
-        Raises:
-            VerificationError: one is out of tolerance.
-        """
+        """Compare outputs and buffer updates with the copy's."""
         args, kwargs = self.captured.inputs.restore(self.inputs)
         with randomness.replayed(self.random), torch.enable_grad(), silenced():
             watch, left = Watch(self.eager), self.captured.left
@@ -167,11 +58,7 @@ class Verification:
     def check_backward(
         self, dys: Mapping[str, torch.Tensor | None], gradients: Mapping[str, torch.Tensor | None]
     ) -> None:
-        """Compare gradients for the same gradients of the outputs.
-
-        Raises:
-            VerificationError: one is out of tolerance.
-        """
+        """Compare gradients with the copy's."""
         pairs = [(self.outputs[n], dy) for n, dy in dys.items() if dy is not None and self.outputs[n].requires_grad]
         leaves = dict(zip(self.captured.graph.signature.user_inputs, self.inputs, strict=True))
         leaves |= dict(self.eager.named_parameters(remove_duplicate=False))
@@ -191,7 +78,7 @@ def _beside(tensor: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
     return torch.zeros_like(flat).index_copy(0, rows, flat[rows]).view_as(tensor)
 
 
-def _copy(module: torch.nn.Module) -> torch.nn.Module:
+def unshared(module: torch.nn.Module) -> torch.nn.Module:
     """A copy of the module that shares nothing with it.
 
     Raises:
@@ -205,42 +92,3 @@ def _copy(module: torch.nn.Module) -> torch.nn.Module:
         )
     held = (v for inner in module.modules() for v in pytree.tree_leaves(vars(inner)) if isinstance(v, torch.Tensor))
     return copy.deepcopy(module, {id(v): v.detach() for v in held if not v.is_leaf})  # left by the step before
-
-
-def verify(model: torch.nn.Module, batch: Any, *, backend: str = "auto") -> Report:
-    """Compare one training step through the graph with eager PyTorch; neither the model nor its buffers change.
-
-    The loss is the sum of the scalar outputs, or of all floating outputs where there is no scalar.
-
-    Args:
-        model: a module, or an ORTModule.
-        batch: a mapping is passed as keyword arguments, a tuple or list as positional ones, else one argument.
-        backend: the backend to check; an ORTModule keeps its own.
-
-    Returns:
-        A report: print it, or ask for its ``worst`` comparison.
-
-    Raises:
-        VerificationError: loss, an output, a gradient or a buffer is out of tolerance; the message names the worst.
-        ModuleError: it is not a module, or a sharded one.
-    """
-    from onnxtrain.options import Options
-    from onnxtrain.ortmodule.module import ORTModule
-
-    if not isinstance(model, torch.nn.Module):
-        raise ModuleError(
-            f"verify needs a torch.nn.Module, not a {type(model).__name__}", cure="pass the module itself"
-        )
-    options = model.options if isinstance(model, ORTModule) else Options(backend=backend)
-    inner = model.module if isinstance(model, ORTModule) else model
-    wrapped = ORTModule(_copy(inner), options=dataclasses.replace(options, verify=True))
-    args, kwargs = arguments_of(batch)
-    with randomness.replayed(randomness.state()), torch.enable_grad(), silenced():
-        outputs, _ = flatten(wrapped(*args, **kwargs), "output")
-        floating = [y for y in outputs if y.requires_grad]
-        scalars = [y for y in floating if y.dim() == 0]
-        chosen = scalars or floating
-        if chosen:
-            torch.autograd.backward([y.sum() for y in chosen])
-    assert wrapped.verification is not None
-    return wrapped.verification

@@ -82,8 +82,9 @@ def test_inputs_that_cannot_be_made_have_no_answer() -> None:
 
 
 def test_another_structure_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    from onnxtrain.engine.step import run
     from onnxtrain.ortmodule.session import Session
 
-    monkeypatch.setattr(Session, "restore", lambda self, outputs: tuple(outputs))
+    monkeypatch.setattr(Session, "run", lambda self, tensors: tuple(run(self.bound, tensors)))
     with pytest.raises(Fault, match="structure"):
         agree(Numbered, lambda b, l: ((torch.ones(b, l),), {}), [(2, 3)])  # noqa: E741

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from onnxtrain.engine import randomness
 from onnxtrain.errors import OnnxTrainError
 from onnxtrain.options import Options
-from onnxtrain.ortmodule import randomness
 from onnxtrain.ortmodule.checks import check_module
 from onnxtrain.ortmodule.debug import DebugOptions
 from onnxtrain.ortmodule.module import ORTModule

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from onnxtrain.engine.bound import BoundGraph, Chosen
+from onnxtrain.engine.rows import Batch, RowPlan
+from onnxtrain.engine.sizes import size_of
 from onnxtrain.ir import shapes
 from onnxtrain.ir.graphs import DOMAIN, source_of
 from onnxtrain.optimize.rows import Liveness, Rows, RowSet, Whole, Within, is_by_attention, labels_of, text_of
-from onnxtrain.ortmodule.rows import Batch, RowPlan
-from onnxtrain.ortmodule.session import Chosen, Session
-from onnxtrain.ortmodule.sizes import size_of
 
 _COLUMNS = (
     "STEP",
@@ -25,22 +25,22 @@ _COLUMNS = (
 )
 
 
-def features(session: Session) -> list[tuple[str, str]]:
+def features(bound: BoundGraph) -> list[tuple[str, str]]:
     """The rows of the first summary: what is skipped of the first batch, and what could be."""
-    options = session.options
+    options = bound.options
     if not options.compute_optimizer:
         return [("compute optimizer", "off (compute_optimizer, ORTMODULE_ENABLE_COMPUTE_OPTIMIZER)")]
     rows = [("compute optimizer", "on")]
-    if session.latest_work is not None:
-        ours, eager = session.latest_work
+    if bound.latest_work is not None:
+        ours, eager = bound.latest_work
         rows.append(("  FLOPs of a step", f"{_short(ours)} of eager's {_short(eager)} ({ours / max(1, eager):.0%})"))
-    moved = next((r.note for r in session.report.passes if r.name == "ComputeOrder" and r.note), "nothing to move")
+    moved = next((r.note for r in bound.report.passes if r.name == "ComputeOrder" and r.note), "nothing to move")
     rows.append(("  compute order", moved))
     if not options.sparse_optimizer:
         return [*rows, ("  label sparsity", "off (sparse_optimizer, ORTMODULE_ENABLE_SPARSE_OPTIMIZER)")]
-    if session.latest_choice is None:
+    if bound.latest_choice is None:
         return rows
-    chosen, plan = session.latest_choice
+    chosen, plan = bound.latest_choice
     rows += [("  label sparsity", _state(plan, chosen.batch, by_attention=False))]
     if options.padding_elimination:
         rows += [("  padding elimination", _state(plan, chosen.batch, by_attention=True))]
@@ -49,7 +49,7 @@ def features(session: Session) -> list[tuple[str, str]]:
             ("  padding elimination", "off (embedding_sparse_optimizer, ORTMODULE_ENABLE_EMBEDDING_SPARSE_OPTIMIZER)")
         ]
     if plan.waiting:
-        rows += [("  computed when read", ", ".join(map(session.place_of, sorted(plan.waiting))))]
+        rows += [("  computed when read", ", ".join(map(bound.place_of, sorted(plan.waiting))))]
     return rows
 
 
@@ -139,12 +139,12 @@ def _padding(plan: RowPlan) -> str:
     return str(found[1]) if found is not None and found[1] >= 0 else "-"
 
 
-def explain_rows(session: Session) -> Iterator[str]:
+def explain_rows(bound: BoundGraph) -> Iterator[str]:
     """Each set of rows with its density in the last step, and for every node which rows of it are needed, and why."""
-    if session.latest_choice is None:
+    if bound.latest_choice is None:
         yield "no row could be dropped yet: the module was not trained, or the options forbid it"
         return
-    chosen, plan = session.latest_choice
+    chosen, plan = bound.latest_choice
     batch, liveness = chosen.batch, plan.liveness
     if plan.sets and not batch.held:
         yield "all rows of the last batch were computed: it is too small for the rest to pay"
@@ -158,9 +158,9 @@ def explain_rows(session: Session) -> Iterator[str]:
         count = f"{len(batch.held[rows])} of {batch.sizes[rows]} rows in the last step, {state}" if batch.held else ""
         yield f"set {number}: {text_of(rows)}: {count}"
     for name in sorted(plan.waiting):
-        yield f"output {session.place_of(name)}: computed when it is read"
+        yield f"output {bound.place_of(name)}: computed when it is read"
     for name, rows in chosen.zeros.items():
-        yield f"output {session.place_of(name)}: zeros beside rows where {text_of(rows)} (strict=True computes them)"
+        yield f"output {bound.place_of(name)}: zeros beside rows where {text_of(rows)} (strict=True computes them)"
     yield from _nodes(plan, liveness)
 
 

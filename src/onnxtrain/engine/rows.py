@@ -10,6 +10,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from onnxtrain.engine.sizes import size_of
 from onnxtrain.ir import shapes
 from onnxtrain.ir.graphs import ForwardGraph
 from onnxtrain.optimize import join_losses, move_selections
@@ -27,7 +28,6 @@ from onnxtrain.optimize.rows import (
     with_outputs,
 )
 from onnxtrain.options import Options
-from onnxtrain.ortmodule.sizes import size_of
 from onnxtrain.plan.cost import flops
 
 DENSE: frozenset[RowSet] = frozenset()

@@ -6,26 +6,39 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from onnxtrain.capture import Captured, Look, content_of, same
+from onnxtrain.capture import Look, Path, content_of, same
 from onnxtrain.compiler import Compiled
+from onnxtrain.engine.tensors import as_torch
 from onnxtrain.errors import BackendError
 from onnxtrain.ir.graphs import ForwardGraph
 from onnxtrain.optimize.rows import early_values, with_outputs
-from onnxtrain.ortmodule.paths import ANY, MissedError
-from onnxtrain.ortmodule.tensors import as_torch
+
+ANY = object()  # the answer of a look that is not known yet
+
+
+class MissedError(Exception):
+    """A graph's forward pass saw something else than its path says; nothing of it was given to anybody.
+
+    Attributes:
+        found: what it saw, up to the first difference; nothing where it stopped for another reason.
+    """
+
+    def __init__(self, found: tuple[Look, ...] = ()) -> None:
+        super().__init__("the forward pass saw something else in a tensor than its path says")
+        self.found = found
 
 
 class PathCheck:
     """Compares what a call sees in tensors with what a path says.
 
     Args:
-        captured: the path's graph.
+        graph: the path's graph.
+        path: what a call on it sees.
         compile: compiles a graph without gradients.
     """
 
-    def __init__(self, captured: Captured, compile: Callable[[ForwardGraph], Compiled]) -> None:
-        graph = captured.graph
-        self._path, self._names = captured.path, graph.signature.outputs
+    def __init__(self, graph: ForwardGraph, path: Path, compile: Callable[[ForwardGraph], Compiled]) -> None:
+        self._path, self._names = path, graph.signature.outputs
         early = {str(v.name) for v in early_values(graph, frozenset())} if self._path else set()
         early &= {self._names[p] for p in self._path.outputs}
         self._early = [name for name in self._names if name in early]

@@ -1,0 +1,203 @@
+"""What one step keeps between its forward pass and its backward pass, and both of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from onnxtrain.compiler import Compiled
+from onnxtrain.engine import randomness
+from onnxtrain.engine.bound import BoundGraph, Chosen
+from onnxtrain.engine.comparison import Reference
+from onnxtrain.engine.path_check import MissedError
+from onnxtrain.engine.rows import beside
+from onnxtrain.engine.tensors import as_torch
+from onnxtrain.errors import GradientError
+
+
+def on_its_path(
+    bound: BoundGraph, compiled: Compiled, inputs: Sequence[torch.Tensor], compute: Callable[[], list[Any]]
+) -> list[Any]:
+    """What a forward pass computes, where it sees in tensors what the graph's path says.
+
+    Raises:
+        MissedError: it does not, or stops where a number that was seen does not fit; random numbers are as before.
+    """
+    if not bound.path:
+        return compute()
+    shapes = [x.shape for x in inputs[: len(bound.signature.user_inputs)]]
+    before = randomness.state()
+    try:
+        bound.path_check.before(inputs, shapes)
+        outputs = compute()
+        bound.path_check.after(dict(zip(compiled.plan.signature.outputs, outputs, strict=False)), shapes)
+    except MissedError:
+        randomness.restore(before)
+        raise
+    except Exception as error:  # whatever a kernel raises for sizes that do not fit
+        randomness.restore(before)
+        raise MissedError() from error
+    return outputs
+
+
+def finish(bound: BoundGraph, compiled: Compiled, outputs: Sequence[Any]) -> list[torch.Tensor]:
+    """Write buffers back; the user's outputs as torch tensors."""
+    made = [as_torch(v) for v in outputs]
+    count = len(compiled.plan.signature.outputs)
+    bound.owned.update(made[count:])
+    seen: set[int] = set()
+    for index, tensor in enumerate(made[:count]):
+        if id(tensor) in seen or tensor._is_view():  # a value, its detached self, and views: autograd knows them apart
+            made[index] = tensor.detach()
+        seen.add(id(tensor))
+    return made[:count]
+
+
+class State:
+    """What one step keeps between its forward and its backward."""
+
+    def __init__(
+        self, bound: BoundGraph, chosen: Chosen, inputs: dict[str, torch.Tensor], differentiable: Sequence[str]
+    ) -> None:
+        self.bound, self.chosen, self.differentiable = bound, chosen, list(differentiable)
+        users = bound.signature.user_inputs
+        self.inputs = inputs | {name: inputs[name].detach() for name in users}
+        self.random = randomness.state() if bound.is_random else None
+        self.versions = [x._version for x in inputs.values()]
+        # content of buffers that the forward pass will change, with which it may have to run again
+        self.before = {name: inputs[name].clone() for name in bound.signature.buffer_updates if name in inputs}
+        self.saved: Any = None
+        self.used = self.is_retained = False
+        self.visible: list[tuple[str, torch.Tensor, int]] = []
+        self.like: dict[str, tuple[torch.Size, torch.dtype, torch.device]] = {}
+        self.verification: Reference | None = None
+
+    @property
+    def compiled(self) -> Compiled:
+        """The compiled graph."""
+        return self.chosen.compiled
+
+    def forward(self) -> list[torch.Tensor]:
+        """Run the forward pass and note the versions of all tensors that the user could change before the backward."""
+        bound = self.bound
+        if bound.compare is not None and bound.is_unverified:
+            self.verification = bound.compare([self.inputs[n] for n in bound.signature.user_inputs])
+        outputs = on_its_path(bound, self.compiled, list(self.inputs.values()), self.compute)
+        if self.verification is not None:
+            bound.verification = self.verification.report
+        made = finish(bound, self.compiled, outputs)
+        names = self.compiled.plan.signature.outputs
+        self.like = {n: (t.shape, t.dtype, t.device) for n, t in zip(names, made, strict=True)}
+        watched = bound.watched(self.compiled)
+        named = list(self.inputs.items())
+        named += zip(names, (t.detach() for t in made), strict=True)
+        self.visible = [(n, t, t._version) for n, t in named if n in watched]
+        if self.verification is not None:
+            self.verification.check_forward(dict(zip(names, made, strict=True)), self._zeros())
+        return made
+
+    def compute(self) -> list[Any]:
+        """Outputs and buffer updates; what the backward pass needs is kept."""
+        outputs, self.saved = self._execute(self.inputs)
+        return outputs
+
+    def backward(self, dys: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """Gradients of the differentiable inputs, in order."""
+        self._check()
+        given = dict(zip(self.compiled.plan.signature.outputs, dys, strict=True))
+        received = tuple(n for n, dy in given.items() if dy is not None)
+        self._check_padding(given)
+        self.bound.learn_padding(self.inputs, given)
+        self._choose(received)
+        plan = self.compiled.plan
+        received_dys = dict(given) if self.verification is not None else {}
+        seeds = [self._seed(given[name], name) for name in plan.output_gradients]
+        del dys, given
+        made = self.compiled.executable.backward(self.saved, seeds)
+        self.saved, self.visible = None, self.visible if self.is_retained else []
+        gradients = {n: None if g is None else as_torch(g) for n, g in zip(plan.gradients, made, strict=True)}
+        result = [gradients.get(name) for name in self.differentiable]
+        if self.verification is not None:
+            self.verification.check_backward(received_dys, dict(zip(self.differentiable, result, strict=True)))
+            self.verification = None  # a retained graph may be walked again
+        return result
+
+    def _check_padding(self, dys: dict[str, torch.Tensor | None]) -> None:
+        """A gradient for rows that were not computed would be lost.
+
+        Raises:
+            GradientError: there is one.
+        """
+        for name, rows in self._zeros().items():
+            dy = dys.get(name)
+            if dy is not None and beside(dy, rows).any():
+                place = self.bound.place_of(name)
+                raise GradientError(
+                    f"{place} received a gradient at padded positions, where it is zeros and not computed: earlier "
+                    "steps did not read them",
+                    cure="mask padding in what is computed of it, or keep it: Options(strict=True)",
+                )
+
+    def _seed(self, dy: torch.Tensor | None, name: str) -> torch.Tensor:
+        """The gradient of an output as the graph wants it: zeros where there is none."""
+        if dy is not None:
+            return dy.contiguous()
+        shape, dtype, device = self.like[name]
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    def _check(self) -> None:
+        if self.used and not self.is_retained:
+            raise GradientError(
+                "backward ran a second time through the same forward pass, whose saved values are freed",
+                cure="say so at the first one, loss.backward(retain_graph=True), or call the module again",
+            )
+        self.used, self.is_retained = True, torch._C._autograd._get_current_graph_task_keep_graph()
+        for name, tensor, version in self.visible:
+            if tensor._version != version:
+                raise GradientError(
+                    f"{name} was modified in place between the forward pass and the backward pass that needs it",
+                    cure="run the backward pass first, or modify a copy",
+                )
+
+    def _choose(self, received: tuple[str, ...]) -> None:
+        """Take the variant for the outputs that received a gradient; run forward again where its values are missing.
+
+        They are after a backward pass, which frees them or writes over them, and where too few outputs were expected.
+        """
+        bound, is_expected = self.bound, {*received} <= self.chosen.asked
+        bound.expected.learn(received)
+        if is_expected and self.saved is not None:
+            return
+        self._check_unchanged()
+        if not is_expected:
+            own = tuple(n for n in bound.expected.names if n in self.like)  # others were read late, and go back alone
+            self.chosen = bound.choose(self.inputs | self.before, self.differentiable, own)
+        with randomness.replayed(self.random or randomness.state()):
+            _, self.saved = self._execute(self.inputs | self.before)
+
+    def _execute(self, inputs: dict[str, torch.Tensor]) -> tuple[list[Any], Any]:
+        cache, wanted = self.bound.casts, self.compiled.plan.signature.casts
+        casts = cache.casts(wanted, inputs) if cache is not None and wanted else []
+        return self.compiled.executable.forward([*inputs.values(), *self.chosen.rows, *casts])
+
+    def _zeros(self) -> dict[str, torch.Tensor]:
+        """For each output that is zeros beside some rows, which rows."""
+        held = self.chosen.batch.held
+        return {name: held[rows] for name, rows in self.chosen.zeros.items()}
+
+    def _check_unchanged(self) -> None:
+        """Running forward again needs the inputs it had.
+
+        Raises:
+            GradientError: a parameter or input was modified since.
+        """
+        pairs = zip(self.inputs.items(), self.versions, strict=True)
+        changed = [n for (n, x), version in pairs if x._version != version and n not in self.before]
+        if changed:
+            raise GradientError(
+                "this backward pass needs the forward pass once more, for an output that received its first gradient "
+                f"or for a retained graph, and {changed[0]} changed since",
+                cure="run all backward passes of a call before parameters and inputs change, or call the module again",
+            )

@@ -1,0 +1,72 @@
+"""What a bound graph is and what it cost, as text."""
+
+from __future__ import annotations
+
+from onnxtrain.engine import sparsity
+from onnxtrain.engine.bound import BoundGraph
+from onnxtrain.ir.graphs import DOMAIN
+from onnxtrain.ir.python_calls import is_call
+from onnxtrain.options import Fallback, Options
+
+_STAGES = ("recall", "export", "translate", "optimize", "skip", "gradient", "plan", "compile")
+
+
+def summary(bound: BoundGraph) -> str:
+    """What was built for a call: nodes, saved values, gradients, and the time of each stage."""
+    compiled, report = bound.latest, bound.report
+    rows = [f"forward graph    {len(compiled.forward.model.graph)} nodes, {len(bound.signature.parameters)} weights"]
+    if compiled.training is not None:
+        counts = f"{len(compiled.plan.saved)} saved values, {len(compiled.plan.gradients)} gradients"
+        rows.append(f"training graph   {len(compiled.training.model.graph)} nodes, {counts}")
+    removed: dict[str, int] = {}
+    for record in report.passes:
+        removed[record.name] = removed.get(record.name, 0) + record.nodes_before - record.nodes_after
+    changed = [f"{name} {-count:+}" for name, count in removed.items() if count]
+    rows.append(f"passes           {', '.join(changed) or 'nothing to do'}")
+    rows.append("build time       " + ", ".join(f"{name} {s:.2f} s" for name, s in report.seconds.items()))
+    rows.append(f"backend          {type(compiled.executable).__name__}")
+    return "\n".join(rows)
+
+
+def first_step(name: str, bound: BoundGraph) -> str:
+    """The features in force and what the start cost, said once after the first training step was built."""
+    seconds, options = bound.report.seconds, bound.options
+    total = sum(seconds.values())
+    lines = [f"{name} runs as one graph", *(f"  {label:<24}{state}" for label, state in _features(bound, options))]
+    lines += [f"  {row}" for row in summary(bound).splitlines()[:2]]
+    exported = sum(seconds.get(stage, 0.0) for stage in ("recall", "export", "translate"))
+    lines.append(f"  total initialization overhead is {total:.2f} s, where export takes {exported:.2f} s")
+    return "\n".join(lines)
+
+
+def phases(bound: BoundGraph) -> str:
+    """The initialization overhead by phase."""
+    seconds = bound.report.seconds
+    return "initialization by phase: " + ", ".join(f"{s} {seconds[s]:.2f} s" for s in _STAGES if s in seconds)
+
+
+def _features(bound: BoundGraph, options: Options) -> list[tuple[str, str]]:
+    nodes = list(bound.graph.model.graph)
+    kept = sum(n.domain == DOMAIN and n.op_type == "ATen" for n in nodes)
+    called = sum(map(is_call, nodes))
+    casts = len(bound.latest.plan.signature.casts)
+    policy = options.policy
+    fallback = "off" if Fallback.FALLBACK_DISABLE in policy else f"on: {options.fallback}"
+    return [
+        ("backend", type(bound.latest.executable).__name__.removesuffix("Executable").lower()),
+        ("ATen executor", f"on, {kept} nodes" if kept else "on, no node needs it"),
+        ("autograd functions", f"{called} nodes" if called else "none"),
+        ("cached parameter casts", f"on, {casts} parameters" if bound.options.cache_casts else "off"),
+        ("cast propagation", _cast_propagation(options)),
+        ("automatic fallback", fallback),
+        ("graph cache", str(options.cache_dir) if options.cache_dir is not None else "off (ORTMODULE_CACHE_DIR)"),
+        *sparsity.features(bound),
+        ("not available yet", "memory optimizer, Triton"),
+    ]
+
+
+def _cast_propagation(options: Options) -> str:
+    strategy, level = options.propagate_cast_ops_strategy, options.propagate_cast_ops_level
+    if strategy == "NONE" or level < 0:
+        return "off"
+    return " ".join([f"{strategy}, level {level}", *options.propagate_cast_ops_allow])
