@@ -15,6 +15,7 @@ import onnx_ir as ir
 from onnxtrain.execute import Executable, backend
 from onnxtrain.gradient import (
     build_gradient,
+    gradients_as_outputs,
     origins_of_outputs,
     registered_by_users,
     tracked_outputs,
@@ -255,6 +256,25 @@ def differentiated(graph: ForwardGraph, differentiable: Sequence[str]) -> Forwar
     """A graph with other inputs whose gradient is wanted."""
     signature: Signature = dataclasses.replace(graph.signature, differentiable=tuple(differentiable))
     return ForwardGraph(graph.model, signature)
+
+
+def backward_graph(
+    graph: ForwardGraph, differentiable: Sequence[str], outputs: Sequence[str], options: Options, report: Report
+) -> tuple[ForwardGraph, TrainingGraph]:
+    """The backward pass as a forward graph like any other, to be differentiated again; and what it was made of.
+
+    Args:
+        graph: an optimized forward graph; it is not changed.
+        differentiable: parameters and user inputs whose gradients are its outputs.
+        outputs: the outputs whose gradients are its last inputs.
+        options: what passes leave to choose.
+        report: receives times and passes.
+    """
+    with report.stage("gradient"):
+        training = build_gradient(differentiated(graph, differentiable), outputs)
+        made = gradients_as_outputs(training)
+        report.passes += optimize(made, options, check=options.verify_passes)
+    return made, training
 
 
 def _dump(options: Options, stage: str, mode: str, model: ir.Model) -> None:

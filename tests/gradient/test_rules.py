@@ -25,7 +25,10 @@ DIFFERENTIABLE = [c for c in CASES if c.differentiable]
 ELSEWHERE = {
     ("", "Dropout"): "tests/ortmodule/test_random.py",
     (DOMAIN, "ATen"): "tests/capture/test_aten.py",
+    (DOMAIN, "ATenGrad"): "tests/ortmodule/test_double_backward.py",
+    (DOMAIN, "DropoutGrad"): "tests/ortmodule/test_double_backward.py",
     (DOMAIN, "PythonOp"): "tests/ortmodule/test_autograd_functions.py",
+    (DOMAIN, "PythonOpGrad"): "tests/ortmodule/test_autograd_functions.py",
 }
 
 

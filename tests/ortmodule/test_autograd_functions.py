@@ -617,7 +617,8 @@ def test_double_backward_is_an_error() -> None:
     data = x()
     wrapped = ORTModule(Net(lambda x, w: Scale.apply(x, w, 2.0)))
     (dx,) = torch.autograd.grad(wrapped(data).sum(), data, create_graph=True)
-    with pytest.raises(GradientError, match="double backward"):
+    assert dx.any()  # the first one is right, and may be used
+    with pytest.raises(GradientError, match=r"double backward.*Scale"):
         dx.sum().backward()
 
 

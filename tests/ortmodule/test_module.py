@@ -223,14 +223,6 @@ def test_a_retained_graph_has_the_random_numbers_it_had() -> None:
         torch.testing.assert_close(ours, theirs)
 
 
-def test_double_backward_is_an_error() -> None:
-    wrapped = ORTModule(Small())
-    loss = wrapped(**batch())["loss"]
-    (grad,) = torch.autograd.grad(loss, [wrapped.first.weight], create_graph=True)
-    with pytest.raises(GradientError, match="double backward"):
-        grad.sum().backward()
-
-
 def test_in_place_edit_between_forward_and_backward_is_caught() -> None:
     wrapped = ORTModule(Small())
     loss = wrapped(**batch())["loss"]

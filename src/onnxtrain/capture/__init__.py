@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -66,7 +67,7 @@ def trace(
     flat = FlatModule(module, inputs, Autocast.current(device), functions, ignored, answers, repeated)
     owned = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
     names = input_names(module.forward, args, kwargs, inputs.numbers, owned)
-    with _ONE_AT_A_TIME:
+    with _ONE_AT_A_TIME, _parameters_of_their_own(module):
         fill = functools.partial(fill_caches, module, args, kwargs, ignored)
         fixed = _axes(tensors) if static_shapes else frozenset(constant)
         program = _program(flat, _told_apart(tensors), names, fixed, fill)
@@ -98,6 +99,23 @@ def _program(
     if flat.result.outside is not None:
         fill()
     return program
+
+
+@contextlib.contextmanager
+def _parameters_of_their_own(module: torch.nn.Module) -> Iterator[None]:
+    """Parameters in the place of plain tensors (``torch.func.functional_call``): torch.export asks for them."""
+    tables = [m._parameters for m in module.modules()]
+    others = [
+        (t, n, p) for t in tables for n, p in t.items() if p is not None and not isinstance(p, torch.nn.Parameter)
+    ]
+    made = {id(p): torch.nn.Parameter(p.detach(), requires_grad=p.requires_grad) for _, _, p in others}
+    for table, name, tensor in others:
+        table[name] = made[id(tensor)]
+    try:
+        yield
+    finally:
+        for table, name, tensor in others:
+            table[name] = tensor
 
 
 def _told_apart(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -25,13 +25,15 @@ _ITEM = torch.ops.aten._local_scalar_dense.default
 def restore(graph: ir.Graph) -> None:
     """Compute in float64 what becomes float64: Python's numbers, what is made of sizes, and ranges.
 
-    So are the numbers that an ATen node is given. The types of the graph's values are known, and its nodes know the
-    call that they were made for.
+    So are the numbers that an ATen node is given, and the ratio of Dropout. The types of the graph's values are known,
+    and its nodes know the call that they were made for.
     """
     for node in list(graph.all_nodes()):
         widens = node.op_type in ("Cast", "CastLike") and node.domain == ""
         if widens and node.outputs[0].dtype == ir.DataType.DOUBLE:
             _replace(node, 0, node.meta.get(TRACED))
+        elif node.op_type == "Dropout" and node.domain == "" and node.outputs[0].dtype == ir.DataType.DOUBLE:
+            _replace(node, 1, None)
         elif node.op_type == ATEN and node.domain == DOMAIN:
             for place in range(len(node.inputs)):
                 _replace(node, place, None)

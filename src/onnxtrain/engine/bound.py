@@ -11,14 +11,14 @@ import onnx_ir as ir
 import torch
 
 from onnxtrain.capture import Path
-from onnxtrain.compiler import Compiled, Report, compile_graph, differentiated
+from onnxtrain.compiler import Compiled, Report, backward_graph, compile_graph, differentiated
 from onnxtrain.engine import comparison
 from onnxtrain.engine.casts import CastCache
 from onnxtrain.engine.expected import Expected
 from onnxtrain.engine.path_check import PathCheck
 from onnxtrain.engine.rows import DENSE, NOTHING, Batch, RowPlan, beside, rows_in_order
 from onnxtrain.engine.sizes import InputSizes
-from onnxtrain.engine.tensors import Owned, as_torch
+from onnxtrain.engine.tensors import Given, Owned, as_torch
 from onnxtrain.errors import BackendError
 from onnxtrain.gradient import tracked_outputs
 from onnxtrain.ir.graphs import ForwardGraph
@@ -101,6 +101,7 @@ class BoundGraph:
         self.expected = Expected(self._guess(), self.signature.outputs)
         self.verification: comparison.Report | None = None
         self.path_check = PathCheck(graph, self.path, self._compile_inspection)
+        self._backward: dict[tuple[_Names, _Names], Backward] = {}
         self.is_random = any(Trait.RANDOM in traits_of(node) for node in graph.model.graph)
 
     @property
@@ -259,6 +260,21 @@ class BoundGraph:
             self._watched[id(made)] = _visible(made)
         return self._variants[key]
 
+    def backward(self, differentiable: Sequence[str], outputs: Sequence[str]) -> Backward:
+        """The backward pass as a graph of its own, which can be differentiated; built when first asked for.
+
+        Args:
+            differentiable: names of the inputs whose gradient is wanted.
+            outputs: names of the outputs that receive one.
+        """
+        key = (tuple(differentiable), tuple(outputs))
+        if key not in self._backward:
+            graph, training = backward_graph(self.graph, *key, self.options, self.report)
+            options = dataclasses.replace(self.options, compute_optimizer=False, cache_casts=False)
+            bound = BoundGraph(graph, Given(self.owned.device), options, self.report)
+            self._backward[key] = Backward(bound, training.output_gradients, training.gradients)
+        return self._backward[key]
+
     def variants(self) -> list[str]:
         """What was compiled: which outputs receive gradients, how many tensors, and for which rows."""
         found = []
@@ -298,6 +314,21 @@ class BoundGraph:
     def watched(self, compiled: Compiled) -> frozenset[str]:
         """Names of inputs and outputs whose memory the backward pass of a variant reads."""
         return self._watched[id(compiled)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Backward:
+    """The backward pass of a graph as a graph of its own.
+
+    Args:
+        bound: takes all inputs of the first one, then the gradients of its outputs; gives gradients of its inputs.
+        output_gradients: name of an output to the input that takes its gradient.
+        gradients: name of an input to the output that is its gradient.
+    """
+
+    bound: BoundGraph
+    output_gradients: Mapping[str, str]
+    gradients: Mapping[str, str]
 
 
 def _is_scalar(value: ir.Value) -> bool:

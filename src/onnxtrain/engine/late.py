@@ -12,6 +12,7 @@ import torch
 
 from onnxtrain.engine import randomness
 from onnxtrain.engine.deferred import DeferredTensor
+from onnxtrain.engine.node import gradients
 from onnxtrain.engine.sizes import size_of
 from onnxtrain.engine.state import State
 from onnxtrain.engine.tensors import as_torch
@@ -73,14 +74,14 @@ class Late:
             self._outputs = {n: as_torch(v) for n, v in zip(names, made, strict=False)}
         return self._outputs
 
-    def gradients(self, name: str, dy: torch.Tensor) -> list[torch.Tensor | None]:
-        """Gradients of the differentiable inputs for the gradient of one output; the next step expects it."""
+    def begun(self, name: str) -> State:
+        """A step in which this output receives a gradient, its forward pass done; the next step expects it."""
         self.bound.expected.add(name)
         chosen = self.bound.choose(self.inputs, self.differentiable, (name,))
         state = State(self.bound, chosen, self.inputs, self.differentiable)
         with randomness.replayed(self.random or randomness.state()):
             state.compute()
-        return state.backward([dy if n == name else None for n in chosen.compiled.plan.signature.outputs])
+        return state
 
 
 class _LateStep(torch.autograd.Function):
@@ -88,9 +89,11 @@ class _LateStep(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, late: Late, name: str, *differentiable: torch.Tensor) -> torch.Tensor:
-        ctx.late, ctx.name = late, name
+        ctx.late, ctx.name, ctx.sources = late, name, differentiable
         return late.outputs()[name].clone()
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return (None, None, *ctx.late.gradients(ctx.name, dy.detach()))
+        state = ctx.late.begun(ctx.name)
+        dys = [dy if n == ctx.name else None for n in state.compiled.plan.signature.outputs]
+        return (None, None, *gradients(state, ctx.sources, dys))

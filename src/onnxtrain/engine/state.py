@@ -124,6 +124,18 @@ class State:
             self.verification = None  # a retained graph may be walked again
         return result
 
+    def received(self, dys: Sequence[torch.Tensor | None]) -> dict[str, torch.Tensor]:
+        """The gradients of outputs that arrived, by name, where the forward pass is to be run once more for them.
+
+        Raises:
+            GradientError: a tensor that this needs has changed, or a gradient is for rows that were not computed.
+        """
+        self._check()
+        self._check_unchanged()
+        given = dict(zip(self.compiled.plan.signature.outputs, dys, strict=True))
+        self._check_padding(given)
+        return {name: dy for name, dy in given.items() if dy is not None}
+
     def _check_padding(self, dys: dict[str, torch.Tensor | None]) -> None:
         """A gradient for rows that were not computed would be lost.
 

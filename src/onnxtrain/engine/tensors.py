@@ -28,6 +28,29 @@ class Owned(abc.ABC):
         """Write new content into the buffers that the graph updates, in the order of its outputs."""
 
 
+class Given(Owned):
+    """Those of a graph that is given all its inputs at every call: none.
+
+    Args:
+        device: where the graph runs.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+
+    @property
+    def device(self) -> str:
+        """Where the graph runs."""
+        return self._device
+
+    def now(self) -> list[torch.Tensor]:
+        """None."""
+        return []
+
+    def update(self, contents: Sequence[torch.Tensor]) -> None:
+        """There is nothing to write to."""
+
+
 def as_torch(value: Any) -> torch.Tensor:
     """A backend's tensor as torch's, without copying."""
     if isinstance(value, torch.Tensor):

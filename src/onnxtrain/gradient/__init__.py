@@ -3,6 +3,7 @@
 from onnxtrain.gradient.build import (
     build_gradient,
     gradient_errors,
+    gradients_as_outputs,
     origins_of_outputs,
     tracked_outputs,
     undifferentiable,
@@ -15,6 +16,7 @@ __all__ = [
     "build_gradient",
     "gradient",
     "gradient_errors",
+    "gradients_as_outputs",
     "origins_of_outputs",
     "register_custom_stop_gradient_edges",
     "register_gradient",

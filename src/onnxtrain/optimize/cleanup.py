@@ -12,6 +12,7 @@ from onnx.reference import ReferenceEvaluator
 
 from onnxtrain.ir import shapes
 from onnxtrain.ir.bodies import remove_unread, rewrite
+from onnxtrain.ir.graphs import free_name
 from onnxtrain.ir.traits import Trait, traits_of
 
 _LARGEST_FOLD = 65536  # elements of a folded constant
@@ -97,12 +98,11 @@ def _replace_by_constants(graph: ir.Graph, node: ir.Node, content: list[np.ndarr
 
 
 def _to_constant(graph: ir.Graph, value: ir.Value, array: np.ndarray) -> None:
-    tensor = ir.tensor(array, dtype=value.dtype)
-    constant = ir.Value(
-        name=f"{value.name}_const", type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor
-    )
     if value.is_graph_output() or not value.uses():
         return
+    tensor, name = ir.tensor(array, dtype=value.dtype), free_name(f"{value.name}_const", graph.initializers)
+    shape = ir.Shape(array.shape)
+    constant = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=shape, const_value=tensor)
     graph.register_initializer(constant)
     value.replace_all_uses_with(constant)
 

@@ -77,7 +77,8 @@ def sharding_errors(module: torch.nn.Module) -> Iterator[ModuleError]:
 
 def _is_flattened(module: torch.nn.Module) -> bool:
     """Whether FSDP1 manages the module: it says so, or has put plain tensors in the place of parameters."""
-    views = any(p is not None and not isinstance(p, torch.nn.Parameter) for p in module._parameters.values())
+    flat = sys.modules["torch.distributed.fsdp"].FlatParameter  # type: ignore[attr-defined]
+    views = any(p is not None and isinstance(p._base, flat) for p in module._parameters.values())
     return views or not getattr(module, "_fsdp_use_orig_params", True)
 
 

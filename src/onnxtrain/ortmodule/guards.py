@@ -172,7 +172,7 @@ class Inspector:
         kinds = tuple((type(m), tuple(m._parameters), tuple(m._buffers)) for m in modules)
         kinds += tuple(n for t in tables for n in t if (id(t), n) in self._left and t[n] is not None)
         live = tuple(tuple(n for n, hook in h.items() if not getattr(hook, "is_over", False)) for h in hooks if h)
-        shapes, classes = tuple(p.shape for p in self._owned), tuple(map(type, self._owned))
+        shapes, classes = tuple(p.shape for p in self._owned), tuple(map(_class_of, self._owned))
         self._structure = _Structure(
             kinds, tuple(map(id, modules)), live, shapes, classes, tuple(self._labels), self._generation
         )
@@ -254,6 +254,11 @@ def _is_configuration(value: Any) -> bool:
     if isinstance(value, torch.nn.Module | torch.Tensor | type) or callable(value):
         return False
     return isinstance(getattr(value, "__dict__", None), dict)
+
+
+def _class_of(owned: torch.Tensor) -> type:
+    """The class of a parameter or buffer; of both a plain tensor's, which ``functional_call`` puts in its place."""
+    return torch.Tensor if type(owned) is torch.nn.Parameter else type(owned)
 
 
 def size_check(captured: Captured) -> Callable[[Sequence[torch.Tensor]], bool]:

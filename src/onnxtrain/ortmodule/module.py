@@ -24,6 +24,7 @@ from onnxtrain.ortmodule.forwards import GraphForward, bound_to, is_around
 from onnxtrain.ortmodule.session import Session
 from onnxtrain.ortmodule.sessions import Sessions
 from onnxtrain.ortmodule.special_methods import class_for
+from onnxtrain.ortmodule.transforms import is_transformed
 from onnxtrain.ortmodule.with_loss import ModuleWithLoss
 
 _LIBRARIES = ("torch", "transformers")
@@ -168,7 +169,7 @@ class ORTModule(torch.nn.Module):
         """
         own = self.__dict__
         fallback: FallbackState = own["_fallback"]
-        if fallback.is_eager or torch.compiler.is_exporting():  # part of a larger module that is being captured
+        if fallback.is_eager or is_transformed():
             own["_bypass"].end()
             return own["_wrapped"].forward(*args, **kwargs)
         try:

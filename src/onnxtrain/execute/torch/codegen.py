@@ -18,7 +18,7 @@ from onnxtrain.execute.torch.expressions import Names, data_text, dim_text, is_k
 from onnxtrain.execute.torch.lowerings.recurrent import is_fused
 from onnxtrain.execute.torch.memory import reusable, unshared
 from onnxtrain.execute.torch.registry import Lowering, lowering_of
-from onnxtrain.ir import shapes
+from onnxtrain.ir import functions, shapes
 from onnxtrain.ir.bodies import BODY, bodies_of, is_closed
 from onnxtrain.ir.expansions import expand_nodes
 from onnxtrain.ir.graphs import Plan, describe, source_of
@@ -52,10 +52,10 @@ def compile_plan(plan: Plan, device: str) -> tuple[Program, Program | None]:
     Raises:
         BackendError: an operator has no lowering.
     """
-    plan = dataclasses.replace(plan, forward=expand_nodes(plan.forward, is_fused))
+    plan = dataclasses.replace(plan, forward=_written_out(plan.forward))
     if plan.backward is None:
         return _Writer(plan.forward.graph, device).forward(plan, [], []), None
-    backward = expand_nodes(plan.backward, is_fused).graph
+    backward = _written_out(plan.backward).graph
     bindable = _bindable(plan.forward.graph)
     reader = _Writer(backward, device, known=bindable)
     saved = [v for v in backward.inputs[: len(plan.saved)] if v in reader.live]
@@ -64,6 +64,12 @@ def compile_plan(plan: Plan, device: str) -> tuple[Program, Program | None]:
     writer = _Writer(plan.forward.graph, device, [*visible, *(str(v.name) for v in saved)], sizes=sizes)
     reader.given = _given(writer, saved, visible)
     return writer.forward(plan, [str(v.name) for v in saved], sizes), reader.backward(plan, saved, sizes)
+
+
+def _written_out(model: ir.Model) -> ir.Model:
+    """The model without nodes that stand for others which have lowerings; itself where there are none."""
+    model = expand_nodes(model, is_fused)
+    return functions.write_out_nodes(model, lambda node: lowering_of(node) is None)
 
 
 def _given(writer: _Writer, saved: Sequence[ir.Value], visible: Sequence[str]) -> set[ir.Value]:

@@ -1,8 +1,9 @@
-"""Gradient of an ATen operator: torch's own, taken at run time; a probe's is a probe of the gradient."""
+"""Gradients of an ATen operator, of any order: torch's own, taken at run time; a probe's is a probe of the gradient."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -37,6 +38,27 @@ def aten(
     made = ctx.op.node(
         "ATenGrad", [*inputs, *ctx.dys[:results], *state], call, domain=DOMAIN, outputs=len(inputs), like=inputs
     )
+    return tuple(made.outputs)
+
+
+@gradient("ATenGrad", domain=DOMAIN)
+def aten_grad(
+    ctx: Context,
+    dy: Value | None,
+    *operands: Value,
+    operator: str,
+    overload: str,
+    arguments: str,
+    keywords: str,
+    inputs: int,
+    seeded: int = 0,
+    levels: Sequence[int] = (),
+) -> Any:
+    """One more ATenGrad node: this one's operands and its outputs' gradients in; ``levels`` counts the operands."""
+    call = {"operator": operator, "overload": overload, "arguments": arguments, "keywords": keywords}
+    call |= {"inputs": inputs, "seeded": seeded, "levels": [*levels, len(operands)]}
+    given = [*operands, *ctx.dys]
+    made = ctx.op.node("ATenGrad", given, call, domain=DOMAIN, outputs=len(operands), like=operands)
     return tuple(made.outputs)
 
 

@@ -6,7 +6,9 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnxtrain.errors import GradientError
 from onnxtrain.gradient.registry import DOMAIN, Context, gradient
+from onnxtrain.ir.graphs import describe, source_of
 from onnxtrain.ir.python_calls import PYTHON_OP, call_of
 
 Value = ir.Value
@@ -27,3 +29,14 @@ def python_op(ctx: Context, dy: Value | None, sizes: Value | None, *tensors: Val
     operands = [ctx.output(0), *ctx.dys[1:]]
     made = ctx.op.node(f"{PYTHON_OP}Grad", operands, attributes, domain=DOMAIN, outputs=len(tensors), like=tensors)
     return (None, *(dx if w else None for dx, w in zip(made.outputs, wanted, strict=True)))
+
+
+@gradient(f"{PYTHON_OP}Grad", domain=DOMAIN)
+def python_op_grad(ctx: Context, dy: Value | None, *operands: Value | None, func_name: str, **attributes: Any) -> Any:
+    """None: what a class's backward pass read of its forward pass is inside of its context."""
+    raise GradientError(
+        f"double backward: the backward pass of {func_name} cannot be differentiated again",
+        node=describe(ctx.node),
+        source=source_of(ctx.node),
+        cure="run the module whose gradient is differentiated (a gradient penalty) in eager PyTorch: model.module",
+    )

@@ -213,14 +213,20 @@ def _accumulate(graph: ir.Graph, gradients: Sequence[Value]) -> tuple[list[Value
 
 
 def _save_each(ctx: Context, value: Value) -> Value:
-    """Let the forward loop give back, stacked, what an input of its body was in each iteration."""
+    """Let the forward loop give back, stacked, what an input of its body was in each iteration.
+
+    It may do so already, where its gradient is differentiated again.
+    """
     node, body = ctx.node, ctx.node.attributes["body"].as_graph()
+    name = f"{node.outputs[0].name}_each_{value.name}"
+    if (saved := next((v for v in node.outputs if v.name == name), None)) is not None:
+        return saved
     body.outputs.append(Builder(body).Identity(value))
     node.resize_outputs(len(node.outputs) + 1)
-    node.outputs[-1].name = f"{node.outputs[0].name}_each_{value.name}"
-    for name in ("scan_output_axes", "scan_output_directions"):
-        if name in node.attributes:
-            node.attributes[name] = ir.AttrInt64s(name, [*node.attributes[name].as_ints(), 0])
+    node.outputs[-1].name = name
+    for along in ("scan_output_axes", "scan_output_directions"):
+        if along in node.attributes:
+            node.attributes[along] = ir.AttrInt64s(along, [*node.attributes[along].as_ints(), 0])
     shapes.infer(node)
     return node.outputs[-1]
 

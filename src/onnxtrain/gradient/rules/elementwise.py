@@ -6,7 +6,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxtrain.gradient.registry import Context, gradient
+from onnxtrain.gradient.registry import DOMAIN, Context, gradient
 from onnxtrain.ir import shapes
 
 Value = ir.Value
@@ -240,3 +240,9 @@ def dropout(
     if flag is None:
         used = ctx.op.Where(training, used, ctx.op.like(0.0, used))
     return ctx.op.DropoutGrad(dy, ctx.output(1), used)
+
+
+@gradient("DropoutGrad", domain=DOMAIN)
+def dropout_grad(ctx: Context, dy: Value, x: Value, mask: Value, ratio: Value) -> Any:
+    """Linear in x, as Dropout is: dx = dy · mask / (1 - ratio)."""
+    return ctx.op.DropoutGrad(dy, mask, ratio), None, None

@@ -15,6 +15,7 @@ import pkgutil
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.ir import shapes
@@ -209,6 +210,10 @@ def write_out(node: ir.Node) -> None:
         if tensor is not None:
             known[inner.outputs[0]] = op.constant(tensor.numpy())
             continue
+        if inner.op_type == "Constant" and all(_only_casts(use) for use in inner.outputs[0].uses()):
+            (attribute,) = attributes  # a number that the node states, of 64 bits as it is there
+            known[inner.outputs[0]] = op.constant(np.asarray(attribute.value))
+            continue
         given = [known.get(v) for v in inner.inputs]
         made = op.node(
             inner.op_type,
@@ -223,6 +228,22 @@ def write_out(node: ir.Node) -> None:
         assert new is not None
         new.type, new.shape = old.type or new.type, old.shape or new.shape
     replace(node.graph, node, [v for v in results if v is not None])  # type: ignore[arg-type]
+
+
+def _only_casts(use: ir.Usage) -> bool:
+    """Whether a value is read here to be given another element type."""
+    return use.node.op_type == "CastLike" and use.idx == 0
+
+
+def write_out_nodes(model: ir.Model, chosen: Callable[[ir.Node], bool]) -> ir.Model:
+    """A copy of the model with the bodies of chosen operators of ours in their place; itself where there are none."""
+    if not any(has_body(n) and chosen(n) for g in graphs_of(model.graph) for n in g):
+        return model
+    model = model.clone()
+    while found := [n for g in graphs_of(model.graph) for n in g if has_body(n) and chosen(n)]:
+        for node in found:
+            write_out(node)
+    return model
 
 
 def infer_by_body(node: ir.Node) -> list[shapes.Facts]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -44,26 +44,56 @@ def aten_grad(
     keywords: str,
     inputs: int,
     seeded: int = 0,
+    levels: Sequence[int] = (),
     outputs: int = 1,
     needed: Sequence[bool] = (),
     device: str = "cpu",
 ) -> Any:
-    """Run the operator again under autograd and take its vector-Jacobian product."""
-    given, dys = operands[:inputs], operands[inputs:]
-    leaves = [_leaf(x, is_needed) for x, is_needed in zip(given, needed, strict=True)]
-    with torch.enable_grad(), _replayed(dys[-1] if seeded else None, device):
-        made = _call(leaves, operator, overload, arguments, keywords)
-    results = list(made) if isinstance(made, tuple | list) else [made]
-    pairs = [(y, dy) for y, dy in zip(results, dys, strict=False) if dy is not None and y.requires_grad]
-    wanted = [x for x in leaves if x is not None and x.requires_grad]
+    """Run the operator again under autograd and take its vector-Jacobian product, or that one's, and so on."""
+    counts = [inputs, *levels]
+    given, dys = operands[: counts[-1]], operands[counts[-1] :]
+    leaves = [_leaf(x, is_needed or bool(levels)) for x, is_needed in zip(given, needed, strict=True)]
+    state = operands[levels[0] - 1 if levels else -1] if seeded else None
+    with torch.enable_grad(), _replayed(state, device):
+        call = functools.partial(_call, operator=operator, overload=overload, arguments=arguments, keywords=keywords)
+        found = _gradients(call, counts, [*leaves, *dys], needed)
+    filled = [_dense(dx, x) if n else None for dx, x, n in zip(found, given, needed, strict=True)]
+    return filled[0] if outputs == 1 else tuple(filled)
+
+
+def _gradients(
+    call: Callable[..., Any],
+    counts: Sequence[int],
+    given: Sequence[Tensor | None],
+    needed: Sequence[bool],
+    again: bool = False,
+) -> list[Tensor | None]:
+    """Gradients of a call, or where there are more counts, of its gradients.
+
+    Args:
+        call: gives the results for the first operands.
+        counts: how many operands the call has, then its gradient, then that one's.
+        given: operands, then the gradients of what is differentiated.
+        needed: for each operand, whether its gradient is asked for.
+        again: whether the gradients are differentiated themselves.
+    """
+    leaves, dys = given[: counts[-1]], given[counts[-1] :]
+    if len(counts) == 1:
+        made = call(leaves)
+        results = list(made) if isinstance(made, tuple | list) else [made]
+    else:
+        asked = [i < len(dys) and dys[i] is not None for i in range(counts[-2])]
+        results = _gradients(call, counts[:-1], leaves, asked, again=True)
+    pairs = [(y, dy) for y, dy in zip(results, dys, strict=False) if dy is not None and y is not None]
+    pairs = [(y, dy) for y, dy in pairs if y.requires_grad]
+    wanted = {i: x for i, (x, n) in enumerate(zip(leaves, needed, strict=True)) if n and x is not None}
+    wanted = {i: x for i, x in wanted.items() if x.requires_grad}
     found: Sequence[Tensor | None] = [None] * len(wanted)
     if pairs and wanted:
-        found = torch.autograd.grad([y for y, _ in pairs], wanted, [dy for _, dy in pairs], allow_unused=True)
-    gradients = {id(x): dx for x, dx in zip(wanted, found, strict=True)}
-    filled = [
-        _dense(gradients.get(id(leaf)), x) if n else None for leaf, x, n in zip(leaves, given, needed, strict=True)
-    ]
-    return filled[0] if outputs == 1 else tuple(filled)
+        ys, seeds = zip(*pairs, strict=True)
+        found = torch.autograd.grad(ys, list(wanted.values()), seeds, allow_unused=True, create_graph=again)
+    by_place = dict(zip(wanted, found, strict=True))
+    return [by_place.get(i) for i in range(counts[-1])]
 
 
 def _leaf(x: Tensor | None, is_needed: bool) -> Tensor | None:
