@@ -17,6 +17,7 @@ from onnxtrain.ir.builder import Builder
 from onnxtrain.ir.expansions import can_expand, expand_nodes
 from onnxtrain.ir.graphs import ForwardGraph, TrainingGraph, describe, free_name, is_backward, source_of, values
 from onnxtrain.ir.opsets import raise_opset
+from onnxtrain.ir.standard_form import write_out
 from onnxtrain.ir.traits import Trait, traits_of
 
 FLOATING = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE})
@@ -71,7 +72,7 @@ def _write_out(graph: ir.Graph, targets: Sequence[ir.Value]) -> None:
         if not found:
             return
         for node in found:
-            functions.write_out(node)
+            write_out(node)
 
 
 def gradient_errors(graph: ForwardGraph, outputs: Sequence[str] | None = None) -> tuple[ir.Model, list[OnnxTrainError]]:
