@@ -6,7 +6,7 @@ JOBS   ?= 2
 ARGS   ?=
 
 # What `make check` runs of the tests; together with lint and types under a minute.
-FAST_TESTS ?= -m "not slow" tests/ir tests/gradient tests/optimize tests/plan tests/execute tests/test_imports.py tests/test_operators.py
+FAST_TESTS ?= -m "not slow" tests/ir tests/gradient tests/optimize tests/plan tests/execute tests/test_imports.py tests/test_structure.py tests/test_operators.py
 
 BIN     = $(VENV)/bin
 READY   = $(VENV)/.installed

@@ -11,6 +11,7 @@ import pytest
 
 CORE = ["onnxtrain", "onnxtrain.compiler", "onnxtrain.gradient", "onnxtrain.optimize", "onnxtrain.plan"]
 CORE += ["onnxtrain.ir.builder", "onnxtrain.ir.verify", "onnxtrain.ir.printer", "onnxtrain.ir.functions"]
+CORE += ["onnxtrain.ir.standard_form"]
 
 
 @pytest.mark.parametrize("blocked", ["torch", "onnxruntime"])

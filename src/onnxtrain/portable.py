@@ -17,8 +17,9 @@ import onnx_ir as ir
 
 from onnxtrain.errors import ArtifactError, first_line
 from onnxtrain.files import partial_of, write_atomically
-from onnxtrain.ir.functions import DOMAIN, OPAQUE, attach
-from onnxtrain.ir.graphs import describe, source_of, values
+from onnxtrain.ir.functions import OPAQUE
+from onnxtrain.ir.graphs import DOMAIN, describe, source_of, values
+from onnxtrain.ir.standard_form import attach
 
 _FACTS = "onnxtrain.facts"  # key in the model's metadata: JSON for whoever runs it
 _SEAL = "onnxtrain.sha256"  # key in the model's metadata: digest of the file with zeros in its place

@@ -16,8 +16,8 @@ from onnxtrain.execute import backend
 from onnxtrain.gradient import build_gradient
 from onnxtrain.ir import shapes
 from onnxtrain.ir.bodies import close_bodies
-from onnxtrain.ir.functions import attach
 from onnxtrain.ir.graphs import DOMAIN, ForwardGraph, Signature
+from onnxtrain.ir.standard_form import attach
 from onnxtrain.ir.verify import verify
 from onnxtrain.plan import make_plan
 

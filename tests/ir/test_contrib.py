@@ -19,8 +19,8 @@ from onnxtrain import Options
 from onnxtrain.compiler import Report, compile_graph
 from onnxtrain.errors import GraphError
 from onnxtrain.ir.expansions import is_fused
-from onnxtrain.ir.functions import attach
 from onnxtrain.ir.reading import read_forward
+from onnxtrain.ir.standard_form import attach
 
 RNG = np.random.default_rng(1)
 

@@ -14,6 +14,7 @@ from releases import needs_opset
 from onnxtrain.errors import GraphError
 from onnxtrain.gradient_graphs import gradient_graph
 from onnxtrain.ir import functions
+from onnxtrain.ir.function_bodies import body_of
 from onnxtrain.ir.opsets import LOWEST, NEWEST, SPOKEN, raise_opset
 from onnxtrain.ir.verify import operator_problems, verify
 
@@ -104,7 +105,7 @@ def test_too_old_is_an_error_with_a_cure() -> None:
 def test_bodies_mean_the_same_in_newer_opsets() -> None:
     """Our functions are written in opset 20 and put into models of newer ones as they are."""
     functions.load()
-    bodies = [functions.body_of(name) for name in functions.DEFINITIONS]
+    bodies = [body_of(name) for name in functions.DEFINITIONS]
     used = {node.op_type for body in bodies for node in body.all_nodes() if not node.domain}
     for name in sorted(used):
         ours, newest = (onnx.defs.get_schema(name, version) for version in (SPOKEN, NEWEST))

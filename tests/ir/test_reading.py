@@ -20,10 +20,10 @@ from onnxtrain import Options
 from onnxtrain.compiler import Report, compile_graph
 from onnxtrain.errors import GraphError
 from onnxtrain.ir import shapes
-from onnxtrain.ir.functions import attach
 from onnxtrain.ir.graphs import DOMAIN, ForwardGraph
 from onnxtrain.ir.opsets import NEWEST
 from onnxtrain.ir.reading import read_forward
+from onnxtrain.ir.standard_form import attach
 from onnxtrain.ir.verify import verify
 
 RNG = np.random.default_rng(0)

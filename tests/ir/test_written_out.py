@@ -13,8 +13,8 @@ import pytest
 from onnx.backend.test.case.node import collect_testcases
 from onnx.reference import ReferenceEvaluator
 
-from onnxtrain.ir.functions import attach
 from onnxtrain.ir.shapes import infer_graph
+from onnxtrain.ir.standard_form import attach
 
 WRITTEN = ("LinearAttention", "CausalConvWithState", "SwiGLU")
 

@@ -19,9 +19,10 @@ import onnxruntime as ort
 from onnxtrain.errors import BackendError, first_line
 from onnxtrain.execute.base import Backend, Executable
 from onnxtrain.files import partial_of
-from onnxtrain.ir.functions import DOMAIN, OPAQUE, attach
-from onnxtrain.ir.graphs import Plan
+from onnxtrain.ir.functions import OPAQUE
+from onnxtrain.ir.graphs import DOMAIN, Plan
 from onnxtrain.ir.scalar_ranks import match_ranks
+from onnxtrain.ir.standard_form import attach
 from onnxtrain.options import Options
 
 _DISABLED = {"EliminateDropout"}  # it also removes Dropout that is in training mode, where nobody reads the mask

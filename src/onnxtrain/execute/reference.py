@@ -12,8 +12,8 @@ from onnx.reference.op_run import OpRun
 
 from onnxtrain.errors import BackendError
 from onnxtrain.execute.base import Backend, Executable
-from onnxtrain.ir.functions import attach
 from onnxtrain.ir.graphs import Plan
+from onnxtrain.ir.standard_form import attach
 from onnxtrain.options import Options
 
 

@@ -27,6 +27,7 @@ from onnxtrain.ir.graphs import (
     values,
 )
 from onnxtrain.ir.opsets import raise_opset
+from onnxtrain.ir.standard_form import write_out
 from onnxtrain.ir.traits import Trait, traits_of
 
 FLOATING = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE})
@@ -72,7 +73,7 @@ def gradients_as_outputs(training: TrainingGraph) -> ForwardGraph:
     model.graph.outputs[:] = [v for v in model.graph.outputs if v.name in kept]
     remove_unread(model.graph)
     for node in [n for n in model.graph if functions.has_body(n) and any(v.uses() for v in n.outputs[1:])]:
-        functions.write_out(node)
+        write_out(node)
     names = tuple(str(v.name) for v in model.graph.outputs)
     inputs = (*training.signature.inputs, *training.output_gradients.values())
     return ForwardGraph(model, Signature(inputs, (), (), names, {}))
@@ -101,7 +102,7 @@ def _write_out(graph: ir.Graph, targets: Sequence[ir.Value]) -> None:
         if not found:
             return
         for node in found:
-            functions.write_out(node)
+            write_out(node)
 
 
 def gradient_errors(graph: ForwardGraph, outputs: Sequence[str] | None = None) -> tuple[ir.Model, list[OnnxTrainError]]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.ir import shapes
+from onnxtrain.ir import functions, shapes
 from onnxtrain.ir.graphs import BACKWARD, DOMAIN, free_name
 
 
@@ -44,8 +44,6 @@ class Builder:
     def __getattr__(self, op_type: str) -> Callable[..., Any]:
         if not op_type[:1].isupper():
             raise AttributeError(op_type)
-        from onnxtrain.ir import functions
-
         domain = DOMAIN if functions.defines(op_type) else ""
 
         def emit(*operands: Any, outputs: int = 1, name: str | None = None, **attributes: Any) -> Any:

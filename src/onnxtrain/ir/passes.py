@@ -9,7 +9,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from onnxtrain.ir.functions import attach
+from onnxtrain.ir.standard_form import attach
 from onnxtrain.ir.verify import verify
 
 

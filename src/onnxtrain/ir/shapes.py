@@ -2,8 +2,8 @@
 
 A dimension is an ``int`` or an ``onnx_ir.SymbolicDim``. Small integer tensors (rank 0 and 1) carry their content as
 *data*: ``Concat(Shape(x)[:1], [64])`` is known to be ``(batch, 64)``, so ``Expand`` and ``Reshape`` keep their
-dimensions. A rule of ``shape_rules`` states the facts of one operator; what has no rule is asked of ONNX's own
-inference, node by node. What is still unknown gets a symbol of its own, named after the value.
+dimensions. A rule of ``shape_rules`` states the facts of one operator, or of all others of a domain; what has no rule
+is asked of ONNX's own inference, node by node. What is still unknown gets a symbol of its own, named after the value.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ class Facts(NamedTuple):
 
 ShapeRule: TypeAlias = Callable[[ir.Node], Sequence[Facts]]
 RULES: dict[tuple[str, str], ShapeRule] = {}
+OTHERS = "*"  # in the place of an operator: those of the domain that have no rule of their own
 
 
 def shape_rule(*op_types: str, domain: str = "") -> Callable[[ShapeRule], ShapeRule]:
-    """Register the shape rule of one or more operators; registering twice is an error."""
+    """Register the shape rule of one or more operators, or of a domain's ``OTHERS``; registering twice is an error."""
 
     def register(rule: ShapeRule) -> ShapeRule:
         for op_type in op_types:
@@ -300,7 +301,7 @@ def infer(node: ir.Node) -> None:
     """
     from onnxtrain.ir import shape_rules  # noqa: F401  (fills RULES)
 
-    rule = RULES.get((node.domain, node.op_type), ask_onnx)
+    rule = RULES.get((node.domain, node.op_type)) or RULES.get((node.domain, OTHERS), ask_onnx)
     for value, facts in zip(node.outputs, rule(node), strict=False):
         _complete(value, facts)
 
@@ -344,11 +345,7 @@ def _better(stated: Dim, inferred: Dim) -> Dim:
 
 
 def ask_onnx(node: ir.Node) -> Sequence[Facts]:
-    """ONNX's own inference for a node without a rule; our functions are inferred through their bodies."""
-    from onnxtrain.ir import functions
-
-    if node.domain == functions.DOMAIN:
-        return functions.infer_by_body(node)
+    """ONNX's own inference for a node without a rule."""
     version = node.version or (node.graph.opset_imports.get(node.domain, 20) if node.graph else 20)
     try:
         schema = onnx.defs.get_schema(node.op_type, version, node.domain)

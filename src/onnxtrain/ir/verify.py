@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnxtrain.errors import GraphError
 from onnxtrain.ir import functions
 from onnxtrain.ir.bodies import bodies_of
-from onnxtrain.ir.graphs import describe, source_of
+from onnxtrain.ir.graphs import DOMAIN, describe, source_of
 
 _CURE = "give a model that onnx.checker accepts; where it does, report it"
 _SAME_TYPE = frozenset(
@@ -101,7 +101,7 @@ def _type_problems(node: ir.Node) -> Iterator[str]:
 
 
 def _problems_of_call(node: ir.Node, opsets: Mapping[str, int]) -> Iterator[str]:
-    if node.domain == functions.DOMAIN:
+    if node.domain == DOMAIN:
         if not functions.defines(node.op_type):
             yield f"there is no operator {node.op_type} in the domain {node.domain}"
         return

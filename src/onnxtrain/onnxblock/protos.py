@@ -9,8 +9,8 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import ArtifactError
-from onnxtrain.ir.functions import attach
 from onnxtrain.ir.reading import restore_weights
+from onnxtrain.ir.standard_form import attach
 
 _OF_MODEL = ("opset_import", "functions", "metadata_props")
 _OF_GRAPH = ("node", "initializer", "input", "output", "value_info")

@@ -15,10 +15,10 @@ from onnxtrain.errors import ArtifactError
 from onnxtrain.gradient import build_gradient, tracked_outputs
 from onnxtrain.ir import linear_models, shapes
 from onnxtrain.ir.builder import Builder
-from onnxtrain.ir.functions import attach
 from onnxtrain.ir.graphs import ForwardGraph, Signature, TrainingGraph, describe
 from onnxtrain.ir.reading import decision_of, restore_weights
 from onnxtrain.ir.scalar_ranks import match_ranks
+from onnxtrain.ir.standard_form import attach
 from onnxtrain.ir.weights import Kind, is_meant
 from onnxtrain.onnxblock.base import Base, is_floating
 from onnxtrain.onnxblock.blocks import Block

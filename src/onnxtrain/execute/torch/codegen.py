@@ -18,11 +18,12 @@ from onnxtrain.execute.torch.expressions import Names, data_text, dim_text, is_k
 from onnxtrain.execute.torch.lowerings.recurrent import is_fused
 from onnxtrain.execute.torch.memory import reusable, unshared
 from onnxtrain.execute.torch.registry import Lowering, lowering_of
-from onnxtrain.ir import functions, shapes
+from onnxtrain.ir import shapes
 from onnxtrain.ir.bodies import BODY, bodies_of, is_closed
 from onnxtrain.ir.expansions import expand_nodes
 from onnxtrain.ir.graphs import Plan, describe, source_of
 from onnxtrain.ir.python_calls import PythonCall, call_of
+from onnxtrain.ir.standard_form import write_out_nodes
 from onnxtrain.ir.traits import Trait, traits_of
 
 _SERIAL = itertools.count()
@@ -69,7 +70,7 @@ def compile_plan(plan: Plan, device: str) -> tuple[Program, Program | None]:
 def _written_out(model: ir.Model) -> ir.Model:
     """The model without nodes that stand for others which have lowerings; itself where there are none."""
     model = expand_nodes(model, is_fused)
-    return functions.write_out_nodes(model, lambda node: lowering_of(node) is None)
+    return write_out_nodes(model, lambda node: lowering_of(node) is None)
 
 
 def _given(writer: _Writer, saved: Sequence[ir.Value], visible: Sequence[str]) -> set[ir.Value]:

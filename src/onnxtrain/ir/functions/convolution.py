@@ -11,7 +11,8 @@ import onnx_ir as ir
 
 from onnxtrain.ir import shapes
 from onnxtrain.ir.builder import Builder
-from onnxtrain.ir.functions import function, known_form, op, own
+from onnxtrain.ir.functions import function, op, own
+from onnxtrain.ir.standard_form import known_form
 
 # Where kernels of a convolution are slower than products: measured on onnxruntime's CPU kernels, float32
 _LEAST_CHANNELS = 8  # of a group, in a gradient of a weight made of matrix products
