@@ -145,6 +145,38 @@ def asked_for(record: _Record, calls: Calls) -> None:
             record.found.gradients += [(f"{place} {i}", g) for i, g in enumerate(found)]
 
 
+def differentiated_again(record: _Record, calls: Calls) -> None:
+    """Gradients of parameters and inputs, and those of a weighted sum of their squares."""
+    for place, call in enumerate(calls):
+        args, kwargs = own(call)
+        given = [v for _, v in leaves((args, kwargs)) if isinstance(v, torch.Tensor) and v.requires_grad]
+        output = record.model(*args, **kwargs)
+        trained = [v for _, v in leaves(output) if isinstance(v, torch.Tensor) and v.requires_grad]
+        chosen = [*given, *list(record.model.parameters())[place % 2 :: 2]]
+        chosen = [p for p in chosen if p.requires_grad]
+        if trained and chosen:
+            loss = total(trained, record.loss, place)
+            found = torch.autograd.grad(loss, chosen, create_graph=True, allow_unused=True)
+            record.found.gradients += [(f"{place} {i}", None if g is None else g.detach()) for i, g in enumerate(found)]
+            again = [g.double().square().sum() * (i + 1) for i, g in enumerate(found) if g is not None]
+            tracked = [part for part in again if part.requires_grad]
+            (torch.stack([*tracked, loss]).sum()).backward()
+            record.found.gradients += [(f"{place} input {i}", v.grad) for i, v in enumerate(given)]
+        record.gradients()
+        record.note(output)
+
+
+def losses_in_turn(record: _Record, calls: Calls) -> None:
+    """Each output goes back on its own, through one forward pass."""
+    for call in calls:
+        output = record.call(call)
+        trained = [v for _, v in leaves(output) if isinstance(v, torch.Tensor) and v.requires_grad]
+        for place, value in enumerate(trained):
+            total([value], record.loss, 0).backward(retain_graph=place + 1 < len(trained))
+            record.gradients()
+        record.note(output)
+
+
 def first_without(record: _Record, calls: Calls) -> None:
     """The first calls are made without gradients and in inference mode."""
     with torch.no_grad():
@@ -197,7 +229,7 @@ def padding_replaced(record: _Record, calls: Calls) -> None:
 
 _PLAYED: tuple[Callable[[_Record, Calls], None], ...] = (
     accumulated, backwards_reversed, one_of_two, modes_in_turn, copied, loaded, frozen_in_turn, twice_backwards,
-    asked_for, first_without, read_late, halved, padding_replaced,
+    asked_for, differentiated_again, losses_in_turn, first_without, read_late, halved, padding_replaced,
 )  # fmt: skip
 
 
