@@ -335,3 +335,25 @@ def test_file_descriptors_do_not_leak() -> None:
     for _ in range(3):
         ORTModule(Net())(x()).sum().backward()
     assert len(os.listdir("/proc/self/fd")) <= before
+
+
+class Parts(nn.Module):
+    """A tensor, and a number made of another one."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return torch.bmm(y, y.mT), x * 1, F.smooth_l1_loss(x * 1, torch.zeros_like(x))
+
+
+def test_a_retained_graph_is_walked_again_after_another_variant_was_learned() -> None:
+    wrapped, eager = pair(Parts())
+    for _ in range(2):
+        found = []
+        for model in (wrapped, eager):
+            torch.manual_seed(1)
+            given = torch.randn(2, 3, 4, requires_grad=True), torch.randn(2, 5, 4, requires_grad=True)
+            loss = sum(part.sum() for part in model(*given))
+            loss.backward(retain_graph=True)
+            loss.backward()
+            found.append([t.grad for t in given])
+        for ours, theirs in zip(*found, strict=True):
+            torch.testing.assert_close(ours, theirs)

@@ -95,5 +95,5 @@ class _LateStep(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         state = ctx.late.begun(ctx.name)
-        dys = [dy if n == ctx.name else None for n in state.compiled.plan.signature.outputs]
+        dys = [dy if n == ctx.name else None for n in state.outputs]
         return (None, None, *gradients(state, ctx.sources, dys))

@@ -13,18 +13,20 @@ from onnxtrain.engine.state import State
 from onnxtrain.errors import GradientError
 
 
-def begin(bound: BoundGraph, inputs: dict[str, torch.Tensor]) -> tuple[State, dict[str, torch.Tensor]]:
+def begin(
+    bound: BoundGraph, inputs: dict[str, torch.Tensor], differentiable: Sequence[str]
+) -> tuple[State, dict[str, torch.Tensor]]:
     """Run the forward pass of a step; its state, and the outputs by name, through which gradients flow.
 
     Args:
         bound: the graph.
-        inputs: all its inputs by name, of which some require a gradient.
+        inputs: all its inputs by name.
+        differentiable: names of those that require a gradient.
     """
-    differentiable = bound.differentiable_of(inputs)
     chosen = bound.choose(inputs, differentiable, bound.expected.names)
     state = State(bound, chosen, inputs, differentiable)
     made = _Step.apply(state, *(inputs[name] for name in differentiable))
-    return state, dict(zip(state.compiled.plan.signature.outputs, made, strict=True))
+    return state, dict(zip(state.outputs, made, strict=True))
 
 
 class _Step(torch.autograd.Function):
@@ -35,7 +37,7 @@ class _Step(torch.autograd.Function):
         outputs = state.forward()
         ctx.state, ctx.sources = state, differentiable
         ctx.set_materialize_grads(False)
-        named = zip(state.compiled.plan.signature.outputs, outputs, strict=True)
+        named = zip(state.outputs, outputs, strict=True)
         ctx.mark_non_differentiable(*(t for name, t in named if name not in state.compiled.tracked))
         return tuple(outputs)
 
@@ -85,7 +87,7 @@ def _differentiable(
     inputs = state.inputs | state.before | dict(zip(state.differentiable, sources, strict=True))
     inputs |= {name: given[output] for output, name in backward.output_gradients.items()}
     with randomness.replayed(state.random or randomness.state()):
-        _, made = begin(backward.bound, inputs)
+        _, made = begin(backward.bound, inputs, backward.bound.differentiable_of(inputs))
     return [made.get(backward.gradients.get(name, "")) for name in state.differentiable]
 
 

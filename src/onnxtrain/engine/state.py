@@ -62,6 +62,7 @@ class State:
         self, bound: BoundGraph, chosen: Chosen, inputs: dict[str, torch.Tensor], differentiable: Sequence[str]
     ) -> None:
         self.bound, self.chosen, self.differentiable = bound, chosen, list(differentiable)
+        self.outputs = chosen.compiled.plan.signature.outputs  # that were given; the backward pass may choose anew
         users = bound.signature.user_inputs
         self.inputs = inputs | {name: inputs[name].detach() for name in users}
         self.random = randomness.state() if bound.is_random else None
@@ -88,7 +89,7 @@ class State:
         if self.verification is not None:
             bound.verification = self.verification.report
         made = finish(bound, self.compiled, outputs)
-        names = self.compiled.plan.signature.outputs
+        names = self.outputs
         self.like = {n: (t.shape, t.dtype, t.device) for n, t in zip(names, made, strict=True)}
         watched = bound.watched(self.compiled)
         named = list(self.inputs.items())
@@ -106,7 +107,7 @@ class State:
     def backward(self, dys: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """Gradients of the differentiable inputs, in order."""
         self._check()
-        given = dict(zip(self.compiled.plan.signature.outputs, dys, strict=True))
+        given = dict(zip(self.outputs, dys, strict=True))
         received = tuple(n for n, dy in given.items() if dy is not None)
         self._check_padding(given)
         self.bound.learn_padding(self.inputs, given)
@@ -132,7 +133,7 @@ class State:
         """
         self._check()
         self._check_unchanged()
-        given = dict(zip(self.compiled.plan.signature.outputs, dys, strict=True))
+        given = dict(zip(self.outputs, dys, strict=True))
         self._check_padding(given)
         return {name: dy for name, dy in given.items() if dy is not None}
 

@@ -27,7 +27,7 @@ def run(bound: BoundGraph, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor
         outputs = on_its_path(bound, chosen.compiled, inputs, lambda: forward([*inputs, *chosen.rows])[0])
         return finish(bound, chosen.compiled, outputs)
     bound.exact = bound.is_unverified and bound.is_random
-    state, found = begin(bound, named)
+    state, found = begin(bound, named, differentiable)
     _report(bound, state.chosen, named)
     if not state.chosen.waiting:
         return list(found.values())

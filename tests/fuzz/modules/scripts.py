@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fuzz.modules.steps import Leaf, Step, backward, kept, leaves, move, own, state, total
+from onnxtrain import ORTModule
 
 Calls = list[tuple[tuple[Any, ...], dict[str, Any]]]
 
@@ -237,7 +238,7 @@ def _script(play: Callable[[_Record, Calls], None]) -> Callable[[nn.Module, Call
     def run(model: nn.Module, calls: Calls, loss: str) -> Step:
         record = _Record(model, loss)
         play(record, calls)
-        record.found.state += state(model)
+        record.found.state += state(model.module if isinstance(model, ORTModule) else model)
         return record.found
 
     return run
