@@ -337,11 +337,11 @@ def test_file_descriptors_do_not_leak() -> None:
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
-class Parts(nn.Module):
+class Parts(torch.nn.Module):
     """A tensor, and a number made of another one."""
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        return torch.bmm(y, y.mT), x * 1, F.smooth_l1_loss(x * 1, torch.zeros_like(x))
+        return torch.bmm(y, y.mT), x * 1, torch.nn.functional.smooth_l1_loss(x * 1, torch.zeros_like(x))
 
 
 def test_a_retained_graph_is_walked_again_after_another_variant_was_learned() -> None:
