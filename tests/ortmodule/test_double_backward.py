@@ -174,6 +174,13 @@ class First(nn.Module):
         return made[0] if isinstance(made, tuple) else made
 
 
+class Part(nn.Module):
+    """The last part, of which the operator that gives all of them is left to torch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.split(2, 1)[-1]
+
+
 IMAGE, ROWS, SEQUENCE = (2, 3, 8, 8), (5, 6), (2, 7, 8)
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "Conv2d": (lambda: nn.Conv2d(3, 4, 3, stride=2, padding=1), IMAGE),
@@ -199,6 +206,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "Softplus": (lambda: nn.Softplus(0.7), ROWS),
     "Hardswish": (nn.Hardswish, ROWS),
     "GLU": (nn.GLU, ROWS),
+    "a part of what torch splits": (Part, ROWS),
     "LogSoftmax": (lambda: nn.LogSoftmax(-1), ROWS),
 }
 

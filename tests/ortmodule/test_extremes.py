@@ -133,3 +133,16 @@ def test_images_of_nothing(function: Callable[[Tensor], Tensor]) -> None:
     wrapped, eager = pair(Applied(function))
     for batch in (0, 2, 1, 0):
         same_step(wrapped, eager, torch.randn(batch, 3, 4, 4, requires_grad=True))
+
+
+class Product(torch.nn.Module):
+    """A batch of matrices and one matrix."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return y @ x.mT
+
+
+def test_products_of_nothing() -> None:
+    wrapped, eager = pair(Product())
+    for size in (3, 0, 2):
+        same_step(wrapped, eager, torch.randn(size, 4, requires_grad=True), torch.randn(size, 5, 4))

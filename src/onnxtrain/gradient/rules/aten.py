@@ -45,7 +45,7 @@ def aten(
 def aten_grad(
     ctx: Context,
     dy: Value | None,
-    *operands: Value,
+    *operands: Value | None,
     operator: str,
     overload: str,
     arguments: str,
@@ -58,7 +58,8 @@ def aten_grad(
     call = {"operator": operator, "overload": overload, "arguments": arguments, "keywords": keywords}
     call |= {"inputs": inputs, "seeded": seeded, "levels": [*levels, len(operands)]}
     given = [*operands, *ctx.dys]
-    made = ctx.op.node("ATenGrad", given, call, domain=DOMAIN, outputs=len(operands), like=operands)
+    like = [operands[0] if x is None else x for x in operands]  # what is missing has no gradient that anybody reads
+    made = ctx.op.node("ATenGrad", given, call, domain=DOMAIN, outputs=len(operands), like=like)
     return tuple(made.outputs)
 
 

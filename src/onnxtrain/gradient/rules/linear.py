@@ -54,6 +54,8 @@ def rows(op: Builder, x: Value) -> Value:
     """X as a matrix: all axes but the last in one."""
     if shapes.rank(x) == 2:
         return x
+    if shapes.known_dims(x)[-1] == 0:
+        return op.Flatten(x, axis=-1)  # where nothing is reshaped, -1 may be anything
     width = op.Shape(x, start=-1)
     return op.Reshape(x, op.Concat(op.ints(-1), width, axis=0), allowzero=1)
 
