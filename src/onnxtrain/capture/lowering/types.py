@@ -17,11 +17,11 @@ _ops = torch.ops.aten
 _CAST = torch.ops.prims.convert_element_type.default
 _SCALAR = _ops.scalar_tensor.default
 _WIDE = torch.float64  # which autocast leaves alone
+_BITS = {_ops.__and__: _ops.bitwise_and, _ops.__or__: _ops.bitwise_or, _ops.__xor__: _ops.bitwise_xor}
 _LIKE = {  # torch lists no rule of their own
     _ops.stack.default: _ops.cat,
     _ops.pow.Tensor_Tensor: _ops.mul,
-    **dict.fromkeys((_ops.__and__.Tensor, _ops.__or__.Tensor, _ops.__xor__.Tensor), _ops.bitwise_and),
-    **dict.fromkeys((_ops.__and__.Scalar, _ops.__or__.Scalar, _ops.__xor__.Scalar), _ops.bitwise_and),
+    **{getattr(packet, form): _ops.bitwise_and for packet in _BITS for form in ("Tensor", "Scalar")},
 }
 _MIXED = frozenset((_ops.einsum,))  # nor of these, whose operands may have several where nothing is summed
 _TYPED = frozenset((_ops.clamp.default, _ops.clamp_min.default, _ops.clamp_max.default))  # by their translations
@@ -127,7 +127,8 @@ def _overload_for(writer: Writer, target: Any, args: Any, kwargs: Any) -> Any:
     shown, by_name = values((args, kwargs))
     try:
         with writer.symbolic():
-            return find_compatible_op_overload(target.overloadpacket, shown, by_name)
+            packet = _BITS.get(target.overloadpacket, target.overloadpacket)  # which torch 2.11 makes of it itself
+            return find_compatible_op_overload(packet, shown, by_name)
     except RuntimeError:
         return None
 
