@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from parity import captures, pair
 from torch import nn
 from torch.autograd import forward_ad
 
-from onnxtrain import ORTModule
+from onnxtrain import Options, ORTModule
 from onnxtrain.engine.deferred import DeferredTensor
 from onnxtrain.errors import GradientError
 
@@ -274,6 +275,17 @@ def test_transforms_of_torch_see_the_module(name: str, is_captured: bool) -> Non
 def test_several_gradients_at_once_are_refused_with_words() -> None:
     with pytest.raises(GradientError, match=r"at once[\s\S]*vectorize=False"):
         torch.autograd.functional.jacobian(ORTModule(_mlp(3)), torch.randn(5, 3), vectorize=True)
+
+
+def test_it_is_told_and_written_beside_the_rest(tmp_path: Path) -> None:
+    model = ORTModule(_mlp(3), options=Options(save_onnx=tmp_path, onnx_prefix="net"))
+    x = torch.randn(5, 3, requires_grad=True)
+    (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    slope.square().sum().backward()
+    lines = model.explain().splitlines()
+    assert any("gradients of 7 tensors from" in line and "graph of their own" in line for line in lines)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert {"net_optimized_training.onnx", "net_gradient_optimized_training.onnx"} <= names
 
 
 def test_what_changed_since_the_forward_pass_is_noticed() -> None:

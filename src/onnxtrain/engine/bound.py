@@ -270,7 +270,8 @@ class BoundGraph:
         key = (tuple(differentiable), tuple(outputs))
         if key not in self._backward:
             graph, training = backward_graph(self.graph, *key, self.options, self.report)
-            options = dataclasses.replace(self.options, compute_optimizer=False, cache_casts=False)
+            prefix = "_".join(filter(None, (self.options.onnx_prefix, "gradient")))  # of files, beside the first one's
+            options = dataclasses.replace(self.options, compute_optimizer=False, cache_casts=False, onnx_prefix=prefix)
             bound = BoundGraph(graph, Given(self.owned.device), options, self.report)
             self._backward[key] = Backward(bound, training.output_gradients, training.gradients)
         return self._backward[key]
@@ -285,6 +286,9 @@ class BoundGraph:
                 if gradients
                 else "compiled without gradients"
             )
+        for (gradients, outputs), backward in self._backward.items():
+            found.append(f"gradients of {len(gradients)} tensors from {', '.join(outputs)} as a graph of their own")
+            found += [f"  {line}" for line in backward.bound.variants()]
         return found
 
     @property
