@@ -17,7 +17,7 @@ _ops = torch.ops.aten
 _CAST = torch.ops.prims.convert_element_type.default
 _SCALAR = _ops.scalar_tensor.default
 _WIDE = torch.float64  # which autocast leaves alone
-_BITS = {_ops.__and__: _ops.bitwise_and, _ops.__or__: _ops.bitwise_or, _ops.__xor__: _ops.bitwise_xor}
+_BITS: dict[Any, Any] = {_ops.__and__: _ops.bitwise_and, _ops.__or__: _ops.bitwise_or, _ops.__xor__: _ops.bitwise_xor}
 _LIKE = {  # torch lists no rule of their own
     _ops.stack.default: _ops.cat,
     _ops.pow.Tensor_Tensor: _ops.mul,

@@ -45,7 +45,8 @@ def aten(
 def aten_grad(
     ctx: Context,
     dy: Value | None,
-    *operands: Value | None,
+    first: Value,
+    *others: Value | None,
     operator: str,
     overload: str,
     arguments: str,
@@ -56,10 +57,9 @@ def aten_grad(
 ) -> Any:
     """One more ATenGrad node: this one's operands and its outputs' gradients in; ``levels`` counts the operands."""
     call = {"operator": operator, "overload": overload, "arguments": arguments, "keywords": keywords}
-    call |= {"inputs": inputs, "seeded": seeded, "levels": [*levels, len(operands)]}
-    given = [*operands, *ctx.dys]
-    like = [operands[0] if x is None else x for x in operands]  # what is missing has no gradient that anybody reads
-    made = ctx.op.node("ATenGrad", given, call, domain=DOMAIN, outputs=len(operands), like=like)
+    call |= {"inputs": inputs, "seeded": seeded, "levels": [*levels, 1 + len(others)]}
+    like = [first, *(first if x is None else x for x in others)]  # what is missing has no gradient that anybody reads
+    made = ctx.op.node("ATenGrad", [first, *others, *ctx.dys], call, domain=DOMAIN, outputs=len(like), like=like)
     return tuple(made.outputs)
 
 
