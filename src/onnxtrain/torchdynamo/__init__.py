@@ -1,4 +1,4 @@
-"""The backend of ``torch.compile`` and its predecessor's interface."""
+"""The backend of ``torch.compile``, and the predecessor's interface to it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,26 @@ from importlib.metadata import EntryPoint
 
 from torch._dynamo.backends import registry
 
+from onnxtrain.torchdynamo.accelerate_name import allow_in_accelerate
 from onnxtrain.torchdynamo.backend import onnxtrain
+from onnxtrain.torchdynamo.custom_operators import register_custom_op
+from onnxtrain.torchdynamo.ort_backend import OrtBackend, OrtBackendOptions, is_onnxrt_backend_supported, onnxrt
 from onnxtrain.torchdynamo.piece import Piece, pieces
 from onnxtrain.torchdynamo.piece import explain_pieces as explain
 
 GROUP = "torch_dynamo_backends"
-for _name in ("onnxtrain", "onnxrt"):  # as an installed package is found, also where the source tree is used as it is
-    registry._BACKENDS.setdefault(_name, EntryPoint(_name, "onnxtrain.torchdynamo:onnxtrain", GROUP))
+for _name in ("onnxtrain", "onnxrt"):  # as they are found where the package is installed; here it may be a source tree
+    registry._BACKENDS.setdefault(_name, EntryPoint(_name, f"onnxtrain.torchdynamo:{_name}", GROUP))
 
-__all__ = ["Piece", "explain", "onnxtrain", "pieces"]
+__all__ = [
+    "OrtBackend",
+    "OrtBackendOptions",
+    "Piece",
+    "allow_in_accelerate",
+    "explain",
+    "is_onnxrt_backend_supported",
+    "onnxrt",
+    "onnxtrain",
+    "pieces",
+    "register_custom_op",
+]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from onnxtrain.options import Options
-from onnxtrain.torchdynamo.piece import Piece
+from onnxtrain.torchdynamo.piece import Piece, forget
 from onnxtrain.torchdynamo.settings import settings
 
 
@@ -31,3 +31,6 @@ def onnxtrain(
         OptionError: an option or the mode is not known.
     """
     return Piece(graph, examples, settings(mode, options))
+
+
+onnxtrain.reset = forget  # type: ignore[attr-defined]

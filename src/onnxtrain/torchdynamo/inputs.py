@@ -14,6 +14,7 @@ from torch.fx import Node
 
 _PART = re.compile(r"\['([^']*)'\]|\[(\d+)\]|\.(\w+)")
 _TABLES = frozenset(("_modules", "_parameters", "_buffers"))
+_FRAMES = frozenset(("self", "args", "kwargs"))  # names that say nothing of an input
 _WEIGHT = re.compile(r"\._(parameters|buffers)\['[^']*'\]$")
 
 
@@ -84,9 +85,7 @@ def _is_statistics(node: Node, user: Node) -> bool:
     return getattr(user.target, "__name__", "") in ("batch_norm", "instance_norm") and node in user.args[1:3]
 
 
-def _role(
-    node: Node, example: Any, written: bool, axes: dict[Any, tuple[int, int]]
-) -> tuple[Role, tuple[int, int]]:
+def _role(node: Node, example: Any, written: bool, axes: dict[Any, tuple[int, int]]) -> tuple[Role, tuple[int, int]]:
     if not isinstance(example, torch.Tensor):
         known = axes.get(_expression(example)) if isinstance(example, torch.SymInt) else None
         return (Role.NUMBER, (0, 0)) if known is None else (Role.SIZE, known)
@@ -138,10 +137,12 @@ def _name(node: Node, role: Role) -> str:
     source = _source(node)
     parts = [next(filter(None, found)) for found in _PART.findall(source) if any(found)]
     if _WEIGHT.search(source) or role in (Role.PARAMETER, Role.BUFFER):
-        inner = [re.sub(r"\W+", "_", p) for p in parts[1:] if p not in _TABLES] or parts
-        return ".".join(inner) if inner else node.name
+        inner = [re.sub(r"\W+", "_", p) for p in parts if p not in _TABLES]
+        is_named = len(inner) == 2 and inner[0] not in _FRAMES  # a layer that a function reads by its name
+        return ".".join(inner if is_named else inner[1:] or inner) or node.name
     parts = [p for p in parts if p not in _TABLES]
-    return re.sub(r"\W+", "_", "_".join(parts[1:] if parts[:1] == ["self"] else parts)).strip("_") or node.name
+    parts = parts[1:] if len(parts) > 1 and parts[0] in _FRAMES and not parts[1].isdigit() else parts
+    return re.sub(r"\W+", "_", "_".join(parts)).strip("_") or node.name
 
 
 def _paths(name: str) -> set[str]:

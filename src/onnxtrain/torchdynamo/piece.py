@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from onnxtrain.capture.source_lines import user_line
+from onnxtrain.capture.source_lines import is_users, places_in
 from onnxtrain.errors import CaptureError, ModuleError, OnnxTrainError
 from onnxtrain.ir.printer import to_text
 from onnxtrain.options import Options
@@ -108,10 +108,11 @@ class Piece:
         memories = [v.untyped_storage().data_ptr() if isinstance(v, torch.Tensor) else None for v in values]
         for position in self._written:
             if memories[position] and memories.count(memories[position]) > 1:
-                other = next(i for i, m in enumerate(memories) if m == memories[position] and i != position)
+                others = (i for i, m in enumerate(memories) if m == memories[position] and i != position)
+                name, other = self.inputs[position].name, self.inputs[next(others)].name
                 raise CaptureError(
-                    f"{self.inputs[position].name} is modified in place and shares memory with {self.inputs[other].name}",
-                    source=self.place.partition(", ")[2],
+                    f"{name} is modified in place and shares memory with {other}, which is an input too",
+                    source=self.place,
                     cure="modify a copy, or call it where neither is an input of a compiled piece",
                 )
 
@@ -176,9 +177,16 @@ def explain_pieces(module: torch.nn.Module | None = None) -> str:
 
 
 def place_of(graph: torch.fx.Graph) -> str:
-    """Where a graph begins in the user's code: ``forward, model.py:12``."""
-    stacks = (node.meta.get("stack_trace") or node.stack_trace or "" for node in graph.nodes if node.op != "placeholder")
-    return next((line for stack in stacks if (line := user_line(stack))), "a graph")
+    """Where a graph begins, in the function that Dynamo compiles: ``model.py:12``."""
+    calls = (node for node in graph.nodes if node.op not in ("placeholder", "output"))
+    found = (p for node in calls for p in places_in(node.meta.get("stack_trace") or "") if is_users(p[0]))
+    place = next(found, None)
+    return "a graph" if place is None else "{}:{}".format(*place)
+
+
+def forget() -> None:
+    """Compiled code is thrown away: ``torch._dynamo.reset`` calls this."""
+    _ALIVE.clear()
 
 
 def _return(graph: torch.fx.Graph, kept: Sequence[torch.fx.Node]) -> None:

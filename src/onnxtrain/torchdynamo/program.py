@@ -49,9 +49,7 @@ class Program(torch.nn.Module):
         given: what the graph is called with first.
     """
 
-    def __init__(
-        self, graph: torch.fx.GraphModule, inputs: Sequence[Input], given: Sequence[Any]
-    ) -> None:
+    def __init__(self, graph: torch.fx.GraphModule, inputs: Sequence[Input], given: Sequence[Any]) -> None:
         super().__init__()
         self._graph, self._inputs = (graph,), tuple(inputs)
         self._written = tuple(i for i, x in enumerate(inputs) if x.is_written)
@@ -134,6 +132,8 @@ class _Run(torch.fx.Interpreter):
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A function; one that calls a graph runs it here."""
         name = getattr(target, "__name__", "")
+        if target is torch._C._autograd._get_data_attr:
+            return args[0].data
         if target is autocast_mode._enter_autocast:
             self._autocasts.append(torch.autocast(*args))
             return self._autocasts[-1].__enter__()
@@ -172,6 +172,3 @@ def _applied(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, sett
             return torch.fx.Interpreter(backward).run(*dys, *pytree.tree_unflatten(leaves, ctx.spec))
 
     return DynamoFunction
-
-
-

@@ -10,8 +10,6 @@ from typing import Any
 from onnxtrain.errors import OptionError, close_to
 from onnxtrain.options import Options, from_environment
 
-# Outputs that wait until they are read are tensors of a class of ours, and Dynamo may trace what reads them.
-DEFAULTS: dict[str, Any] = {"lazy_outputs": False}
 MODES: dict[str, dict[str, Any]] = {
     "default": {},
     "reduce-overhead": {},  # a step is one call of a program as it is
@@ -19,7 +17,7 @@ MODES: dict[str, dict[str, Any]] = {
     "max-autotune-no-cudagraphs": {"conv_algo_search": "EXHAUSTIVE"},
 }
 _NAMES = tuple(field.name for field in dataclasses.fields(Options))
-_PATHS = ("cache_dir", "save_onnx")
+_PATHS = ("cache_dir", "custom_op_library", "save_onnx")
 _TUPLES = ("propagate_cast_ops_allow", "ignored_attributes")
 
 
@@ -44,7 +42,7 @@ def settings(mode: str | None = None, options: Mapping[str, Any] | Options | Non
             cure="choose fields of onnxtrain.Options",
         )
     read = {name: _value(name, value) for name, value in given.items()}
-    return from_environment(Options(**{**DEFAULTS, **MODES[mode or "default"], **read}))
+    return from_environment(Options(**{**MODES[mode or "default"], **read}))
 
 
 def _value(name: str, value: Any) -> Any:
