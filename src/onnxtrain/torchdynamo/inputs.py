@@ -13,7 +13,8 @@ import torch
 from torch.fx import Node
 
 _PART = re.compile(r"\['([^']*)'\]|\[(\d+)\]|\.(\w+)")
-_TABLES = frozenset(("_modules", "_parameters", "_buffers"))
+_TABLES = frozenset(("_modules", "_parameters", "_buffers", "__dict__"))
+_TAKEN = frozenset(dir(torch.nn.Module()))  # what is an attribute of each module is no name of a part
 _FRAMES = frozenset(("self", "args", "kwargs"))  # names that say nothing of an input
 _WEIGHT = re.compile(r"\._(parameters|buffers)\['[^']*'\]$")
 
@@ -36,7 +37,7 @@ class Input:
     Args:
         name: what the user calls it.
         role: what it is.
-        node: the placeholder.
+        node: the placeholder; None where it does not matter.
         is_written: whether the program changes it in place.
         axis: for a size, the position of a tensor among the inputs and the axis that has this size.
         is_free: whether it has symbolic sizes, or is a number that may be any.
@@ -44,7 +45,7 @@ class Input:
 
     name: str
     role: Role
-    node: Node
+    node: Node | None
     is_written: bool = False
     axis: tuple[int, int] = (0, 0)
     is_free: bool = False
@@ -138,6 +139,7 @@ def _name(node: Node, role: Role) -> str:
     parts = [next(filter(None, found)) for found in _PART.findall(source) if any(found)]
     if _WEIGHT.search(source) or role in (Role.PARAMETER, Role.BUFFER):
         inner = [re.sub(r"\W+", "_", p) for p in parts if p not in _TABLES]
+        inner = [f"{p}_" if p in _TAKEN else p for p in inner]
         is_named = len(inner) == 2 and inner[0] not in _FRAMES  # a layer that a function reads by its name
         return ".".join(inner if is_named else inner[1:] or inner) or node.name
     parts = [p for p in parts if p not in _TABLES]

@@ -12,7 +12,7 @@ import torch
 
 from onnxtrain.errors import OptionError, close_to
 from onnxtrain.options import Options
-from onnxtrain.torchdynamo.piece import Piece
+from onnxtrain.torchdynamo.piece import Piece, forget
 from onnxtrain.torchdynamo.settings import settings
 
 Providers: TypeAlias = Sequence[str | tuple[str, Mapping[str, Any]]]
@@ -133,6 +133,7 @@ class OrtBackend:
     def reset(self) -> None:
         """Compiled code is thrown away: ``torch._dynamo.reset`` calls this."""
         self.pieces.clear()
+        forget()
 
     @classmethod
     def get_cached_instance_for_options(

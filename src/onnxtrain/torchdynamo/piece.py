@@ -41,13 +41,13 @@ class Piece:
         self.inputs: tuple[Input, ...] = inputs_of(graph.graph, examples)
         self.place = place_of(graph.graph)
         self.number, self.calls = next(_NUMBERS), 0
-        self._graph, self._outputs = graph, outputs_of(graph.graph)
-        _return(graph.graph, self._outputs.kept)
+        self._outputs = outputs_of(graph.graph)
+        self._graph = returning(graph, self._outputs.kept)
         static = options.static_shapes or not any(x.is_free for x in self.inputs)
         ignored = (*options.ignored_attributes, *PRIVATE)
         self.options = dataclasses.replace(options, static_shapes=static, ignored_attributes=ignored)
         self._written = [i for i, x in enumerate(self.inputs) if x.is_written]
-        self._computes = bool(self._outputs.kept) or any(is_written(x.node) for x in self.inputs)
+        self._computes = bool(self._outputs.kept) or any(x.node is not None and is_written(x.node) for x in self.inputs)
         self._fallback = FallbackState(self.options)
         self._program: Program | None = None
         self._sessions: Sessions | None = None
@@ -62,7 +62,7 @@ class Piece:
         """
         self.calls += 1
         computed = self._compute(values) if self._computes else ()
-        nodes = {given.node: value for given, value in zip(self.inputs, values, strict=True)}
+        nodes = {x.node: value for x, value in zip(self.inputs, values, strict=True) if x.node is not None}
         return self._outputs.values(nodes, computed)
 
     def _compute(self, values: Sequence[Any]) -> Sequence[Any]:
@@ -189,10 +189,15 @@ def forget() -> None:
     _ALIVE.clear()
 
 
-def _return(graph: torch.fx.Graph, kept: Sequence[torch.fx.Node]) -> None:
-    """Let a graph return these values."""
-    (last,) = (node for node in graph.nodes if node.op == "output")
-    last.args = (tuple(kept),)
+def returning(graph: torch.fx.GraphModule, kept: Sequence[torch.fx.Node]) -> torch.fx.GraphModule:
+    """A graph that returns these values, and knows of its calls no more than their lines."""
+    made = torch.fx.Graph()
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+    made.graph_copy(graph.graph, copies)
+    made.output(tuple(copies[node] for node in kept))
+    for node in made.nodes:
+        node.meta = {name: node.meta[name] for name in ("stack_trace",) if name in node.meta}
+    return torch.fx.GraphModule(graph, made)
 
 
 def _write(tensor: torch.Tensor, content: torch.Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -51,7 +52,7 @@ class Program(torch.nn.Module):
 
     def __init__(self, graph: torch.fx.GraphModule, inputs: Sequence[Input], given: Sequence[Any]) -> None:
         super().__init__()
-        self._graph, self._inputs = (graph,), tuple(inputs)
+        self._graph, self._inputs = (graph,), tuple(dataclasses.replace(x, node=None) for x in inputs)
         self._written = tuple(i for i, x in enumerate(inputs) if x.is_written)
         if any(True for _ in (*graph.parameters(), *graph.buffers())):
             self.graph_module = graph  # it holds weights of its own
