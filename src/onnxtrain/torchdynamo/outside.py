@@ -96,7 +96,7 @@ def _sources(node: Node) -> list[Node] | None:
     if node.op not in ("call_method", "call_function"):
         return None
     example = node.meta.get("example_value")
-    if isinstance(example, int | torch.SymInt) and not isinstance(example, bool):
+    if _is_size(example):
         numbers = all(not isinstance(n.meta.get("example_value"), torch.Tensor) for n in node.all_input_nodes)
         return list(node.all_input_nodes) if numbers or node.target in ("size", getattr) else None
     first = node.args[0] if node.args else None
@@ -105,6 +105,13 @@ def _sources(node: Node) -> list[Node] | None:
     if _is_in_place(node):
         return [first]
     return list(node.all_input_nodes) if _function(node) in _VIEWS else None
+
+
+def _is_size(example: Any) -> bool:
+    """Whether something is a size, or several."""
+    if isinstance(example, tuple | list):
+        return all(map(_is_size, example))
+    return isinstance(example, int | torch.SymInt) and not isinstance(example, bool)
 
 
 def _example(node: Node) -> Any:

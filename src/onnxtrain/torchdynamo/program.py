@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import sympy
 import torch
 from torch.amp import autocast_mode
 from torch.fx import traceback
@@ -106,6 +107,10 @@ class Program(torch.nn.Module):
         return _Run(self._graph[0]).outputs(values), tuple(values[i] for i in self._written)
 
 
+def _is_symbol(size: Any) -> bool:
+    return isinstance(size, torch.SymInt) and size.node.expr.is_Symbol
+
+
 def _is_owned(given: Input) -> bool:
     return given.role is Role.PARAMETER or given.role is Role.BUFFER
 
@@ -116,6 +121,7 @@ class _Run(torch.fx.Interpreter):
     def outputs(self, values: Sequence[Any]) -> Any:
         """What the graph returns; modes are as before, also where it raises."""
         self._autocasts: list[torch.autocast] = []
+        self._sizes = {d.node.expr: d for x in values if isinstance(x, torch.Tensor) for d in x.shape if _is_symbol(d)}
         try:
             with traceback.preserve_node_meta(), torch.set_grad_enabled(torch.is_grad_enabled()):
                 return self.run(*values, enable_io_processing=False)
@@ -125,10 +131,27 @@ class _Run(torch.fx.Interpreter):
                 mode.__exit__(None, None, None)
 
     def call_method(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A method; ``item`` of a number that Dynamo passes as a tensor is the number."""
+        """A method; ``item`` of a number that Dynamo passes as a tensor is the number, strides are made of sizes."""
+        if target == "stride":
+            made = super().call_method(target, args, kwargs)
+            return self._of_sizes(made) if isinstance(made, torch.SymInt) else tuple(map(self._of_sizes, made))
         if target == "item" and not isinstance(args[0], torch.Tensor):
             return args[0]
         return super().call_method(target, args, kwargs)
+
+    def _of_sizes(self, stride: Any) -> Any:
+        """A stride as a product of the inputs' sizes, which a graph has; itself where it is none."""
+        if not isinstance(stride, torch.SymInt):
+            return stride
+        factors = sympy.Mul.make_args(stride.node.expr)
+        made: Any = 1
+        for base, power in (factor.as_base_exp() for factor in factors):
+            known = int(base) if base.is_Integer else self._sizes.get(base)
+            if known is None or not power.is_Integer or power < 1:
+                return stride
+            for _ in range(int(power)):
+                made = made * known
+        return made
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A function; one that calls a graph runs it here."""
