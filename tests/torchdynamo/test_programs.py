@@ -285,6 +285,25 @@ def test_weights_have_the_names_of_the_module() -> None:
     assert "test_programs.py:" in text and "test_programs.py:" in piece().explain()
 
 
+def test_weights_of_one_name_are_told_apart() -> None:
+    """Two modules of a function, of which one is inside of another of the same name."""
+    torch.manual_seed(0)
+    layer, outer = torch.nn.Linear(4, 4), torch.nn.ModuleDict({"layer": torch.nn.Linear(4, 4)})
+    again = {"layer": torch.nn.Linear(4, 4), "weight": torch.randn(4, requires_grad=True)}
+
+    def function(x: Tensor, weight: Tensor, layer_weight: Tensor) -> Tensor:
+        return again["layer"](outer["layer"](layer(x))) * weight * again["weight"] + layer_weight
+
+    (given,), weight, other = one(), torch.randn(4, requires_grad=True), torch.randn(4)
+    made = compiled(function)(given, weight, other)
+    expected = function(given, weight, other)
+    torch.testing.assert_close(made, expected)
+    wanted = [weight, again["weight"], layer.weight, outer["layer"].weight, again["layer"].weight]
+    ours, theirs = (torch.autograd.grad(y.sum(), wanted) for y in (made, expected))
+    torch.testing.assert_close(ours, theirs)
+    assert len({given.name for given in piece().inputs}) == len(piece().inputs)
+
+
 def test_modes_have_graphs_of_their_own() -> None:
     model = Layers(lambda self, x: self.norm(self.dropout(self.first(x))))
     made, eager = same_steps(lambda: model, one)

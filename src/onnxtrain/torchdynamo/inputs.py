@@ -157,4 +157,5 @@ def _unused(name: str, names: Collection[str], paths: Collection[str]) -> str:
     if name not in names and name not in paths and not _paths(name) & {*names}:
         return name
     flat = name.replace(".", "_")
-    return next(n for n in (flat, *(f"{flat}_{i}" for i in itertools.count(1))) if n not in names and n not in paths)
+    others = itertools.chain((flat,), (f"{flat}_{i}" for i in itertools.count(1)))
+    return next(n for n in others if n not in names and n not in paths)
