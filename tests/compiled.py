@@ -70,6 +70,27 @@ def _step(function: Any, batch: Sequence[Any], seed: int) -> Any:
     return output
 
 
+class Stack(torch.nn.Module):
+    """Layers of more than one bucket of DistributedDataParallel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(3)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x).tanh()
+
+
+def gradients_of_a_rank(is_compiled: bool) -> tuple[list[torch.Tensor], int]:
+    """What DistributedDataParallel leaves on the parameters, and how many pieces there are."""
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(Stack(), bucket_cap_mb=1)
+    run = compiled(model) if is_compiled else model
+    torch.manual_seed(torch.distributed.get_rank())
+    run(torch.randn(4, 512)).square().sum().backward()
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None], len(pieces()) if is_compiled else 0
+
+
 def _has_history(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.grad_fn is not None
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from compiled import captures, compiled, same_steps
+from compiled import captures, compiled, gradients_of_a_rank, same_steps
+from ranks import Ranks
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -222,3 +223,14 @@ def test_convolutions_and_statistics() -> None:
         return torch.nn.Sequential(*layers, torch.nn.Flatten(), torch.nn.Dropout(0.3), torch.nn.Linear(8, 2)).double()
 
     same_steps(build, lambda: (torch.randn(4, 3, 9, 9).double(),))
+
+
+def test_distributed_data_parallel_has_a_piece_for_each_bucket(tmp_path: Path) -> None:
+    ranks = Ranks(tmp_path)
+    try:
+        ours, eager = (ranks(gradients_of_a_rank, is_compiled) for is_compiled in (True, False))
+    finally:
+        ranks.close()
+    for (found, count), (expected, _) in zip(ours, eager, strict=True):
+        torch.testing.assert_close(found, expected)
+        assert count > 1 and len(found) == 6

@@ -104,7 +104,8 @@ class Program(torch.nn.Module):
             if known.role is Role.SIZE:
                 tensor, axis = known.axis
                 values[position] = values[tensor].shape[axis]
-        return _Run(self._graph[0]).outputs(values), tuple(values[i] for i in self._written)
+        numbers = [x for x, known in zip(values, self._inputs, strict=True) if known.role is Role.WRAPPED]
+        return _Run(self._graph[0]).outputs(values, numbers), tuple(values[i] for i in self._written)
 
 
 def _is_symbol(size: Any) -> bool:
@@ -118,8 +119,14 @@ def _is_owned(given: Input) -> bool:
 class _Run(torch.fx.Interpreter):
     """Runs a graph call by call, each under the line of the user's that made it."""
 
-    def outputs(self, values: Sequence[Any]) -> Any:
-        """What the graph returns; modes are as before, also where it raises."""
+    def outputs(self, values: Sequence[Any], numbers: Sequence[Any] = ()) -> Any:
+        """What the graph returns; modes are as before, also where it raises.
+
+        Args:
+            values: its inputs.
+            numbers: those of them that are numbers to the user, or tensors in the place of numbers that vary.
+        """
+        self._numbers = tuple(numbers)
         self._autocasts: list[torch.autocast] = []
         self._sizes = {d.node.expr: d for x in values if isinstance(x, torch.Tensor) for d in x.shape if _is_symbol(d)}
         try:
@@ -134,8 +141,8 @@ class _Run(torch.fx.Interpreter):
         """A method; ``item`` of a number that Dynamo passes as a tensor is the number, strides are made of sizes."""
         if target == "stride":
             made = super().call_method(target, args, kwargs)
-            return self._of_sizes(made) if isinstance(made, torch.SymInt) else tuple(map(self._of_sizes, made))
-        if target == "item" and not isinstance(args[0], torch.Tensor):
+            return tuple(map(self._of_sizes, made)) if isinstance(made, tuple) else self._of_sizes(made)
+        if target == "item" and any(args[0] is number for number in self._numbers):
             return args[0]
         return super().call_method(target, args, kwargs)
 
