@@ -322,6 +322,35 @@ def test_modes_have_graphs_of_their_own() -> None:
         torch.testing.assert_close(made(x), eager(x))
 
 
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_a_whole_step_is_compiled(kind: Any) -> None:
+    """Forward, backward and optimizer: Dynamo keeps what the optimizer writes as tensors of the graph.
+
+    AdamW's correction of its averages is computed in single precision, as by any backend.
+    """
+    models = [torch.nn.Linear(4, 2).double(), torch.nn.Linear(4, 2).double()]
+    models[1].load_state_dict(models[0].state_dict())
+
+    def made(model: torch.nn.Module) -> Callable[[Tensor], Tensor]:
+        optimizer = kind(model.parameters(), lr=1e-2)
+
+        def step(x: Tensor) -> Tensor:
+            loss = model(x).tanh().square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        return step
+
+    ours, eager = compiled(made(models[0])), made(models[1])
+    for rows in (3, 4, 5, 6):
+        x = torch.randn(rows, 4).double()
+        torch.testing.assert_close(ours(x), eager(x), rtol=1e-5, atol=1e-6)
+    weights = [model.weight.detach() for model in models]
+    torch.testing.assert_close(*weights, rtol=1e-5, atol=1e-6)
+
+
 def test_two_names_for_one_memory_are_refused() -> None:
     def function(x: Tensor, y: Tensor) -> Tensor:
         x.add_(1)

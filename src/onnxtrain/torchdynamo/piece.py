@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import logging
 import weakref
@@ -38,11 +39,12 @@ class Piece:
     """
 
     def __init__(self, graph: torch.fx.GraphModule, examples: Sequence[Any], options: Options) -> None:
-        self.inputs: tuple[Input, ...] = inputs_of(graph.graph, examples)
-        self.place = place_of(graph.graph)
+        whole, self._held = lifted(graph)
+        self.inputs: tuple[Input, ...] = inputs_of(whole, [*examples, *self._held])
+        self.place = place_of(whole)
         self.number, self.calls = next(_NUMBERS), 0
-        self._outputs = outputs_of(graph.graph)
-        self._graph = returning(graph, self._outputs.kept)
+        self._outputs = outputs_of(whole)
+        self._graph = torch.fx.GraphModule(graph, returning(whole, self._outputs.kept))
         static = options.static_shapes or not any(x.is_free for x in self.inputs)
         ignored = (*options.ignored_attributes, *PRIVATE)
         self.options = dataclasses.replace(options, static_shapes=static, ignored_attributes=ignored)
@@ -61,6 +63,7 @@ class Piece:
             OnnxTrainError: the graph cannot be captured, or a call cannot run on it.
         """
         self.calls += 1
+        values = (*values, *self._held)
         computed = self._compute(values) if self._computes else ()
         nodes = {x.node: value for x, value in zip(self.inputs, values, strict=True) if x.node is not None}
         return self._outputs.values(nodes, computed)
@@ -189,15 +192,34 @@ def forget() -> None:
     _ALIVE.clear()
 
 
-def returning(graph: torch.fx.GraphModule, kept: Sequence[torch.fx.Node]) -> torch.fx.GraphModule:
-    """A graph that returns these values, and knows of its calls no more than their lines."""
+def lifted(graph: torch.fx.GraphModule) -> tuple[torch.fx.Graph, list[torch.Tensor]]:
+    """A copy of a graph whose own tensors (those of an optimizer) are inputs behind the others, and these tensors."""
+    made = torch.fx.Graph()
+    made.output(made.graph_copy(graph.graph, {}))
+    own = [node for node in made.nodes if node.op == "get_attr"]
+    named = {node.target: functools.reduce(getattr, node.target.split("."), graph) for node in own}
+    held = {name: value for name, value in named.items() if isinstance(value, torch.Tensor)}
+    inputs: dict[Any, torch.fx.Node] = {}
+    with made.inserting_before(next(node for node in made.nodes if node.op != "placeholder")):
+        for name in held:
+            inputs[name] = made.placeholder(name.replace(".", "_"))
+    for node in own:
+        if node.target in inputs:
+            inputs[node.target].meta = node.meta
+            node.replace_all_uses_with(inputs[node.target])
+            made.erase_node(node)
+    return made, list(held.values())
+
+
+def returning(graph: torch.fx.Graph, kept: Sequence[torch.fx.Node]) -> torch.fx.Graph:
+    """A copy of a graph that returns these values, and knows of its calls no more than their lines."""
     made = torch.fx.Graph()
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
-    made.graph_copy(graph.graph, copies)
+    made.graph_copy(graph, copies)
     made.output(tuple(copies[node] for node in kept))
     for node in made.nodes:
         node.meta = {name: node.meta[name] for name in ("stack_trace",) if name in node.meta}
-    return torch.fx.GraphModule(graph, made)
+    return made
 
 
 def _write(tensor: torch.Tensor, content: torch.Tensor) -> None:
