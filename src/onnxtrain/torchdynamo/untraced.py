@@ -1,0 +1,21 @@
+"""Our code that PyTorch calls back within a compiled program: Dynamo traces neither it nor what it calls."""
+
+from __future__ import annotations
+
+from torch._C._dynamo.eval_frame import set_code_exec_strategy
+from torch._dynamo import trace_rules
+from torch._dynamo.types import FrameAction, FrameExecStrategy
+
+from onnxtrain.ortmodule import deferred, step
+
+_ENTRIES = (deferred.content_of, step._Step.backward, step._LateStep.forward, step._LateStep.backward)
+
+
+def keep_untraced() -> None:
+    """Let Dynamo pass over our files, and run what they call as it is.
+
+    Else the backward pass within a compiled step, and what computes a late output, would be compiled function by function.
+    """
+    trace_rules.add("onnxtrain")
+    for entry in _ENTRIES:
+        set_code_exec_strategy(entry.__code__, FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP))
