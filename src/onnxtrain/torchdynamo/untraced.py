@@ -14,7 +14,7 @@ _ENTRIES = (deferred.content_of, step._Step.backward, step._LateStep.forward, st
 def keep_untraced() -> None:
     """Let Dynamo pass over our files, and run what they call as it is.
 
-    Else the backward pass within a compiled step, and what computes a late output, would be compiled function by function.
+    Else the backward pass within a compiled step, and what computes a late output, would be compiled bit by bit.
     """
     trace_rules.add("onnxtrain")
     for entry in _ENTRIES:
