@@ -82,6 +82,7 @@ class Options:
         deterministic: only kernels that give the same bits each time; ORTModule follows torch's own switch.
         ignored_attributes: names of attributes of the module whose changes do not concern its forward pass.
         conv_algo_search: how cuDNN chooses convolution algorithms in onnxruntime, ``"HEURISTIC"`` or ``"EXHAUSTIVE"``.
+        custom_op_library: library of custom operators that sessions of the onnxruntime backend load.
         compute_optimizer: skip work that nothing visible depends on; off turns off all that follows.
         sparse_optimizer: compute only rows that matter, such as those with a label; needs ``compute_optimizer``.
         embedding_sparse_optimizer: leave padding out of everything; needs ``sparse_optimizer``.
@@ -120,6 +121,7 @@ class Options:
     deterministic: bool = False
     ignored_attributes: tuple[str, ...] = ()
     conv_algo_search: str = "HEURISTIC"
+    custom_op_library: Path | None = None
     compute_optimizer: bool = True
     sparse_optimizer: bool = True
     embedding_sparse_optimizer: bool = True

@@ -4,6 +4,7 @@
     python tests/coverage/architectures.py --only LlamaForCausalLM ...   # some; prints only
     python tests/coverage/architectures.py --families timm               # those of a family, or of a library
     python tests/coverage/architectures.py --results walk.jsonl          # all that walk.jsonl does not have yet
+    python tests/coverage/architectures.py --through torch.compile       # by torch.compile(backend="onnxtrain")
 
 Each architecture is one training step of the torch backend beside the same step in eager PyTorch, in a process of its
 own. A step that differs in float32 is repeated in float64: some models make rounding errors large.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
+import functools
 import importlib
 import importlib.util
 import json
@@ -40,7 +42,10 @@ from vision import VISION, ImageModel
 
 from onnxtrain import Options, ORTModule
 from onnxtrain.errors import OnnxTrainError
+from onnxtrain.torchdynamo import onnxtrain as backend
 
+WAYS = ("ORTModule", "torch.compile")
+OPTIONS = {"backend": "torch", "summary": False, "density_threshold": 0.95}
 PAGE = Path(__file__).with_name("architectures.md")
 RATE = 0.05
 NOISIER = 10  # times as far from float64 as eager is: no more than rounding in another order
@@ -113,27 +118,27 @@ SINGLE = Tolerance(loss=1e-4, close=1e-3, noise=1e-5, value=1e-3)
 DOUBLE = Tolerance(loss=1e-9, close=1e-6, noise=1e-11, value=1e-6)
 
 
-def parity(architecture: Architecture | ImageModel) -> Outcome:
+def parity(architecture: Architecture | ImageModel, way: str = WAYS[0]) -> Outcome:
     """One step of the graph beside one of eager PyTorch: loss, gradients, parameters and buffers after it.
 
     Where float32 differs, float64 judges.
     """
     try:
-        single = _steps(architecture, torch.float32)
+        single = _steps(architecture, torch.float32, way)
         try:
             return Outcome(architecture.model, "pass", f"{_compare(*single, SINGLE):.0e}")
         except Failure as failure:
             if failure.status != "differs":
                 raise
-            return Outcome(architecture.model, "pass", _in_double(architecture, single, str(failure)), "float64")
+            return Outcome(architecture.model, "pass", _in_double(architecture, single, str(failure), way), "float64")
     except Failure as failure:
         return Outcome(architecture.model, failure.status, str(failure))
 
 
-def _in_double(architecture: Architecture | ImageModel, single: tuple[Step, Step], reason: str) -> str:
+def _in_double(architecture: Architecture | ImageModel, single: tuple[Step, Step], reason: str, way: str) -> str:
     """The difference in float64 where this is all there is, and float32 is as far from it in eager as in the graph."""
     try:
-        double = _steps(architecture, torch.float64)
+        double = _steps(architecture, torch.float64, way)
         worst = _compare(*double, DOUBLE)
     except Failure as failure:
         raise Failure("differs", f"{reason}; in float64: {failure}") from failure
@@ -143,7 +148,7 @@ def _in_double(architecture: Architecture | ImageModel, single: tuple[Step, Step
     return f"{worst:.0e}"
 
 
-def _steps(architecture: Architecture | ImageModel, kind: torch.dtype) -> tuple[Step, Step]:
+def _steps(architecture: Architecture | ImageModel, kind: torch.dtype, way: str) -> tuple[Step, Step]:
     """The step in eager PyTorch, and that of the graph."""
     torch.manual_seed(0)
     try:
@@ -156,14 +161,21 @@ def _steps(architecture: Architecture | ImageModel, kind: torch.dtype) -> tuple[
     except Exception as error:  # a configuration that the class does not take
         raise Failure("eager", _line(error)) from error
     try:
-        wrapped = ORTModule(ours, options=Options(backend="torch", summary=False, density_threshold=0.95))
-        found = _step(wrapped, given)
+        found = _step(_through(way, ours), given)
     except OnnxTrainError as error:
         where = ", ".join(part for part in (error.node, error.source.rsplit("/", 1)[-1]) if part)
         raise Failure(type(error).__name__, f"{error.what} ({where})" if where else error.what) from error
     except Exception as error:
         raise Failure(type(error).__name__, _line(error)) from error
     return Step(expected, eager), Step(found, ours)
+
+
+def _through(way: str, module: torch.nn.Module) -> Any:
+    """The module as its graph runs it."""
+    if way == "ORTModule":
+        return ORTModule(module, options=Options(**OPTIONS))
+    torch._dynamo.reset()
+    return torch.compile(module, backend=backend, options=OPTIONS, dynamic=True)
 
 
 def _step(model: torch.nn.Module, given: dict[str, Any]) -> float:
@@ -218,17 +230,17 @@ def _line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else ''} ({Path(place.filename).name}:{place.lineno})"
 
 
-def walk(names: Sequence[str], jobs: int, limit: float) -> Iterator[Outcome]:
+def walk(names: Sequence[str], jobs: int, limit: float, way: str = WAYS[0]) -> Iterator[Outcome]:
     """The outcomes in the order they come; each architecture in a process of its own, ended after ``limit`` seconds."""
     ends = {"time": f"above {limit:.0f} s", "crash": "the process ended without an answer"}
-    for done in workers.run(_work, names, jobs, limit):
+    for done in workers.run(functools.partial(_work, way), names, jobs, limit):
         outcome = done.results[0] if done.results else Outcome(done.job, done.end, ends[done.end])
         yield dataclasses.replace(outcome, seconds=done.seconds)
 
 
-def _work(name: str, send: Callable[[Outcome], None]) -> None:
+def _work(way: str, name: str, send: Callable[[Outcome], None]) -> None:
     torch.set_num_threads(1)
-    send(parity(MODELS[name]))
+    send(parity(MODELS[name], way))
 
 
 def page(outcomes: Sequence[Outcome]) -> str:
@@ -297,13 +309,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--limit", type=float, default=240, help="seconds for each architecture")
     parser.add_argument("--at-least", type=float, default=90, help="per cent that must pass")
+    parser.add_argument("--through", choices=WAYS, default=WAYS[0], help="other ways than ORTModule write no page")
     given = parser.parse_args(arguments)
     if unknown := [n for n in given.only or () if n not in MODELS]:
         parser.error(f"{unknown[0]} is not in the catalogue")
     prepare()
     known = _read(given.results)
     names = given.only or [n for n in MODELS if n not in known and _among(MODELS[n].family, given.families)]
-    for outcome in walk(names, given.jobs, given.limit):
+    for outcome in walk(names, given.jobs, given.limit, given.through):
         known[outcome.model] = outcome
         print(f"{outcome.status:16} {outcome.model:45} {outcome.seconds:5.0f} s  {outcome.reason}", flush=True)
         if given.results is not None:
@@ -312,7 +325,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     outcomes = [known[name] for name in MODELS if name in known]
     passed = sum(o.status == "pass" for o in outcomes)
     print(f"{passed} of {len(outcomes)} pass")
-    if given.results is not None or not (given.only or given.families):
+    if given.through == WAYS[0] and (given.results is not None or not (given.only or given.families)):
         PAGE.write_text(page(outcomes))
     return 0 if 100 * passed >= given.at_least * len(outcomes) else 1
 

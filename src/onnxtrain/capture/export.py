@@ -302,7 +302,8 @@ def _export(
     try:
         with recording(), recorder() as module.result.recorded:
             example = [_ordinary(t) for t in example]
-            program = torch.export.export(module, tuple(example), dynamic_shapes=(dynamic,), strict=False)
+            shapes = (dynamic,) if dynamic else None  # what has no inputs (``torch.full``) has no sizes
+            program = torch.export.export(module, tuple(example), dynamic_shapes=shapes, strict=False)
     except Exception as error:
         take_out_of_others(*module.result.tracked, None, error)
         raise

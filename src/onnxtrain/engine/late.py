@@ -62,7 +62,7 @@ class Late:
                 )
         if not torch.is_grad_enabled() or not bound.is_tracked(name, self.differentiable):
             return self.outputs()[name]
-        return _LateStep.apply(self, name, *self._sources)
+        return LateStep.apply(self, name, *self._sources)
 
     def outputs(self) -> dict[str, torch.Tensor]:
         """All outputs; buffers are not written a second time."""
@@ -84,16 +84,18 @@ class Late:
         return state
 
 
-class _LateStep(torch.autograd.Function):
+class LateStep(torch.autograd.Function):
     """One output after the step; forward and backward run again where it receives a gradient."""
 
     @staticmethod
     def forward(ctx: Any, late: Late, name: str, *differentiable: torch.Tensor) -> torch.Tensor:
+        """The output."""
         ctx.late, ctx.name, ctx.sources = late, name, differentiable
         return late.outputs()[name].clone()
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """A gradient for each of the step's differentiable inputs."""
         state = ctx.late.begun(ctx.name)
         dys = [dy if n == ctx.name else None for n in state.outputs]
         return (None, None, *gradients(state, ctx.sources, dys))

@@ -25,15 +25,16 @@ def begin(
     """
     chosen = bound.choose(inputs, differentiable, bound.expected.names)
     state = State(bound, chosen, inputs, differentiable)
-    made = _Step.apply(state, *(inputs[name] for name in differentiable))
+    made = Step.apply(state, *(inputs[name] for name in differentiable))
     return state, dict(zip(state.outputs, made, strict=True))
 
 
-class _Step(torch.autograd.Function):
-    """The module's forward and backward as one autograd node."""
+class Step(torch.autograd.Function):
+    """Forward and backward of a graph."""
 
     @staticmethod
     def forward(ctx: Any, state: State, *differentiable: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The outputs of the graph."""
         outputs = state.forward()
         ctx.state, ctx.sources = state, differentiable
         ctx.set_materialize_grads(False)
@@ -43,6 +44,7 @@ class _Step(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *dys: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        """A gradient for each differentiable input."""
         return (None, *gradients(ctx.state, ctx.sources, dys))
 
 

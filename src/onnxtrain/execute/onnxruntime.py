@@ -27,6 +27,7 @@ from onnxtrain.options import Options
 
 _DISABLED = {"EliminateDropout"}  # it also removes Dropout that is in training mode, where nobody reads the mask
 _ATOMIC = frozenset(("ScatterElements", "ScatterND"))
+_DOMAINS = frozenset(("", "ai.onnx", "ai.onnx.ml", "com.microsoft", DOMAIN))  # of operators that no library has
 _FATAL_ONLY = 4  # onnxruntime's log severity; its errors are raised all the same
 
 
@@ -49,6 +50,8 @@ class _Part:
         options.log_severity_level = _FATAL_ONLY
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
         options.use_deterministic_compute = chosen.deterministic
+        if chosen.custom_op_library is not None:
+            options.register_custom_ops_library(os.fspath(chosen.custom_op_library))
         providers: list[Any] = [_cuda(self.device_index, chosen)] if self.device_type == "cuda" else []
         proto = ir.to_proto(model).SerializeToString()
         try:
@@ -120,7 +123,8 @@ class OnnxRuntimeBackend(Backend):
     def compile(self, plan: Plan, device: str = "cpu", options: Options | None = None) -> OnnxRuntimeExecutable:
         options = options or Options()
         nodes = [n for model in (plan.forward, plan.backward) if model is not None for n in model.graph.all_nodes()]
-        for error in self.unsupported(nodes):
+        own = options.custom_op_library is not None
+        for error in self.unsupported([n for n in nodes if not (own and n.domain not in _DOMAINS)]):
             raise error
         if options.deterministic and device.startswith("cuda"):
             _warn_of_nondeterministic(nodes)

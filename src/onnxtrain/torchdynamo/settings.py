@@ -1,0 +1,52 @@
+"""What ``torch.compile`` is told about a compilation: its options and its mode, as ours."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from onnxtrain.errors import OptionError, close_to
+from onnxtrain.options import Options, from_environment
+
+MODES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "reduce-overhead": {},  # a step is one call of a program as it is
+    "max-autotune": {"conv_algo_search": "EXHAUSTIVE"},
+    "max-autotune-no-cudagraphs": {"conv_algo_search": "EXHAUSTIVE"},
+}
+_NAMES = tuple(field.name for field in dataclasses.fields(Options))
+_PATHS = ("cache_dir", "custom_op_library", "save_onnx")
+_TUPLES = ("propagate_cast_ops_allow", "ignored_attributes")
+
+
+def settings(mode: str | None = None, options: Mapping[str, Any] | Options | None = None) -> Options:
+    """The options in force; environment variables override them.
+
+    Args:
+        mode: ``torch.compile``'s.
+        options: ``torch.compile``'s: fields of ``Options`` by name, or the object itself.
+
+    Raises:
+        OptionError: a name or a value is not known.
+    """
+    if (mode or "default") not in MODES:
+        raise OptionError(f"mode={mode!r} is not known", cure=f"choose one of {', '.join(MODES)}")
+    if isinstance(options, Options):
+        return from_environment(options)
+    given = dict(options or {})
+    if unknown := [name for name in given if name not in _NAMES]:
+        raise OptionError(
+            f"option {unknown[0]!r} of the backend onnxtrain is not known{close_to(unknown[0], _NAMES)}",
+            cure="choose fields of onnxtrain.Options",
+        )
+    read = {name: _value(name, value) for name, value in given.items()}
+    return from_environment(Options(**{**MODES[mode or "default"], **read}))
+
+
+def _value(name: str, value: Any) -> Any:
+    """A value as the field has it: in a dictionary paths are texts, and tuples lists."""
+    if name in _PATHS and isinstance(value, str):
+        return Path(value)
+    return tuple(value) if name in _TUPLES and isinstance(value, list) else value

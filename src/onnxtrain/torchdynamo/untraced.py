@@ -1,0 +1,23 @@
+"""Our code that PyTorch calls back within a compiled program: Dynamo traces neither it nor what it calls."""
+
+from __future__ import annotations
+
+from torch._C._dynamo.eval_frame import set_code_exec_strategy
+from torch._dynamo import trace_rules
+from torch._dynamo.types import FrameAction, FrameExecStrategy
+
+from onnxtrain.engine.deferred import content_of
+from onnxtrain.engine.late import LateStep
+from onnxtrain.engine.node import Step
+
+_ENTRIES = (content_of, Step.backward, LateStep.forward, LateStep.backward)
+
+
+def keep_untraced() -> None:
+    """Let Dynamo pass over our files, and run what they call as it is.
+
+    Else the backward pass within a compiled step, and what computes a late output, would be compiled bit by bit.
+    """
+    trace_rules.add("onnxtrain")
+    for entry in _ENTRIES:
+        set_code_exec_strategy(entry.__code__, FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP))
