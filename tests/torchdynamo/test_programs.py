@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from compiled import captures, compiled, piece, same_steps
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from onnxtrain.errors import CaptureError, OnnxTrainError
@@ -367,3 +369,22 @@ def test_an_error_names_the_line() -> None:
 
     with pytest.raises(OnnxTrainError, match=r"test_programs\.py:\d+"):
         compiled(function, backend="onnxruntime")(torch.randn(4, 4))
+
+
+def test_a_gradient_penalty() -> None:
+    """A gradient that is differentiated again, which PyTorch's own backends refuse."""
+    torch.manual_seed(0)
+    eager = nn.Sequential(nn.Linear(6, 16), nn.SiLU(), nn.LayerNorm(16), nn.Linear(16, 1)).double()
+    module = copy.deepcopy(eager)
+    ours = compiled(module, dynamic=True)
+    for rows in (4, 5, 7):
+        batch = torch.randn(rows, 6).double()
+        for called, owner in ((ours, module), (eager, eager)):
+            x = batch.clone().requires_grad_()
+            owner.zero_grad()
+            scores = called(x)
+            (slope,) = torch.autograd.grad(scores.sum(), x, create_graph=True)
+            (scores.mean() + (slope.norm(dim=1) - 1).square().mean()).backward()
+        for mine, theirs in zip(module.parameters(), eager.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, theirs.grad)
+    assert captures() == 1
