@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from compiled import captures, compiled, piece, same_steps
+from parity import pair, same_step
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -388,3 +389,21 @@ def test_a_gradient_penalty() -> None:
         for mine, theirs in zip(module.parameters(), eager.parameters(), strict=True):
             torch.testing.assert_close(mine.grad, theirs.grad)
     assert captures() == 1
+
+
+class Branch(nn.Module):
+    """One of two branches, by content, as an operator that has both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda v: v * self.weight, lambda v: v - self.weight, (x,))
+
+
+def test_what_dynamo_records_for_a_capture_of_ours_is_not_passed_over() -> None:
+    """``torch.cond`` has Dynamo look at its branches from within our capture, which is not among the files it skips."""
+    wrapped, eager = pair(Branch())
+    for sign in (1.0, -1.0):
+        same_step(wrapped, eager, sign * torch.rand(3, 4, requires_grad=True).detach())

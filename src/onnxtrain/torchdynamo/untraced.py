@@ -14,10 +14,12 @@ _ENTRIES = (content_of, Step.backward, LateStep.forward, LateStep.backward)
 
 
 def keep_untraced() -> None:
-    """Let Dynamo pass over our files, and run what they call as it is.
+    """Let Dynamo pass over the files of what runs graphs, and run what they call as it is.
 
-    Else the backward pass within a compiled step, and what computes a late output, would be compiled bit by bit.
+    Else the backward pass within a compiled step, and what computes a late output, would be compiled bit by bit. It may
+    look into what captures: there ``torch.cond`` has Dynamo record its branches.
     """
-    trace_rules.add("onnxtrain")
+    for folder in ("engine", "execute", "ortmodule", "torchdynamo"):
+        trace_rules.add(f"onnxtrain.{folder}")
     for entry in _ENTRIES:
         set_code_exec_strategy(entry.__code__, FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP))
