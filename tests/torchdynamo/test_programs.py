@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from compiled import captures, compiled, piece, same_steps
+from parity import captures as graphs_of
 from parity import pair, same_step
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -407,3 +408,15 @@ def test_what_dynamo_records_for_a_capture_of_ours_is_not_passed_over() -> None:
     wrapped, eager = pair(Branch())
     for sign in (1.0, -1.0):
         same_step(wrapped, eager, sign * torch.rand(3, 4, requires_grad=True).detach())
+
+
+@pytest.mark.parametrize("backend", ["eager", "onnxtrain"])
+@pytest.mark.parametrize("is_captured", [False, True])
+def test_a_compiled_ortmodule_is_the_module_that_it_wraps(is_captured: bool, backend: str) -> None:
+    torch._dynamo.reset()
+    wrapped, eager = pair(nn.Sequential(nn.Linear(3, 4), nn.Tanh()))
+    x = torch.randn(5, 3)
+    if is_captured:
+        wrapped(x)
+    torch.testing.assert_close(torch.compile(wrapped, backend=backend)(x), eager(x))
+    assert graphs_of(wrapped) == int(is_captured)

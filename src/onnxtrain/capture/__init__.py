@@ -62,9 +62,8 @@ def trace(
         CaptureError: the module cannot be traced.
     """
     tensors, inputs = flatten((tuple(args), dict(kwargs)), numbers=numbers)
-    device = next((t.device.type for t in [*tensors, *module.parameters(), *module.buffers()]), "cpu")
-    repeated = repeated_among(tensors)
-    flat = FlatModule(module, inputs, Autocast.current(device), functions, ignored, answers, repeated)
+    autocast, repeated = Autocast.current(_device_type(module, tensors)), repeated_among(tensors)
+    flat = FlatModule(module, inputs, autocast, functions, ignored, answers, repeated)
     owned = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
     names = input_names(module.forward, args, kwargs, inputs.numbers, owned)
     with _ONE_AT_A_TIME, _parameters_of_their_own(module):
@@ -73,7 +72,12 @@ def trace(
         program = _program(flat, _told_apart(tensors), names, fixed, fill)
         flat.result.settle()
     form, sizes = form_of(tensors) if flat.result.assumed.form else None, tuple(t.shape for t in tensors)
-    return Traced(program, flat, inputs, tuple(names), tuple(name for name, _ in module.named_buffers()), sizes, form)
+    return Traced(program, flat, inputs, tuple(names), tuple(dict(module.named_buffers())), sizes, form)
+
+
+def _device_type(module: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> str:
+    """Where a call runs, as its tensors and the module's say."""
+    return next((t.device.type for t in [*tensors, *module.parameters(), *module.buffers()]), "cpu")
 
 
 def _axes(tensors: Sequence[torch.Tensor], size: int | None = None) -> frozenset[Axis]:
@@ -154,14 +158,16 @@ def translate(
     def guards() -> SizeGuards:
         return size_guards(traced.program, result.assumed, traced.form, tuple(traced.flat.repeated.items()))
 
-    def made() -> tuple[ForwardGraph, bool]:
+    def made() -> ForwardGraph:
         with _ONE_AT_A_TIME:
-            asked = guards()
-            graph = to_graph(traced.program, traced.input_names, traced.buffers, opset, refusals)
-            return graph, guards() == asked
+            return to_graph(traced.program, traced.input_names, traced.buffers, opset, refusals)
+
+    def told() -> tuple[ForwardGraph, bool]:
+        asked = guards()
+        return made(), guards() == asked
 
     settings = (traced.input_names, traced.buffers, opset, refusals is None, *decisive)
-    graph, kept = (made()[0], None) if cache is None else cache.graph(traced.program, settings, made)
+    graph, kept = (made(), None) if cache is None else cache.graph(traced.program, settings, told)
     assert result.schema is not None, "the forward ran, or export raised"
     for error in (e for name, e in result.reformed.items() if name in graph.signature.buffers):
         raise error

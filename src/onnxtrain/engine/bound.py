@@ -113,12 +113,6 @@ class BoundGraph:
         """All graph inputs of a call: the user's tensors, then the parameters and buffers as they are now."""
         return [*tensors, *self.owned.now()]
 
-    def differentiable(self, inputs: Sequence[torch.Tensor]) -> list[str]:
-        """Names of the graph inputs that require a gradient, where one is wanted at all."""
-        if not torch.is_grad_enabled():
-            return []
-        return self.differentiable_of(dict(zip(self.signature.inputs, inputs, strict=True)))
-
     def choose(
         self, inputs: Mapping[str, torch.Tensor], differentiable: Sequence[str], outputs: Sequence[str]
     ) -> Chosen:

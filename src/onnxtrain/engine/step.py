@@ -19,8 +19,8 @@ _LOG = logging.getLogger(__name__)
 def run(bound: BoundGraph, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Run a graph on the user's tensors; the outputs carry gradients where any input or parameter requires one."""
     inputs = bound.inputs(tensors)
-    differentiable = bound.differentiable(inputs)
     named = dict(zip(bound.signature.inputs, inputs, strict=True))
+    differentiable = bound.differentiable_of(named) if torch.is_grad_enabled() else []
     if not differentiable:
         chosen = bound.choose(named, (), ())
         forward = chosen.compiled.executable.forward

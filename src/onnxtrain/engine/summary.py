@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from onnxtrain.compiler import Compiled
 from onnxtrain.engine import sparsity
 from onnxtrain.engine.bound import BoundGraph
+from onnxtrain.errors import ModuleError
 from onnxtrain.ir.graphs import DOMAIN
+from onnxtrain.ir.printer import to_text
 from onnxtrain.ir.python_calls import is_call
 from onnxtrain.options import Fallback, Options
 
@@ -26,6 +29,27 @@ def summary(bound: BoundGraph) -> str:
     rows.append("build time       " + ", ".join(f"{name} {s:.2f} s" for name, s in report.seconds.items()))
     rows.append(f"backend          {type(compiled.executable).__name__}")
     return "\n".join(rows)
+
+
+def graph_text(compiled: Compiled, stage: str) -> str:
+    """A compiled graph as text.
+
+    Args:
+        compiled: the graph.
+        stage: ``"captured"`` (the optimized forward), ``"training"``, ``"forward"`` or ``"backward"``.
+
+    Raises:
+        ModuleError: there is no graph of that stage.
+    """
+    saved = compiled.plan.saved
+    if stage == "captured":
+        return to_text(compiled.forward.model, title="forward")
+    if stage == "training" and compiled.training is not None:
+        return to_text(compiled.training.model, title="training graph", saved=saved)
+    model = {"forward": compiled.plan.forward, "backward": compiled.plan.backward}.get(stage)
+    if model is None:
+        raise ModuleError(f"there is no {stage!r} graph of the last call", cure="train first; or ask for 'captured'")
+    return to_text(model, title=stage, saved=saved)
 
 
 def first_step(name: str, bound: BoundGraph) -> str:

@@ -1,9 +1,9 @@
 """Graph → TrainingGraph: differentiate an ONNX forward pass by reverse accumulation."""
 
+from onnxtrain.gradient.again import gradients_as_outputs
 from onnxtrain.gradient.build import (
     build_gradient,
     gradient_errors,
-    gradients_as_outputs,
     origins_of_outputs,
     tracked_outputs,
     undifferentiable,

@@ -15,17 +15,7 @@ from onnxtrain.ir import functions, shapes
 from onnxtrain.ir.bodies import bodies_of, remove_unread
 from onnxtrain.ir.builder import Builder
 from onnxtrain.ir.expansions import can_expand, expand_nodes
-from onnxtrain.ir.graphs import (
-    BACKWARD,
-    ForwardGraph,
-    Signature,
-    TrainingGraph,
-    describe,
-    free_name,
-    is_backward,
-    source_of,
-    values,
-)
+from onnxtrain.ir.graphs import ForwardGraph, TrainingGraph, describe, free_name, is_backward, source_of, values
 from onnxtrain.ir.opsets import raise_opset
 from onnxtrain.ir.standard_form import write_out
 from onnxtrain.ir.traits import Trait, traits_of
@@ -57,26 +47,6 @@ def build_gradient(graph: ForwardGraph, outputs: Sequence[str] | None = None) ->
     output_gradients = walk.seed(graph.signature.outputs if outputs is None else outputs)
     walk.run()
     return TrainingGraph(model, graph.signature, output_gradients, walk.finish())
-
-
-def gradients_as_outputs(training: TrainingGraph) -> ForwardGraph:
-    """The gradients of a forward pass as the outputs of another one, which is differentiated like any other.
-
-    Its user inputs are all inputs of the first, then the gradients of its outputs; it changes no buffer. Operators of
-    ours are written out where the backward pass reads what they give besides their result: a rule takes no gradient
-    of that.
-    """
-    model = ir.Model(training.model.graph.clone(), ir_version=training.model.ir_version)
-    for node in model.graph.all_nodes():
-        node.meta.pop(BACKWARD, None)
-    kept = set(training.gradients.values())
-    model.graph.outputs[:] = [v for v in model.graph.outputs if v.name in kept]
-    remove_unread(model.graph)
-    for node in [n for n in model.graph if functions.has_body(n) and any(v.uses() for v in n.outputs[1:])]:
-        write_out(node)
-    names = tuple(str(v.name) for v in model.graph.outputs)
-    inputs = (*training.signature.inputs, *training.output_gradients.values())
-    return ForwardGraph(model, Signature(inputs, (), (), names, {}))
 
 
 def _start(graph: ForwardGraph) -> tuple[ir.Model, _Walk]:

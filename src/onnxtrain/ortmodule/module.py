@@ -11,9 +11,8 @@ from typing import Any
 import torch
 
 from onnxtrain.engine.comparison import Report
-from onnxtrain.engine.summary import first_step, phases, summary
+from onnxtrain.engine.summary import first_step, graph_text, phases, summary
 from onnxtrain.errors import ModuleError, OnnxTrainError
-from onnxtrain.ir.printer import to_text
 from onnxtrain.options import Options, from_environment
 from onnxtrain.ortmodule.bypass import BypassWatch
 from onnxtrain.ortmodule.checks import check_module
@@ -222,19 +221,7 @@ class ORTModule(torch.nn.Module):
         Raises:
             ModuleError: the module was not called yet, or has no graph of that stage.
         """
-        compiled = self._session().bound.latest
-        saved = compiled.plan.saved
-        if stage == "captured":
-            return to_text(compiled.forward.model, title="forward")
-        if stage == "training" and compiled.training is not None:
-            return to_text(compiled.training.model, title="training graph", saved=saved)
-        models = {"forward": compiled.plan.forward, "backward": compiled.plan.backward}
-        model = models.get(stage)
-        if model is None:
-            raise ModuleError(
-                f"there is no {stage!r} graph of the last call", cure="train first; or ask for 'captured'"
-            )
-        return to_text(model, title=stage, saved=saved)
+        return graph_text(self._session().bound.latest, stage)
 
     def source(self, part: str = "forward") -> str:
         """The program that the backend runs for ``"forward"`` or ``"backward"`` of the last call, as text."""

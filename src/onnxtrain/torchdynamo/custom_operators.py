@@ -36,12 +36,7 @@ def register_custom_op(
     """
     overload = target.default if isinstance(target, torch._ops.OpOverloadPacket) else target
     schema = overload._schema
-    for argument in schema.arguments:
-        if "Tensor" not in str(argument.type) and argument.name not in attributes:
-            raise OptionError(
-                f"the argument {argument.name} of {overload} is not a tensor",
-                cure="name it among the attributes, if the operator has such a one",
-            )
+    _check_tensors(overload, attributes)
     if overload in TRANSLATIONS:
         raise OptionError(f"{overload} is translated already", cure="register it once")
 
@@ -54,3 +49,13 @@ def register_custom_op(
         return record_node(op_type, inputs, made, outputs=len(schema.returns), domain=domain)
 
     TRANSLATIONS[overload] = translate
+
+
+def _check_tensors(overload: torch._ops.OpOverload, attributes: Collection[str]) -> None:
+    """Raise OptionError where an argument is neither a tensor nor among the attributes."""
+    for argument in overload._schema.arguments:
+        if "Tensor" not in str(argument.type) and argument.name not in attributes:
+            raise OptionError(
+                f"the argument {argument.name} of {overload} is not a tensor",
+                cure="name it among the attributes, if the operator has such a one",
+            )

@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 
 import torch
 
-from onnxtrain.errors import OptionError, close_to
+from onnxtrain.errors import OptionError
 from onnxtrain.options import Options
 from onnxtrain.torchdynamo.piece import Piece, forget
-from onnxtrain.torchdynamo.settings import settings
+from onnxtrain.torchdynamo.settings import check_known, settings
 
 Providers: TypeAlias = Sequence[str | tuple[str, Mapping[str, Any]]]
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}  # what the onnxruntime backend runs on
@@ -196,11 +196,7 @@ def backend_options(options: OrtBackendOptions | Mapping[str, Any] | None) -> Or
     fields = {field.name for field in dataclasses.fields(OrtBackendOptions)}
     ours = {field.name for field in dataclasses.fields(Options)}
     given = dict(options or {})
-    if unknown := [name for name in given if name not in fields | ours]:
-        raise OptionError(
-            f"option {unknown[0]!r} of the backend onnxrt is not known{close_to(unknown[0], fields | ours)}",
-            cure="choose fields of OrtBackendOptions or of onnxtrain.Options",
-        )
+    check_known(given, fields | ours, "onnxrt", "OrtBackendOptions or of onnxtrain.Options")
     own = {name: value for name, value in given.items() if name in ours}
     theirs = {name: value for name, value in given.items() if name in fields}
     made = OrtBackendOptions(**theirs)

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 
 from onnxtrain.capture.source_lines import is_users, places_in
-from onnxtrain.engine.summary import summary
+from onnxtrain.engine.summary import graph_text, summary
 from onnxtrain.errors import CaptureError, ModuleError, OnnxTrainError
-from onnxtrain.ir.printer import to_text
 from onnxtrain.options import Options
 from onnxtrain.ortmodule.describe import explain
 from onnxtrain.ortmodule.fallback import FallbackState
@@ -145,9 +144,8 @@ class Piece:
     def graph(self, stage: str = "training") -> str:
         """The graph of the last call as text: ``"training"``, or ``"captured"``, the optimized forward alone."""
         compiled = self._session().bound.latest
-        if stage == "training" and compiled.training is not None:
-            return to_text(compiled.training.model, title="training graph", saved=compiled.plan.saved)
-        return to_text(compiled.forward.model, title="forward")
+        is_trained = stage == "training" and compiled.training is not None
+        return graph_text(compiled, "training" if is_trained else "captured")
 
     def source(self, part: str = "forward") -> str:
         """The program that runs for ``"forward"`` or ``"backward"`` of the last call."""

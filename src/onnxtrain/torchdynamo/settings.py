@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +36,29 @@ def settings(mode: str | None = None, options: Mapping[str, Any] | Options | Non
     if isinstance(options, Options):
         return from_environment(options)
     given = dict(options or {})
-    if unknown := [name for name in given if name not in _NAMES]:
-        raise OptionError(
-            f"option {unknown[0]!r} of the backend onnxtrain is not known{close_to(unknown[0], _NAMES)}",
-            cure="choose fields of onnxtrain.Options",
-        )
+    check_known(given, _NAMES, "onnxtrain", "onnxtrain.Options")
     read = {name: _value(name, value) for name, value in given.items()}
     return from_environment(Options(**{**MODES[mode or "default"], **read}))
+
+
+def check_known(given: Iterable[str], known: Collection[str], backend: str, place: str) -> None:
+    """Refuse names of options that a backend does not have.
+
+    Args:
+        given: the names.
+        known: those that there are.
+        backend: its name.
+        place: what has the names as fields.
+
+    Raises:
+        OptionError: a name is not known; close ones are listed.
+    """
+    for name in given:
+        if name not in known:
+            raise OptionError(
+                f"option {name!r} of the backend {backend} is not known{close_to(name, known)}",
+                cure=f"choose fields of {place}",
+            )
 
 
 def _value(name: str, value: Any) -> Any:

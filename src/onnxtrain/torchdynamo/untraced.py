@@ -17,9 +17,10 @@ def keep_untraced() -> None:
     """Let Dynamo pass over the files of what runs graphs, and run what they call as it is.
 
     Else the backward pass within a compiled step, and what computes a late output, would be compiled bit by bit. It may
-    look into what captures: there ``torch.cond`` has Dynamo record its branches.
+    look into what captures, where ``torch.cond`` has Dynamo record its branches, and into ``ORTModule``, which hands
+    compilers the module that it wraps.
     """
-    for folder in ("engine", "execute", "ortmodule", "torchdynamo"):
+    for folder in ("engine", "execute", "torchdynamo"):
         trace_rules.add(f"onnxtrain.{folder}")
     for entry in _ENTRIES:
         set_code_exec_strategy(entry.__code__, FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP))

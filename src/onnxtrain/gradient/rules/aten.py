@@ -47,17 +47,11 @@ def aten_grad(
     dy: Value | None,
     first: Value,
     *others: Value | None,
-    operator: str,
-    overload: str,
-    arguments: str,
-    keywords: str,
-    inputs: int,
-    seeded: int = 0,
     levels: Sequence[int] = (),
+    **call: Any,
 ) -> Any:
     """One more ATenGrad node: this one's operands and its outputs' gradients in; ``levels`` counts the operands."""
-    call = {"operator": operator, "overload": overload, "arguments": arguments, "keywords": keywords}
-    call |= {"inputs": inputs, "seeded": seeded, "levels": [*levels, 1 + len(others)]}
+    call |= {"levels": [*levels, 1 + len(others)]}
     like = [first, *(first if x is None else x for x in others)]  # what is missing has no gradient that anybody reads
     made = ctx.op.node("ATenGrad", [first, *others, *ctx.dys], call, domain=DOMAIN, outputs=len(like), like=like)
     return tuple(made.outputs)

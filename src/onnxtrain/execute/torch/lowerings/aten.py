@@ -38,16 +38,13 @@ def aten(
 @lowering("ATenGrad", domain=DOMAIN, view=True)
 def aten_grad(
     *operands: Tensor | None,
-    operator: str,
-    overload: str,
-    arguments: str,
-    keywords: str,
     inputs: int,
     seeded: int = 0,
     levels: Sequence[int] = (),
     outputs: int = 1,
     needed: Sequence[bool] = (),
     device: str = "cpu",
+    **call: str,
 ) -> Any:
     """Run the operator again under autograd and take its vector-Jacobian product, or that one's, and so on."""
     counts = [inputs, *levels]
@@ -55,8 +52,7 @@ def aten_grad(
     leaves = [_leaf(x, is_needed or bool(levels)) for x, is_needed in zip(given, needed, strict=True)]
     state = operands[levels[0] - 1 if levels else -1] if seeded else None
     with torch.enable_grad(), _replayed(state, device):
-        call = functools.partial(_call, operator=operator, overload=overload, arguments=arguments, keywords=keywords)
-        found = _gradients(call, counts, [*leaves, *dys], needed)
+        found = _gradients(functools.partial(_call, **call), counts, [*leaves, *dys], needed)
     filled = [_dense(dx, x) if n else None for dx, x, n in zip(found, given, needed, strict=True)]
     return filled[0] if outputs == 1 else tuple(filled)
 
