@@ -235,3 +235,28 @@ def test_a_counter_that_nothing_is_computed_from_is_ignored_by_name() -> None:
     wrapped = ORTModule(Counts(), options=Options(ignored_attributes=("seen",)))
     wrapped(torch.randn(3, 4)).backward()
     assert captures(wrapped) == 1
+
+
+class Cached(torch.nn.Module):
+    """Recurrent layers, which hold a list of their own weights, and a module that sets such a list itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent, self.linear = torch.nn.GRU(4, 4, num_layers=2), torch.nn.Linear(4, 4)
+        self.weights: list[Any] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.weights = [self.linear.weight, self.linear.bias]
+        return torch.nn.functional.linear(self.recurrent(x)[0], *self.weights)
+
+
+def test_a_list_of_the_module_s_own_weights_keeps_them() -> None:
+    wrapped = ORTModule(Cached())
+    x = torch.randn(3, 2, 4)
+    for _ in range(2):
+        wrapped(x).sum().backward()
+    recurrent = wrapped.module.recurrent
+    assert all(a is b for a, b in zip(recurrent._flat_weights, recurrent.parameters(), strict=True))
+    assert captures(wrapped) == 1
+    for _ in range(2):
+        wrapped.module(x).sum().backward()  # the wrapped module is eager PyTorch's still

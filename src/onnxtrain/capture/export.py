@@ -26,7 +26,7 @@ from onnxtrain.capture import (  # noqa: F401  (substitutes)
 )
 from onnxtrain.capture.autograd_functions import Functions
 from onnxtrain.capture.known_calls import Count
-from onnxtrain.capture.left_behind import Place, Watch
+from onnxtrain.capture.left_behind import Place, Watch, names_of
 from onnxtrain.capture.left_outside import LeftOutsideError, take_out_of_others
 from onnxtrain.capture.lowering.aliases import memory_of
 from onnxtrain.capture.quiet import loggers_at
@@ -126,6 +126,7 @@ class FlatModule(torch.nn.Module):
         super().__init__()
         self.module, self._ignored, self._answers, self.repeated = module, ignored, answers, dict(repeated)
         self._inputs, self._autocast, self._functions = inputs, autocast, functions or Functions()
+        self._names = names_of(module)
         self.result = Result()
         self.train(module.training)
 
@@ -142,7 +143,7 @@ class FlatModule(torch.nn.Module):
         versions = [t._version for t in tensors]
         functions = autograd_functions.recording(self.module, self.result.calls, self._functions)
         sizes = symbolic_sizes(tensors)
-        buffers, watch = dict(self.module.named_buffers()), Watch(self.module, self._ignored)
+        buffers, watch = dict(self.module.named_buffers()), Watch(self.module, self._ignored, self._names)
         replay = Replay(self._answers or Answers(), tensors)
         looks = contextlib.nullcontext() if self._answers is None else replay.within()
         try:

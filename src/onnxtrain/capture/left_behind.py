@@ -11,6 +11,7 @@ import dataclasses
 import enum
 import functools
 import inspect
+import itertools
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -80,10 +81,14 @@ class Watch:
     Args:
         module: the module.
         ignored: names of attributes that do not concern the forward pass; what is written to them is left out.
+        names: of parameters and buffers by identity, which others may stand for now (``names_of``).
     """
 
-    def __init__(self, module: torch.nn.Module, ignored: Collection[str] = ()) -> None:
+    def __init__(
+        self, module: torch.nn.Module, ignored: Collection[str] = (), names: Mapping[int, str] | None = None
+    ) -> None:
         self._ignored = _OWN.union(ignored)
+        self._module, self._names = module, dict(names or {})
         self._modules = list(module.named_modules())
         self._attributes = [dict(m.__dict__) for _, m in self._modules]
         self._buffers = [dict(m._buffers) for _, m in self._modules]
@@ -103,6 +108,7 @@ class Watch:
         buffers: dict[str, torch.Tensor] = {}
         reformed: dict[str, CaptureError] = {}
         left: dict[Place, Any] = {}
+        self._names |= names_of(self._module)
         for (path, module), before, known in zip(self._modules, self._attributes, self._buffers, strict=True):
             prefix = f"{path}." if path else ""
             for name, new in module._buffers.items():
@@ -124,7 +130,7 @@ class Watch:
         if new is not old:
             if _is_number(old) and _is_number(new) and old != new:
                 raise _counts(module, Place(path, name, Kind.SET).label, name, old, new)
-            if _is_number(old) and old == new:
+            if (_is_number(old) and old == new) or self._are_the_same_weights(old, new):
                 return {}
             kind = Kind.SET if _holds_tensors(new) else Kind.MARK if old is _ABSENT else Kind.FLIP
             return {Place(path, name, kind): new}
@@ -135,6 +141,12 @@ class Watch:
         if isinstance(content, list) and len(new) > len(content):
             return {Place(path, name, Kind.EXTEND): new[len(content) :]}
         return {}
+
+    def _are_the_same_weights(self, old: Any, new: Any) -> bool:
+        """Whether both hold the same of the module's parameters and buffers: the list that recurrent layers keep."""
+        pairs = itertools.zip_longest(pytree.tree_leaves(old), pytree.tree_leaves(new))
+        names = [(self._names.get(id(a)), self._names.get(id(b))) for a, b in pairs]
+        return type(old) is type(new) and bool(names) and all(a == b is not None for a, b in names)
 
     def take_back(self) -> Callable[[], None]:
         """The module as it was; gives back what does again all that was written but for tensors."""
@@ -170,6 +182,12 @@ class Watch:
 def _fill(table: dict[Any, Any], content: dict[Any, Any]) -> None:
     table.clear()
     table.update(content)
+
+
+def names_of(module: torch.nn.Module) -> dict[int, str]:
+    """The name of each parameter and buffer by its identity."""
+    tensors = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+    return {id(tensor): name for name, tensor in tensors}
 
 
 def _holds_tensors(value: Any) -> bool:
