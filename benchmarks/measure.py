@@ -18,7 +18,7 @@ TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 1e-2}
 DROPOUT_TOLERANCE = (
     0.03  # of the mean of all losses: what is dropped changes a step of few rows by as much, a mean by less
 )
-KINDS = ("eager", "compile", "torch", "torch-off", "onnxruntime")
+KINDS = ("eager", "compile", "torch", "torch-off", "torch-whole", "onnxruntime")
 VARIANTS = (*KINDS, *(f"{kind}-grouped" for kind in KINDS))
 
 
@@ -85,6 +85,8 @@ def wrap(name: str, model: torch.nn.Module) -> torch.nn.Module:
         return torch.compile(model, dynamic=True)  # type: ignore[return-value]
     if kind == "torch-off":
         return ORTModule(model, options=Options(backend="torch", compute_optimizer=False, sparse_optimizer=False))
+    if kind == "torch-whole":
+        return ORTModule(model, options=Options(backend="torch", segments=1))
     return ORTModule(model, options=Options(backend=kind))
 
 

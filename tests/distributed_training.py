@@ -7,12 +7,14 @@ import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import models
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -23,6 +25,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from onnxtrain import Options, ORTModule, verify
+from onnxtrain.engine.state import State
 from onnxtrain.errors import ModuleError
 
 STEPS, ROWS, WIDTH, WORDS = 5, 8, 15, 32  # an odd width: shards are padded
@@ -57,6 +60,20 @@ class Net(torch.nn.Module):
         return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
 
 
+class Deep(Net):
+    """More blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks.extend(Block() for _ in range(4))
+
+    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(ids) * self.scale
+        for block in self.blocks:
+            x = block(x)
+        return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+
+
 class Tied(Net):
     """The head's weight is the embedding's."""
 
@@ -77,7 +94,7 @@ class Normalized(torch.nn.Module):
         return F.cross_entropy(self.head(self.norm(self.embedding(ids).flatten(0, 1))), labels.flatten())
 
 
-NETS = {net.__name__: net for net in (Net, Tied, Normalized)}
+NETS = {net.__name__: net for net in (Net, Deep, Tied, Normalized)}
 
 
 def data(model: str) -> Iterator[dict[str, torch.Tensor]]:
@@ -238,6 +255,24 @@ def kept_back(how: Callable[..., torch.nn.Module]) -> list[torch.Tensor | None]:
     with waiting(module, True):
         module(**first("Net")).backward()
     return [parameter.grad for parameter in module.parameters()]
+
+
+def order_of_work(segments: int) -> list[str]:
+    """In which order a rank computes parts of the second backward pass and begins to average buckets of gradients."""
+    model = DistributedDataParallel(build("Deep", "torch", segments=segments), bucket_cap_mb=0.001)
+    found: list[str] = []
+
+    def averaged(state, bucket):  # torch reads annotations, and not as text
+        found.append("bucket")
+        return allreduce_hook(dist.group.WORLD, bucket)
+
+    take = State.take
+    model.register_comm_hook(None, averaged)
+    with mock.patch.object(State, "take", lambda state, part: (found.append("part"), take(state, part))[1]):
+        for _ in range(2):
+            found.clear()
+            model(**first("Deep")).backward()
+    return found
 
 
 def messages(how: Callable[..., torch.nn.Module]) -> list[str]:

@@ -91,6 +91,8 @@ class Options:
         lazy_outputs: outputs beside a loss (logits) are computed when they are first read.
         density_threshold: rows are dropped where a smaller share than this is needed; None weighs what they cost
             against what it costs to pack them.
+        segments: into how many parts at most the backward pass is cut, so that gradients, and hooks on them, do not
+            wait for the rest of it; None takes as many as do not show in the time of a step.
         print_input_density: print the share of needed rows of each step.
         cache_dir: folder that keeps translated graphs for the next process; None keeps nothing.
         cache_limit: bytes that this folder may take.
@@ -128,6 +130,7 @@ class Options:
     strict: bool = False
     lazy_outputs: bool = True
     density_threshold: float | None = None
+    segments: int | None = None
     print_input_density: bool = False
     cache_dir: Path | None = None
     cache_limit: int = 2**30
@@ -159,6 +162,8 @@ class Options:
             )
         if self.cache_limit <= 0:
             raise OptionError(f"cache_limit={self.cache_limit} is not a number of bytes", cure="choose a positive one")
+        if self.segments is not None and self.segments < 1:
+            raise OptionError(f"segments={self.segments} is not a number of parts", cure="choose 1 to cut nothing")
         if self.density_threshold is not None and not 0.0 <= self.density_threshold <= 1.0:
             raise OptionError(
                 f"density_threshold={self.density_threshold} is not a share",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,28 @@ def test_replicas(ranks: Ranks, backend: str) -> None:
 @pytest.mark.parametrize("setting", ["static_graph", "gradient_as_bucket_view", "find_unused_parameters"])
 def test_settings_of_replicas(ranks: Ranks, setting: str) -> None:
     near(ranks(train, "Net", ddp, "torch", **{setting: True}), eager())
+
+
+@pytest.mark.parametrize("setting", ["static_graph", "gradient_as_bucket_view", "find_unused_parameters"])
+@pytest.mark.parametrize("model", ["Net", "Tied", "Deep"])
+def test_replicas_in_parts(ranks: Ranks, model: str, setting: str) -> None:
+    near(ranks(train, model, ddp, "torch", options={"segments": 4}, **{setting: True}), eager(model))
+
+
+def test_parts_are_computed_while_gradients_are_averaged(ranks: Ranks) -> None:
+    for order in ranks(training.order_of_work, 6):
+        parts = [i for i, what in enumerate(order) if what == "part"]
+        buckets = [i for i, what in enumerate(order) if what == "bucket"]
+        assert len(parts) == 6 and len(buckets) >= 6
+        between = [sum(a < i < b for i in buckets) for a, b in itertools.pairwise(parts)]
+        assert all(between), "after each part something can be averaged"
+    assert all(order[1:].count("part") == 0 for order in ranks(training.order_of_work, 1))
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("reshard", RESHARD)
+def test_shards_in_parts(ranks: Ranks, reshard: dict[str, bool], parts: int) -> None:
+    near(ranks(train, "Deep", fsdp, "torch", parts=parts, options={"segments": 4}, **reshard), eager("Deep"))
 
 
 @pytest.mark.parametrize("reshard", RESHARD)

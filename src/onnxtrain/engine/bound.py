@@ -26,8 +26,11 @@ from onnxtrain.ir.traits import Trait, traits_of
 from onnxtrain.optimize.rows import RowSet, Sizes, text_of
 from onnxtrain.options import Options
 from onnxtrain.plan.cost import Flops, flops, training_flops
+from onnxtrain.plan.segments import merged
 
 _LOG = logging.getLogger(__name__)
+# Floating point operations of a step for each of its parts: a part costs about 30 microseconds of the host's time.
+_LEAST_WORK = {True: 10**9, False: 10**11}  # on CPU; on an accelerator, which waits for a host that is slower than it
 _Names: TypeAlias = tuple[str, ...]
 _Same: TypeAlias = frozenset[tuple[str, str]]  # sizes, with those that they are the same as
 Compare: TypeAlias = Callable[[Sequence[torch.Tensor]], comparison.Reference]
@@ -52,6 +55,21 @@ class Chosen:
     waiting: frozenset[str] = frozenset()
     zeros: Mapping[str, RowSet] = dataclasses.field(default_factory=dict)
     asked: frozenset[str] = frozenset()
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Segments of a backward pass that are one node of autograd.
+
+    Args:
+        names: the differentiable inputs whose gradients it gives; in the first part also those that have none.
+        places: where these are among the gradients of the plan.
+        segments: how many segments it has.
+    """
+
+    names: tuple[str, ...]
+    places: tuple[int | None, ...]
+    segments: int
 
 
 class BoundGraph:
@@ -102,6 +120,8 @@ class BoundGraph:
         self.verification: comparison.Report | None = None
         self.path_check = PathCheck(graph, self.path, self._compile_inspection)
         self._backward: dict[tuple[_Names, _Names], Backward] = {}
+        self._parts: dict[int, Sequence[Part]] = {}
+        self._most: int | None = None
         self.is_random = any(Trait.RANDOM in traits_of(node) for node in graph.model.graph)
 
     @property
@@ -269,6 +289,37 @@ class BoundGraph:
             bound = BoundGraph(graph, Given(self.owned.device), options, self.report)
             self._backward[key] = Backward(bound, training.output_gradients, training.gradients)
         return self._backward[key]
+
+    def parts(self, chosen: Chosen, inputs: Mapping[str, torch.Tensor]) -> Sequence[Part]:
+        """The nodes of autograd that the backward pass of a step has, in its order.
+
+        Args:
+            chosen: the step's graph.
+            inputs: all graph inputs by name.
+        """
+        compiled = chosen.compiled
+        if id(compiled) not in self._parts:
+            plan = compiled.plan
+            places = {name: place for place, name in enumerate(plan.gradients)}
+            rest = tuple(n for n in plan.signature.differentiable if n not in places)
+            made = []
+            for group in merged(plan.segments, self._most_parts(chosen, inputs)):
+                names = sum((s.gradients for s in group), () if made else rest)
+                made.append(Part(names, tuple(map(places.get, names)), len(group)))
+            self._parts[id(compiled)] = made
+        return self._parts[id(compiled)]
+
+    def _most_parts(self, chosen: Chosen, inputs: Mapping[str, torch.Tensor]) -> int:
+        """How many nodes of autograd do not show in the time of a step; decided for the first batch."""
+        if not chosen.compiled.executable.has_segments:
+            return 1
+        if self.options.segments is not None:
+            return self.options.segments
+        if self._most is None:
+            work = self.work(chosen, inputs)
+            least = _LEAST_WORK[self.owned.device.partition(":")[0] == "cpu"]
+            self._most = 1 if work is None else max(1, work[0] // least)
+        return self._most
 
     def variants(self) -> list[str]:
         """What was compiled: which outputs receive gradients, how many tensors, and for which rows."""

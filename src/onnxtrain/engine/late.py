@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 import logging
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from onnxtrain.engine import randomness
 from onnxtrain.engine.deferred import DeferredTensor
-from onnxtrain.engine.node import gradients
+from onnxtrain.engine.node import begin_backward
 from onnxtrain.engine.sizes import size_of
 from onnxtrain.engine.state import State
 from onnxtrain.engine.tensors import as_torch
@@ -27,13 +26,12 @@ class Late:
 
     Args:
         state: the step.
-        sources: the tensors that require a gradient, as the user has them.
     """
 
-    def __init__(self, state: State, sources: Sequence[torch.Tensor]) -> None:
+    def __init__(self, state: State) -> None:
         self.bound, self.differentiable, self.random = state.bound, state.differentiable, state.random
         self.inputs = state.inputs | state.before  # buffers with their content before the step
-        self._sources = sources
+        self._sources = state.sources
         self.versions = [x._version for x in self.inputs.values()]
         self._outputs: dict[str, torch.Tensor] = {}
 
@@ -62,7 +60,7 @@ class Late:
                 )
         if not torch.is_grad_enabled() or not bound.is_tracked(name, self.differentiable):
             return self.outputs()[name]
-        return LateStep.apply(self, name, *self._sources)
+        return LateStep.apply(self, name, *self._sources.values())
 
     def outputs(self) -> dict[str, torch.Tensor]:
         """All outputs; buffers are not written a second time."""
@@ -78,7 +76,7 @@ class Late:
         """A step in which this output receives a gradient, its forward pass done; the next step expects it."""
         self.bound.expected.add(name)
         chosen = self.bound.choose(self.inputs, self.differentiable, (name,))
-        state = State(self.bound, chosen, self.inputs, self.differentiable)
+        state = State(self.bound, chosen, self.inputs, self._sources)
         with randomness.replayed(self.random or randomness.state()):
             state.compute()
         return state
@@ -90,12 +88,12 @@ class LateStep(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, late: Late, name: str, *differentiable: torch.Tensor) -> torch.Tensor:
         """The output."""
-        ctx.late, ctx.name, ctx.sources = late, name, differentiable
+        ctx.late, ctx.name = late, name
         return late.outputs()[name].clone()
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """A gradient for each of the step's differentiable inputs."""
         state = ctx.late.begun(ctx.name)
-        dys = [dy if n == ctx.name else None for n in state.outputs]
-        return (None, None, *gradients(state, ctx.sources, dys))
+        begin_backward(state, [dy if n == ctx.name else None for n in state.outputs])
+        return (None, None, *state.rest().values())

@@ -1,4 +1,4 @@
-"""A step as one node of autograd."""
+"""A step as nodes of autograd: one, or one for each part of its backward pass."""
 
 from __future__ import annotations
 
@@ -24,19 +24,24 @@ def begin(
         differentiable: names of those that require a gradient.
     """
     chosen = bound.choose(inputs, differentiable, bound.expected.names)
-    state = State(bound, chosen, inputs, differentiable)
-    made = Step.apply(state, *(inputs[name] for name in differentiable))
+    state = State(bound, chosen, inputs, {name: inputs[name] for name in differentiable})
+    link = None
+    for index in range(len(state.parts) - 1, 0, -1):
+        link = LaterPart.apply(state, index, link, *state.sources_of(index))
+    made = Step.apply(state, link, *state.sources_of(0))
     return state, dict(zip(state.outputs, made, strict=True))
 
 
 class Step(torch.autograd.Function):
-    """Forward and backward of a graph."""
+    """Forward of a graph, and the first part of its backward."""
 
     @staticmethod
-    def forward(ctx: Any, state: State, *differentiable: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(
+        ctx: Any, state: State, link: torch.Tensor | None, *differentiable: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
         """The outputs of the graph."""
         outputs = state.forward()
-        ctx.state, ctx.sources = state, differentiable
+        ctx.state = state
         ctx.set_materialize_grads(False)
         named = zip(state.outputs, outputs, strict=True)
         ctx.mark_non_differentiable(*(t for name, t in named if name not in state.compiled.tracked))
@@ -44,41 +49,59 @@ class Step(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *dys: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        """A gradient for each differentiable input."""
-        return (None, *gradients(ctx.state, ctx.sources, dys))
+        """A gradient for each differentiable input of the part."""
+        begin_backward(ctx.state, dys)
+        return (None, None, *ctx.state.take(0))
 
 
-def gradients(
-    state: State, sources: Sequence[torch.Tensor], dys: Sequence[torch.Tensor | None]
-) -> list[torch.Tensor | None]:
-    """Gradients of a step's differentiable inputs, in order; with ``create_graph=True`` such as can be differentiated.
+class LaterPart(torch.autograd.Function):
+    """A later part of the backward of a graph, which is linked to the one before by a tensor without content.
+
+    So autograd has the gradients of one part, and calls the hooks on them, before it asks for the next.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, state: State, index: int, link: torch.Tensor | None, *differentiable: torch.Tensor
+    ) -> torch.Tensor:
+        """The link; the parts are created from the last one to the first."""
+        ctx.state, ctx.index = state, index
+        ctx.set_materialize_grads(False)
+        return differentiable[0].new_empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        """A gradient for each differentiable input of the part."""
+        return (None, None, None, *ctx.state.take(ctx.index))
+
+
+def begin_backward(state: State, dys: Sequence[torch.Tensor | None]) -> None:
+    """Begin the backward pass of a step; its gradients are taken part by part.
+
+    With ``create_graph=True`` they are such as can be differentiated.
 
     Args:
         state: the step.
-        sources: its differentiable inputs, as the user has them.
         dys: gradients of its outputs.
 
     Raises:
         GradientError: a tensor that the backward pass needs has changed, or there are several gradients at once.
     """
     _refuse_batched(dys)
-    refused = None
-    if torch.is_grad_enabled():  # create_graph=True
-        try:
-            return _differentiable(state, sources, dys)
-        except GradientError as error:
-            refused = error
-    with torch.no_grad():
-        made = state.backward([None if dy is None else dy.detach() for dy in dys])
-    if refused is None:
-        return made
-    anchor = torch.empty(0, requires_grad=True)
-    return [None if dx is None else _Once.apply(refused, anchor, dx) for dx in made]
+    if not torch.is_grad_enabled():
+        state.begin_backward(dys)
+        return
+    try:  # create_graph=True
+        state.give(_differentiable(state, dys))
+    except GradientError as error:
+        with torch.no_grad():
+            state.begin_backward([None if dy is None else dy.detach() for dy in dys])
+            made = state.rest()
+        anchor = torch.empty(0, requires_grad=True)
+        state.give({n: None if dx is None else _Once.apply(error, anchor, dx) for n, dx in made.items()})
 
 
-def _differentiable(
-    state: State, sources: Sequence[torch.Tensor], dys: Sequence[torch.Tensor | None]
-) -> list[torch.Tensor | None]:
+def _differentiable(state: State, dys: Sequence[torch.Tensor | None]) -> dict[str, torch.Tensor | None]:
     """Gradients of a step whose backward pass runs as a step of its own.
 
     Raises:
@@ -86,11 +109,11 @@ def _differentiable(
     """
     given = state.received(dys)
     backward = state.bound.backward(state.differentiable, tuple(given))
-    inputs = state.inputs | state.before | dict(zip(state.differentiable, sources, strict=True))
+    inputs = state.inputs | state.before | state.sources
     inputs |= {name: given[output] for output, name in backward.output_gradients.items()}
     with randomness.replayed(state.random or randomness.state()):
         _, made = begin(backward.bound, inputs, backward.bound.differentiable_of(inputs))
-    return [made.get(backward.gradients.get(name, "")) for name in state.differentiable]
+    return {name: made.get(backward.gradients.get(name, "")) for name in state.differentiable}
 
 
 class _Once(torch.autograd.Function):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -42,12 +43,14 @@ def on_its_path(
     return outputs
 
 
-def finish(bound: BoundGraph, compiled: Compiled, outputs: Sequence[Any]) -> list[torch.Tensor]:
-    """Write buffers back; the user's outputs as torch tensors."""
+def finish(
+    bound: BoundGraph, compiled: Compiled, outputs: Sequence[Any], apart: Iterable[torch.Tensor] = ()
+) -> list[torch.Tensor]:
+    """Write buffers back; the user's outputs as torch tensors, each one of its own, and apart from some others."""
     made = [as_torch(v) for v in outputs]
     count = len(compiled.plan.signature.outputs)
     bound.owned.update(made[count:])
-    seen: set[int] = set()
+    seen = {id(tensor) for tensor in apart}
     for index, tensor in enumerate(made[:count]):
         if id(tensor) in seen or tensor._is_view():  # a value, its detached self, and views: autograd knows them apart
             made[index] = tensor.detach()
@@ -56,12 +59,20 @@ def finish(bound: BoundGraph, compiled: Compiled, outputs: Sequence[Any]) -> lis
 
 
 class State:
-    """What one step keeps between its forward and its backward."""
+    """What one step keeps between its forward and its backward.
+
+    Args:
+        bound: the graph.
+        chosen: which of its variants.
+        inputs: all its inputs by name.
+        sources: those that require a gradient, as the user has them.
+    """
 
     def __init__(
-        self, bound: BoundGraph, chosen: Chosen, inputs: dict[str, torch.Tensor], differentiable: Sequence[str]
+        self, bound: BoundGraph, chosen: Chosen, inputs: dict[str, torch.Tensor], sources: dict[str, torch.Tensor]
     ) -> None:
-        self.bound, self.chosen, self.differentiable = bound, chosen, list(differentiable)
+        self.bound, self.chosen, self.sources, self.differentiable = bound, chosen, sources, list(sources)
+        self.parts = bound.parts(chosen, inputs)
         self.outputs = chosen.compiled.plan.signature.outputs  # that were given; the backward pass may choose anew
         users = bound.signature.user_inputs
         self.inputs = inputs | {name: inputs[name].detach() for name in users}
@@ -74,11 +85,18 @@ class State:
         self.visible: list[tuple[str, torch.Tensor, int]] = []
         self.like: dict[str, tuple[torch.Size, torch.dtype, torch.device]] = {}
         self.verification: Reference | None = None
+        self._walk: Iterator[None] | None = None  # the backward pass, while it runs
+        self._results: list[Any] = []  # what it made, in the order of the plan's gradients
+        self._made: dict[str, torch.Tensor | None] = {}  # gradients that were not taken yet
 
     @property
     def compiled(self) -> Compiled:
         """The compiled graph."""
         return self.chosen.compiled
+
+    def sources_of(self, index: int) -> list[torch.Tensor]:
+        """The differentiable inputs of a part, as the user has them."""
+        return [self.sources[name] for name in self.parts[index].names]
 
     def forward(self) -> list[torch.Tensor]:
         """Run the forward pass and note the versions of all tensors that the user could change before the backward."""
@@ -88,7 +106,7 @@ class State:
         outputs = on_its_path(bound, self.compiled, list(self.inputs.values()), self.compute)
         if self.verification is not None:
             bound.verification = self.verification.report
-        made = finish(bound, self.compiled, outputs)
+        made = finish(bound, self.compiled, outputs, apart=self.sources.values())
         names = self.outputs
         self.like = {n: (t.shape, t.dtype, t.device) for n, t in zip(names, made, strict=True)}
         watched = bound.watched(self.compiled)
@@ -104,26 +122,72 @@ class State:
         outputs, self.saved = self._execute(self.inputs)
         return outputs
 
-    def backward(self, dys: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        """Gradients of the differentiable inputs, in order."""
+    def begin_backward(self, dys: Sequence[torch.Tensor | None]) -> None:
+        """Begin the backward pass for gradients of the outputs; ``take`` runs it part by part."""
         self._check()
         given = dict(zip(self.outputs, dys, strict=True))
         received = tuple(n for n, dy in given.items() if dy is not None)
         self._check_padding(given)
         self.bound.learn_padding(self.inputs, given)
+        begun = self.compiled
         self._choose(received)
         plan = self.compiled.plan
         received_dys = dict(given) if self.verification is not None else {}
         seeds = [self._seed(given[name], name) for name in plan.output_gradients]
         del dys, given
-        made = self.compiled.executable.backward(self.saved, seeds)
-        self.saved, self.visible = None, self.visible if self.is_retained else []
-        gradients = {n: None if g is None else as_torch(g) for n, g in zip(plan.gradients, made, strict=True)}
-        result = [gradients.get(name) for name in self.differentiable]
+        self._results = [None] * len(plan.gradients)
+        self._walk, self.saved = self.compiled.executable.walk(self.saved, seeds, self._results), None
         if self.verification is not None:
-            self.verification.check_backward(received_dys, dict(zip(self.differentiable, result, strict=True)))
+            self._made = self.rest()
+            self.verification.check_backward(received_dys, self._made)
             self.verification = None  # a retained graph may be walked again
-        return result
+        elif self.compiled is not begun:
+            self._made = self.rest()  # its segments are others than those of the nodes of autograd
+
+    def give(self, gradients: dict[str, torch.Tensor | None]) -> None:
+        """Have these gradients of all differentiable inputs, in order, taken part by part."""
+        self._made = gradients
+
+    def take(self, index: int) -> list[torch.Tensor | None]:
+        """The gradients of a part, in the order of its names; the backward pass runs as far as they need.
+
+        Raises:
+            GradientError: a tensor that the backward pass still reads has changed since the part before.
+        """
+        part = self.parts[index]
+        if self._walk is None:
+            return [self._made.pop(name, None) for name in part.names]
+        if index:
+            self._check_visible({n for earlier in self.parts[:index] for n in earlier.names})
+        is_last = index + 1 == len(self.parts)
+        for _ in self._walk if is_last else itertools.islice(self._walk, part.segments):
+            pass
+        made = [self._result(place) for place in part.places]
+        if is_last:
+            self._end()
+        return made
+
+    def rest(self) -> dict[str, torch.Tensor | None]:
+        """The gradients of all differentiable inputs, in order: the backward pass runs to its end."""
+        if self._walk is None:
+            made, self._made = self._made, {}
+            return made
+        for _ in self._walk:
+            pass
+        places = {name: place for place, name in enumerate(self.compiled.plan.gradients)}
+        made = {name: self._result(places.get(name)) for name in self.differentiable}
+        self._end()
+        return made
+
+    def _result(self, place: int | None) -> torch.Tensor | None:
+        """A gradient that the backward pass made; it is not kept, so that who takes it may have its memory."""
+        if place is None:
+            return None
+        gradient, self._results[place] = self._results[place], None
+        return None if gradient is None else as_torch(gradient)
+
+    def _end(self) -> None:
+        self._walk, self._results, self.visible = None, [], self.visible if self.is_retained else []
 
     def received(self, dys: Sequence[torch.Tensor | None]) -> dict[str, torch.Tensor]:
         """The gradients of outputs that arrived, by name, where the forward pass is to be run once more for them.
@@ -167,8 +231,11 @@ class State:
                 cure="say so at the first one, loss.backward(retain_graph=True), or call the module again",
             )
         self.used, self.is_retained = True, torch._C._autograd._get_current_graph_task_keep_graph()
+        self._check_visible()
+
+    def _check_visible(self, but: Collection[str] = ()) -> None:
         for name, tensor, version in self.visible:
-            if tensor._version != version:
+            if tensor._version != version and name not in but:
                 raise GradientError(
                     f"{name} was modified in place between the forward pass and the backward pass that needs it",
                     cure="run the backward pass first, or modify a copy",

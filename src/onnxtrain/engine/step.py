@@ -31,7 +31,7 @@ def run(bound: BoundGraph, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor
     _report(bound, state.chosen, named)
     if not state.chosen.waiting:
         return list(found.values())
-    late = Late(state, [named[name] for name in differentiable])
+    late = Late(state)
     return [found[n] if n in found else late.deferred(n) for n in bound.signature.outputs]
 
 

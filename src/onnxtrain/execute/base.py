@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -19,6 +19,8 @@ class Executable(abc.ABC):
     Tensors are whatever the backend takes without copying: ``torch.Tensor`` for the torch backend, any
     object with ``__dlpack__`` for onnxruntime, numpy arrays for the reference.
     """
+
+    has_segments: bool = False  # whether ``walk`` gives gradients segment by segment
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -36,13 +38,26 @@ class Executable(abc.ABC):
         """
 
     @abc.abstractmethod
-    def backward(self, saved: Any, output_gradients: Sequence[Any]) -> list[Any]:
-        """Run the backward pass: gradients in the order of ``plan.gradients``.
+    def walk(self, saved: Any, output_gradients: list[Any], made: list[Any]) -> Iterator[None]:
+        """Run the backward pass: one segment of the plan at each step of the iterator, or all at the first one.
 
         Args:
             saved: what ``forward`` returned; its memory is freed as the pass goes on.
+            output_gradients: gradients in the order of ``plan.output_gradients``; they are taken out of the list.
+            made: receives the gradients of a segment at its end, in the order of ``plan.gradients``.
+        """
+
+    def backward(self, saved: Any, output_gradients: Sequence[Any]) -> list[Any]:
+        """Run the whole backward pass: gradients in the order of ``plan.gradients``.
+
+        Args:
+            saved: what ``forward`` returned.
             output_gradients: gradients in the order of ``plan.output_gradients``.
         """
+        made: list[Any] = [None] * len(self.plan.gradients)
+        for _ in self.walk(saved, list(output_gradients), made):
+            pass
+        return made
 
     def source(self, part: str) -> str:
         """The program of ``"forward"`` or ``"backward"`` as text; backends without source print the graph."""

@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,12 +94,14 @@ class OnnxRuntimeExecutable(Executable):
         saved = known | dict(zip(signature.inputs, inputs, strict=True))
         return outputs, [saved[n] for n in self.plan.saved]
 
-    def backward(self, saved: Any, output_gradients: Sequence[Any]) -> list[Any]:
+    def walk(self, saved: Any, output_gradients: list[Any], made: list[Any]) -> Iterator[None]:
         assert self._backward is not None, "a plan for inference has no backward pass"
         values = [_bind(x) for x in (*saved, *output_gradients)]
         saved.clear()
-        made = self._backward.run(values)
-        return [made[name] for name in self.plan.gradients.values()]
+        output_gradients.clear()
+        found = self._backward.run(values)
+        made[:] = [found[name] for name in self.plan.gradients.values()]
+        yield
 
 
 def _bind(tensor: Any) -> ort.OrtValue:

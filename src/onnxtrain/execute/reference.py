@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,10 +66,11 @@ class ReferenceExecutable(Executable):
         outputs = [known[n] for n in (*signature.outputs, *signature.buffer_updates.values())]
         return outputs, [known[n] for n in self.plan.saved]
 
-    def backward(self, saved: Any, output_gradients: Sequence[Any]) -> list[Any]:
+    def walk(self, saved: Any, output_gradients: list[Any], made: list[Any]) -> Iterator[None]:
         assert self._backward is not None, "a plan for inference has no backward pass"
-        made = self._backward.run([*saved, *(_array(dy) for dy in output_gradients)])
-        return [made[name] for name in self.plan.gradients.values()]
+        found = self._backward.run([*saved, *(_array(dy) for dy in output_gradients)])
+        made[:] = [found[name] for name in self.plan.gradients.values()]
+        yield
 
 
 def _array(tensor: Any) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The nouns that cross a stage border: Signature, ForwardGraph, TrainingGraph, Plan."""
+"""The nouns that cross a stage border: Signature, ForwardGraph, TrainingGraph, Plan and its segments."""
 
 from __future__ import annotations
 
@@ -86,6 +86,19 @@ class TrainingGraph:
     gradients: dict[str, str]
 
 
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """A part of the backward pass after which some gradients are there.
+
+    Args:
+        gradients: names of the parameters and user inputs whose gradients they are.
+        nodes: how many nodes it has.
+    """
+
+    gradients: tuple[str, ...]
+    nodes: int
+
+
 @dataclasses.dataclass
 class Plan:
     """What a backend compiles: a forward model, a backward model (None for inference), and what joins them.
@@ -96,6 +109,7 @@ class Plan:
         backward: inputs are ``saved`` followed by the values of ``output_gradients``; outputs are the values
             of ``gradients``. None where nothing is differentiated.
         saved: names of forward values (its inputs included) that the backward reads.
+        segments: the parts of the backward pass in order.
     """
 
     forward: ir.Model
@@ -104,6 +118,7 @@ class Plan:
     saved: tuple[str, ...] = ()
     output_gradients: dict[str, str] = dataclasses.field(default_factory=dict)
     gradients: dict[str, str] = dataclasses.field(default_factory=dict)
+    segments: tuple[Segment, ...] = ()
 
 
 def is_backward(node: ir.Node) -> bool:

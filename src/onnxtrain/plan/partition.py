@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from onnxtrain.ir.graphs import ForwardGraph, Plan, TrainingGraph, is_backward
 from onnxtrain.ir.traits import Trait, traits_of
+from onnxtrain.plan.segments import segments_of
 
 
 def make_plan(graph: TrainingGraph | ForwardGraph) -> Plan:
@@ -24,13 +25,15 @@ def make_plan(graph: TrainingGraph | ForwardGraph) -> Plan:
     forward, backward = _move_to_backward(forward, backward, graph)
     seeds = set(graph.output_gradients.values())
     saved = _saved(backward, graph, seeds)
+    second = _part(graph.model, backward, [*saved, *graph.output_gradients.values()], graph.gradients.values())
     return Plan(
         _part(graph.model, forward, _forward_inputs(graph), _forward_outputs(graph, saved)),
-        _part(graph.model, backward, [*saved, *graph.output_gradients.values()], graph.gradients.values()),
+        second,
         graph.signature,
         tuple(saved),
         graph.output_gradients,
         graph.gradients,
+        segments_of(second, seeds, graph.gradients),
     )
 
 

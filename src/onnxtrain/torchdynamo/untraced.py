@@ -8,9 +8,9 @@ from torch._dynamo.types import FrameAction, FrameExecStrategy
 
 from onnxtrain.engine.deferred import content_of
 from onnxtrain.engine.late import LateStep
-from onnxtrain.engine.node import Step
+from onnxtrain.engine.node import LaterPart, Step
 
-_ENTRIES = (content_of, Step.backward, LateStep.forward, LateStep.backward)
+_ENTRIES = (content_of, Step.backward, LaterPart.backward, LateStep.forward, LateStep.backward)
 
 
 def keep_untraced() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -19,6 +19,8 @@ from onnxtrain.options import Options
 class TorchExecutable(Executable):
     """A plan as two Python functions over tensors."""
 
+    has_segments = True
+
     def __init__(self, plan: Plan, forward: Program, backward: Program | None) -> None:
         super().__init__(plan)
         self._forward, self._backward = forward, backward
@@ -30,9 +32,12 @@ class TorchExecutable(Executable):
 
     @torch.no_grad()
     def backward(self, saved: Any, output_gradients: Sequence[Any]) -> list[Any]:
+        return super().backward(saved, output_gradients)
+
+    def walk(self, saved: Any, output_gradients: list[Any], made: list[Any]) -> Iterator[None]:
+        """Run the backward pass, as the base class says; gradient mode has to be off at each step."""
         assert self._backward is not None, "a plan for inference has no backward pass"
-        tensors, sizes = saved
-        return self._backward.function(tensors, sizes, output_gradients)
+        return self._backward.function(*saved, output_gradients, made)
 
     def source(self, part: str) -> str:
         program = self._forward if part == "forward" else self._backward

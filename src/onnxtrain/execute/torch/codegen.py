@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import linecache
 import types
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -16,7 +16,7 @@ from onnxtrain.errors import BackendError
 from onnxtrain.execute.torch.dtypes import as_tensor
 from onnxtrain.execute.torch.expressions import Names, data_text, dim_text, is_known, symbols_of
 from onnxtrain.execute.torch.lowerings.recurrent import is_fused
-from onnxtrain.execute.torch.memory import reusable, unshared
+from onnxtrain.execute.torch.memory import Groups, reusable, settled, unshared
 from onnxtrain.execute.torch.registry import Lowering, lowering_of
 from onnxtrain.ir import shapes
 from onnxtrain.ir.bodies import BODY, bodies_of, is_closed
@@ -64,7 +64,8 @@ def compile_plan(plan: Plan, device: str) -> tuple[Program, Program | None]:
     sizes = sorted(reader.symbols & bindable)
     writer = _Writer(plan.forward.graph, device, [*visible, *(str(v.name) for v in saved)], sizes=sizes)
     reader.given = _given(writer, saved, visible)
-    return writer.forward(plan, [str(v.name) for v in saved], sizes), reader.backward(plan, saved, sizes)
+    weights = _weights(writer, saved, plan.gradients)
+    return writer.forward(plan, [str(v.name) for v in saved], sizes), reader.backward(plan, saved, sizes, weights)
 
 
 def _written_out(model: ir.Model) -> ir.Model:
@@ -80,6 +81,16 @@ def _given(writer: _Writer, saved: Sequence[ir.Value], visible: Sequence[str]) -
     held = {*writer.graph.inputs, *(v for v in writer.results if v.name in visible)}
     found = {v.name for v in unshared(writer.nodes, writer.lowerings, kept, held)}
     return {v for v in saved if v.name in found}
+
+
+def _weights(writer: _Writer, saved: Sequence[ir.Value], names: Iterable[str]) -> dict[str, list[ir.Value]]:
+    """For each differentiable input the saved values that may share its memory."""
+    root = Groups(writer.nodes, writer.lowerings).root
+    named = {v.name: v for v in (*writer.graph.inputs, *writer.results)}
+    found: dict[ir.Value, list[ir.Value]] = {}
+    for value in saved:
+        found.setdefault(root(named[value.name]), []).append(value)
+    return {name: found.get(root(named[name]), []) for name in names}
 
 
 def _bindable(graph: ir.Graph) -> set[str]:
@@ -122,7 +133,8 @@ class _Writer:
         self._choose(set(sizes), known)
         self.bound: set[str] = set()
         self.given: set[ir.Value] = set()  # inputs whose memory may be overwritten
-        self.names = Names({"ops", "calls", "host", "saved", "sizes", "inputs", "gradients", *self.symbols})
+        self.after: dict[ir.Node | None, list[str]] = {}  # lines that follow a node, or come first
+        self.names = Names({"ops", "calls", "host", "saved", "sizes", "inputs", "gradients", "made", *self.symbols})
 
     def forward(self, plan: Plan, saved: Sequence[str], sizes: Sequence[str]) -> Program:
         """``forward(inputs) -> outputs, saved, sizes``."""
@@ -135,8 +147,10 @@ class _Writer:
         self.lines.append(f"return {lists[0]}, {lists[1]}, ({''.join(s + ', ' for s in sizes)})")
         return self._program("forward", "inputs")
 
-    def backward(self, plan: Plan, saved: Sequence[ir.Value], sizes: Sequence[str]) -> Program:
-        """``backward(saved, sizes, gradients) -> gradients of the differentiable inputs``."""
+    def backward(
+        self, plan: Plan, saved: Sequence[ir.Value], sizes: Sequence[str], weights: Mapping[str, list[ir.Value]]
+    ) -> Program:
+        """``backward(saved, sizes, gradients, made)``: a generator that puts gradients into ``made`` by segment."""
         count = len(plan.saved)
         if sizes:
             self.lines.append(f"{', '.join(sizes)}, = sizes")
@@ -144,9 +158,34 @@ class _Writer:
         self._unpack(saved, "saved")
         self.lines.append("saved.clear()")
         self._unpack(self.graph.inputs[count:], "gradients")
+        self.lines.append("gradients.clear()")
+        self.after = self._handed_over(plan, weights)
         self._body(keep=set())
-        self.lines.append(f"return [{', '.join(self._tensor(v) for v in self.graph.outputs)}]")
-        return self._program("backward", "saved, sizes, gradients")
+        return self._program("backward", "saved, sizes, gradients, made")
+
+    def _handed_over(self, plan: Plan, weights: Mapping[str, list[ir.Value]]) -> dict[ir.Node | None, list[str]]:
+        """The lines that hand the gradients of each segment over, by the node that they follow.
+
+        They follow the last one that touches the memory of a gradient or of its parameter: whoever receives it may
+        change both.
+        """
+        results = {str(v.name): v for v in self.graph.outputs}
+        order = {name: index for index, name in enumerate(plan.gradients)}
+        given = [{n: results[plan.gradients[n]] for n in segment.gradients} for segment in plan.segments]
+        touching = [[v for n, value in part.items() for v in (value, *weights[n])] for part in given]
+        found: dict[ir.Node | None, list[str]] = {}
+        for index, place in enumerate(settled(self.nodes, self.lowerings, touching)):
+            lines = found.setdefault(self.nodes[place] if place >= 0 else None, [])
+            names = {n: self._tensor(value) for n, value in given[index].items()}
+            if names:
+                lines.append(f"{', '.join(f'made[{order[n]}]' for n in names)} = {', '.join(names.values())}")
+            later = {v for part in given[index + 1 :] for v in part.values()}
+            if gone := [
+                self._tensor(v) for v in dict.fromkeys(given[index].values()) if not (v in later or _is_constant(v))
+            ]:
+                lines.append(f"del {', '.join(gone)}")
+            lines.append(f"yield  # segment {index + 1} of {len(given)}")
+        return found
 
     def function(self, name: str, outer: _Writer) -> list[str]:
         """A body as the lines of a function inside of the outer one: its inputs in, a tuple of its outputs out."""
@@ -243,11 +282,13 @@ class _Writer:
     def _body(self, keep: set[ir.Value]) -> None:
         last = self._last_uses(keep)
         self.reusable = reusable(self.nodes, self.lowerings, last, keep | set(self.results), self.given)
+        self.lines += self.after.get(None, ())
         for node in self.nodes:
             self.lines.append(self._line(node))
             self._bind(v for v in node.outputs if v in self.live)
             if dead := [self._tensor(v) for v in last.get(node, ())]:
                 self.lines.append(f"del {', '.join(dead)}")
+            self.lines += self.after.get(node, ())
 
     def _last_uses(self, keep: set[ir.Value]) -> dict[ir.Node, list[ir.Value]]:
         final = set(self.results) | keep

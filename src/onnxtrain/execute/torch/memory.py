@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 
 import onnx_ir as ir
@@ -27,7 +28,7 @@ def reusable(
         held: values whose memory outlives the program: inputs, outputs, saved values.
         given: inputs whose memory is the program's alone.
     """
-    groups = _Groups(nodes, lowerings)
+    groups = Groups(nodes, lowerings)
     alive = {groups.root(value): 1 for value in given}
     for node in nodes:
         for value in node.outputs:
@@ -59,7 +60,7 @@ def unshared(
     nodes: Sequence[ir.Node], lowerings: Mapping[ir.Node, Lowering], values: Sequence[ir.Value], held: set[ir.Value]
 ) -> set[ir.Value]:
     """Those of the values a program gives away whose memory no other of them has, nor anything held, nor they twice."""
-    groups = _Groups(nodes, lowerings)
+    groups = Groups(nodes, lowerings)
     made = {v: n for n in nodes for v in n.outputs}
     roots = [groups.root(v) for v in values]
     outside = {groups.root(v) for v in held} | {
@@ -67,6 +68,16 @@ def unshared(
     }
     alone = {v for v in values if v in made and groups.root(v) is v and roots.count(v) == 1 and v not in outside}
     return {v for v in alone if not _may_overlap(v, made, lowerings)}
+
+
+def settled(
+    nodes: Sequence[ir.Node], lowerings: Mapping[ir.Node, Lowering], sets: Sequence[Collection[ir.Value]]
+) -> list[int]:
+    """After which node nothing touches a set of values, nor one of the sets before it; -1 where no node does."""
+    groups = Groups(nodes, lowerings)
+    touched = {groups.root(v): i for i, n in enumerate(nodes) for v in (*n.inputs, *n.outputs) if v is not None}
+    found = (max((touched.get(groups.root(v), -1) for v in values), default=-1) for values in sets)
+    return list(itertools.accumulate(found, max))
 
 
 def _may_overlap(value: ir.Value, made: Mapping[ir.Value, ir.Node], lowerings: Mapping[ir.Node, Lowering]) -> bool:
@@ -116,7 +127,7 @@ def _sharers(node: ir.Node) -> list[list[ir.Value]]:
     return [[*node.outputs, *(inputs if every else inputs[:1])]]
 
 
-class _Groups:
+class Groups:
     """Values that may share memory, as a union of sets."""
 
     def __init__(self, nodes: Sequence[ir.Node], lowerings: Mapping[ir.Node, Lowering]) -> None:
