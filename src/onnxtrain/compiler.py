@@ -20,7 +20,9 @@ from onnxtrain.gradient import (
     registered_by_users,
     tracked_outputs,
     undifferentiable,
+    write_out_inner,
 )
+from onnxtrain.ir.functions import is_inner_gradient
 from onnxtrain.ir.graphs import ForwardGraph, Plan, Signature, TrainingGraph
 from onnxtrain.ir.passes import Record, save
 from onnxtrain.ir.traits import Trait, traits_of
@@ -121,6 +123,8 @@ def capture_module(
             start.keep(fresh, traced, captured)
         captured = fresh
     graph = captured.graph
+    with report.stage("gradient"):
+        write_out_inner(graph)
     _dump(options, "torch_exported", mode, graph.model)
     with report.stage("optimize"):
         graph.signature = dataclasses.replace(graph.signature, origins=origins_of_outputs(graph))
@@ -202,7 +206,8 @@ def _refusals(options: Options) -> Callable[[ForwardGraph], list[ir.Node]] | Non
     def refused(graph: ForwardGraph) -> list[ir.Node]:
         nodes = graph.model.graph
         odd = [n for n in nodes if not chosen.runs(n) or _draws_otherwise(n)]
-        return [*invalid(nodes), *odd, *undifferentiable(graph)]
+        found = [*invalid(nodes), *odd, *undifferentiable(graph)]
+        return [n for n in found if not is_inner_gradient(n)]
 
     return refused
 

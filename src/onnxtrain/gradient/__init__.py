@@ -8,6 +8,7 @@ from onnxtrain.gradient.build import (
     tracked_outputs,
     undifferentiable,
 )
+from onnxtrain.gradient.inner import write_out_inner
 from onnxtrain.gradient.node_lists import register_custom_stop_gradient_edges, register_gradient
 from onnxtrain.gradient.registry import Context, gradient, registered_by_users
 
@@ -23,4 +24,5 @@ __all__ = [
     "registered_by_users",
     "tracked_outputs",
     "undifferentiable",
+    "write_out_inner",
 ]

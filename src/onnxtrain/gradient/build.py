@@ -49,18 +49,18 @@ def build_gradient(graph: ForwardGraph, outputs: Sequence[str] | None = None) ->
     return TrainingGraph(model, graph.signature, output_gradients, walk.finish())
 
 
-def _start(graph: ForwardGraph) -> tuple[ir.Model, _Walk]:
+def _start(graph: ForwardGraph) -> tuple[ir.Model, Walk]:
     """A copy of the forward pass, and the walk over it."""
     model = ir.Model(graph.model.graph.clone(), ir_version=graph.model.ir_version)
     raise_opset(model.graph)
     model = expand_nodes(model, lambda node: rule_of(node) is not None)
     wanted = set(graph.signature.differentiable)
     targets = [v for v in model.graph.inputs if v.name in wanted]
-    _write_out(model.graph, targets)
-    return model, _Walk(model.graph, targets)
+    write_out_without_rule(model.graph, targets)
+    return model, Walk(model.graph, targets)
 
 
-def _write_out(graph: ir.Graph, targets: Sequence[ir.Value]) -> None:
+def write_out_without_rule(graph: ir.Graph, targets: Sequence[ir.Value]) -> None:
     """Write out our operators on the way that have no rule, in place: those of a backward pass, differentiated again.
 
     Their bodies are standard operators, which have rules.
@@ -136,8 +136,8 @@ def differentiate_body(body: ir.Graph, wanted: Sequence[bool], seeded: Sequence[
     """
     graph = body.clone()
     targets = [v for v, asked in zip(graph.inputs, wanted, strict=True) if asked]
-    _write_out(graph, targets)
-    walk = _Walk(graph, targets)
+    write_out_without_rule(graph, targets)
+    walk = Walk(graph, targets)
     for index, (output, has) in enumerate(zip(list(graph.outputs), seeded, strict=True)):
         if has:
             dy = ir.Value(name=f"{output.name}_grad{index}", type=output.type, shape=output.shape)
@@ -163,8 +163,11 @@ def undifferentiable(graph: ForwardGraph) -> list[ir.Node]:
     model = ir.Model(graph.model.graph.clone(), ir_version=graph.model.ir_version)
     originals = dict(zip(model.graph, graph.model.graph, strict=True))
     trained = {*graph.signature.user_inputs, *graph.signature.parameters}
-    walk = _Walk(model.graph, [v for v in model.graph.inputs if v.name in trained])
+    inner = [v for n in model.graph if functions.is_inner_gradient(n) for v in n.inputs if v is not None]
+    walk = Walk(model.graph, [*(v for v in model.graph.inputs if v.name in trained), *inner])
     walk.seed(graph.signature.outputs)
+    for value in inner:
+        walk.contribute(value, value)
     found = []
     for node, error in walk.failures(like_others=True):
         if isinstance(error, RuleError):
@@ -175,12 +178,22 @@ def undifferentiable(graph: ForwardGraph) -> list[ir.Node]:
     return found
 
 
-class _Walk:
-    """State of one reverse walk: which values need a gradient, and the contributions found so far."""
+class Walk:
+    """State of one reverse walk: which values need a gradient, and the contributions found so far.
 
-    def __init__(self, graph: ir.Graph, targets: Sequence[ir.Value]) -> None:
+    Args:
+        graph: what is differentiated.
+        targets: the values whose gradients are wanted.
+        before: a node of the forward pass that they are for: what is before it is walked over, and the backward pass
+            written there, as part of the forward pass.
+    """
+
+    def __init__(self, graph: ir.Graph, targets: Sequence[ir.Value], before: ir.Node | None = None) -> None:
         self.graph = graph
-        self.op = Builder(graph, backward=True)
+        self.nodes = list(graph)
+        if before is not None:
+            self.nodes = self.nodes[: self.nodes.index(before)]
+        self.op = Builder(graph, before=before, backward=before is None)
         self.targets = list(targets)
         self.names = {str(v.name) for v in values(graph)}
         self.active = _reachable(graph, self.targets)
@@ -209,7 +222,7 @@ class _Walk:
     def run(self) -> None:
         """Differentiate all forward nodes, the last first."""
         with self.op.arithmetic():
-            for node in reversed(list(self.graph)):
+            for node in reversed(self.nodes):
                 if not is_backward(node):
                     self.differentiate(node)
 
@@ -221,7 +234,7 @@ class _Walk:
         """
         found = []
         with self.op.arithmetic():
-            for node in reversed([n for n in self.graph if not is_backward(n)]):
+            for node in reversed([n for n in self.nodes if not is_backward(n)]):
                 kind = self._kind(node) if like_others else None
                 if kind in self._alike:
                     self.assume_gradients(self._alike[kind], node)

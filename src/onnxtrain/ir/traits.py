@@ -63,7 +63,8 @@ _STOPS = """
     Hardmax Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike
     QuantizeLinear DynamicQuantizeLinear StringNormalizer TfIdfVectorizer onnxtrain::Detach
     HannWindow HammingWindow BlackmanWindow MelWeightMatrix BitCast NonMaxSuppression ConvInteger MatMulInteger
-    QLinearConv QLinearMatMul RegexFullMatch StringConcat StringSplit ImageDecoder onnxtrain::ReachableRows"""
+    QLinearConv QLinearMatMul RegexFullMatch StringConcat StringSplit ImageDecoder onnxtrain::ReachableRows
+    onnxtrain::Gradients"""
 TRAITS: dict[str, Trait] = {name: traits for traits, names in _GROUPS.items() for name in names.split()}
 TRAITS |= {name: TRAITS.get(name, Trait.NONE) | Trait.STOP for name in _STOPS.split()}
 PROBES = ("onnxtrain::probe", "onnxtrain::probe_backward")  # operators of torch, recorded as ATen nodes

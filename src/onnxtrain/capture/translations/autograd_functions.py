@@ -1,4 +1,4 @@
-"""A recorded call of a ``torch.autograd.Function``: one ``PythonOp`` node."""
+"""A recorded call of a ``torch.autograd.Function``, one ``PythonOp`` node, and of ``torch.autograd.grad``."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from onnxtrain.capture import inner_gradients  # noqa: F401  (defines an operator)
 from onnxtrain.capture.aten import hold
 from onnxtrain.capture.nodes import record_node
 from onnxtrain.capture.python_op import recorded
 from onnxtrain.capture.translations import translation, vector
+from onnxtrain.ir.functions import GRADIENTS
 from onnxtrain.ir.python_calls import HANDLE, PYTHON_OP, Place, PythonCall
 
 
@@ -25,6 +27,14 @@ def python_op(tensors: list[ir.Value], sizes: list[Any], call: str) -> Any:
     context.type, context.shape = ir.TensorType(ir.DataType.INT64), ir.Shape([])
     hold(context)
     return results
+
+
+@translation(torch.ops.onnxtrain.gradients.default)
+def gradients(outputs: list[ir.Value], seeds: list[ir.Value], inputs: list[ir.Value], allow_unused: bool) -> Any:
+    """A node that stands for a backward pass until the forward pass is whole."""
+    attributes = {"count": len(outputs), "allow_unused": int(allow_unused)}
+    made = record_node(GRADIENTS, [*outputs, *seeds, *inputs], attributes, outputs=len(inputs))
+    return list(made) if isinstance(made, tuple) else [made]
 
 
 def _attributes(call: PythonCall) -> dict[str, Any]:

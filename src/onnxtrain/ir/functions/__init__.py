@@ -24,6 +24,7 @@ VERSION = 1
 op: Any = None
 own: Any = None
 OPAQUE = {"ATen", "ATenGrad", "PythonOp", "PythonOpGrad"}  # only the torch backend can run them: no body exists
+GRADIENTS = "Gradients"  # outputs, their gradients, inputs to the inputs' gradients; in a graph until capture is done
 CARRYING = {"RNNGrad", "GRUGrad", "LSTMGrad"}  # each node carries a body of its own
 
 
@@ -69,7 +70,14 @@ def load() -> None:
 def defines(op_type: str) -> bool:
     """Whether the operator is one of ours."""
     load()
-    return op_type in DEFINITIONS or op_type in OPAQUE or op_type in CLOSED or op_type in CARRYING
+    return (
+        op_type in DEFINITIONS or op_type in OPAQUE or op_type in CLOSED or op_type in CARRYING or op_type == GRADIENTS
+    )
+
+
+def is_inner_gradient(node: ir.Node) -> bool:
+    """Whether a node stands for a backward pass within the forward pass."""
+    return node.domain == DOMAIN and node.op_type == GRADIENTS
 
 
 def has_body(node: ir.Node) -> bool:
