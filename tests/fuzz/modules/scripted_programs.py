@@ -24,4 +24,6 @@ def generate(seed: int) -> Program:
         backend, real = (("onnxruntime", "float32"), ("reference", "float64"))[int(rng.integers(2))]
         return dataclasses.replace(program, real=real, settings=", ".join([*settings, f"backend={backend!r}"]))
     settings.append(f"script={scripts[int(rng.integers(len(scripts)))]!r}")
+    if rng.random() < 0.6:
+        settings.append(f"segments={int(rng.integers(1, 9))}")
     return dataclasses.replace(program, settings=", ".join(settings))

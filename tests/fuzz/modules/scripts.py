@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fuzz.modules.steps import Leaf, Step, backward, kept, leaves, move, own, state, total
+from fuzz.modules.steps import Leaf, Step, backward, kept, leaves, move, moved, own, state, total
 from onnxtrain import ORTModule
 
 Calls = list[tuple[tuple[Any, ...], dict[str, Any]]]
@@ -178,6 +178,15 @@ def losses_in_turn(record: _Record, calls: Calls) -> None:
         record.note(output)
 
 
+def stepped_within(record: _Record, calls: Calls) -> None:
+    """Each parameter moves as soon as its gradient is there."""
+    for parameter in record.model.parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(moved)
+    for place, call in enumerate(calls):
+        record.step(call, place)
+
+
 def first_without(record: _Record, calls: Calls) -> None:
     """The first calls are made without gradients and in inference mode."""
     with torch.no_grad():
@@ -230,7 +239,7 @@ def padding_replaced(record: _Record, calls: Calls) -> None:
 
 _PLAYED: tuple[Callable[[_Record, Calls], None], ...] = (
     accumulated, backwards_reversed, one_of_two, modes_in_turn, copied, loaded, frozen_in_turn, twice_backwards,
-    asked_for, differentiated_again, losses_in_turn, first_without, read_late, halved, padding_replaced,
+    asked_for, differentiated_again, losses_in_turn, stepped_within, first_without, read_late, halved, padding_replaced,
 )  # fmt: skip
 
 

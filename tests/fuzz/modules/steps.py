@@ -119,6 +119,13 @@ def move(module: torch.nn.Module) -> None:
                 parameter -= 0.01 * parameter.grad.clamp(-1, 1)
 
 
+def moved(parameter: torch.Tensor) -> None:
+    """A small step of descent of one parameter, whose gradient is not kept."""
+    with torch.no_grad():
+        parameter -= 0.01 * parameter.grad.clamp(-1, 1)  # type: ignore[union-attr]
+    parameter.grad = None
+
+
 def state(module: torch.nn.Module) -> list[Leaf]:
     """Buffers, parameters, and tensors and numbers that are kept on the module itself."""
     noted = {k: v for k, v in vars(module).items() if isinstance(v, torch.Tensor | int | float) and k != "training"}
