@@ -29,8 +29,8 @@ from onnxtrain.plan.cost import Flops, flops, training_flops
 from onnxtrain.plan.segments import merged
 
 _LOG = logging.getLogger(__name__)
-# Floating point operations of a step for each of its parts: a part costs about 30 microseconds of the host's time.
-_LEAST_WORK = {True: 10**9, False: 10**11}  # on CPU; on an accelerator, which waits for a host that is slower than it
+# Floating point operations of a step for each of its parts: a part costs 30 to 200 microseconds of the host's time.
+_LEAST_WORK = {True: 4 * 10**9, False: 4 * 10**11}  # on the CPU; on an accelerator, which waits for a slower host
 _Names: TypeAlias = tuple[str, ...]
 _Same: TypeAlias = frozenset[tuple[str, str]]  # sizes, with those that they are the same as
 Compare: TypeAlias = Callable[[Sequence[torch.Tensor]], comparison.Reference]
