@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import onnx_ir as ir
 import torch
+import torch.distributed as dist
 
 from onnxtrain.capture import Path
 from onnxtrain.compiler import Compiled, Report, backward_graph, compile_graph, differentiated
@@ -29,8 +30,10 @@ from onnxtrain.plan.cost import Flops, flops, training_flops
 from onnxtrain.plan.segments import merged
 
 _LOG = logging.getLogger(__name__)
-# Floating point operations of a step for each of its parts: a part costs 30 to 200 microseconds of the host's time.
-_LEAST_WORK = {True: 4 * 10**9, False: 4 * 10**11}  # on the CPU; on an accelerator, which waits for a slower host
+# Floating point operations of a step for each of its parts: a part costs 30 to 200 microseconds of the host's time, in which
+# an accelerator does more. Among processes parts hide communication, which is worth more.
+_LEAST_WORK = {"cpu": 4 * 10**9, "accelerator": 4 * 10**11}
+_AMONG_PROCESSES = 4  # times as many parts
 _Names: TypeAlias = tuple[str, ...]
 _Same: TypeAlias = frozenset[tuple[str, str]]  # sizes, with those that they are the same as
 Compare: TypeAlias = Callable[[Sequence[torch.Tensor]], comparison.Reference]
@@ -317,8 +320,9 @@ class BoundGraph:
             return self.options.segments
         if self._most is None:
             work = self.work(chosen, inputs)
-            least = _LEAST_WORK[self.owned.device.partition(":")[0] == "cpu"]
-            self._most = 1 if work is None else max(1, work[0] // least)
+            least = _LEAST_WORK["cpu" if self.owned.device == "cpu" else "accelerator"]
+            alone = not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1)
+            self._most = 1 if work is None else max(1, work[0] * (1 if alone else _AMONG_PROCESSES) // least)
         return self._most
 
     def variants(self) -> list[str]:
