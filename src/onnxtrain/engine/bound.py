@@ -30,8 +30,8 @@ from onnxtrain.plan.cost import Flops, flops, training_flops
 from onnxtrain.plan.segments import merged
 
 _LOG = logging.getLogger(__name__)
-# Floating point operations of a step for each of its parts: a part costs 30 to 200 microseconds of the host's time, in which
-# an accelerator does more. Among processes parts hide communication, which is worth more.
+# Floating point operations of a step for each of its parts: a part costs 30 to 200 microseconds of the host's time, and
+# an accelerator does more in it. Among processes parts hide communication, which is worth more.
 _LEAST_WORK = {"cpu": 4 * 10**9, "accelerator": 4 * 10**11}
 _AMONG_PROCESSES = 4  # times as many parts
 _Names: TypeAlias = tuple[str, ...]
