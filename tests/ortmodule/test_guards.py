@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -379,3 +380,31 @@ def test_many_graphs_are_announced(caplog: pytest.LogCaptureFixture) -> None:
             wrapped.tick = step
             wrapped(x())
     assert "8 graphs" in caplog.text and "attribute tick was 6 and is 7" in caplog.text
+
+
+class AsksForGradients(torch.nn.Module):
+    """Computes what torch says of gradients."""
+
+    def __init__(self, asked: Callable[[torch.Tensor], bool]) -> None:
+        super().__init__()
+        self.weight, self.asked = torch.nn.Parameter(torch.ones(3)), asked
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight + float(self.asked(x * 1))
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        *(lambda y: y.requires_grad, lambda y: y.grad_fn is None, lambda y: y.is_leaf),
+        lambda y: torch.is_grad_enabled(),
+    ],
+)
+@pytest.mark.parametrize("modes", [(True, False, True), (False, True, False)])
+def test_what_is_asked_of_gradients(asked: Callable[[torch.Tensor], bool], modes: tuple[bool, ...]) -> None:
+    wrapped, eager = pair(AsksForGradients(asked))
+    x = torch.randn(2, 3, requires_grad=True)
+    for mode in modes:
+        with torch.set_grad_enabled(mode):
+            torch.testing.assert_close(wrapped(x), eager(x))
+    assert captures(wrapped) == 2

@@ -270,6 +270,17 @@ def test_another_variant_has_other_parts() -> None:
         same_gradients(wrapped, eager)
 
 
+@pytest.mark.parametrize("segments", [1, 100])
+def test_another_variant_is_kept(segments: int) -> None:
+    wrapped, eager = pair(Heads(), segments=segments)
+    x = torch.randn(3, 8, dtype=torch.double)
+    for model in (wrapped, eager):
+        _, a, b = model(x)
+        for _ in range(3):
+            (a.sum() + b.square().sum()).backward(retain_graph=True)
+    same_gradients(wrapped, eager)
+
+
 class Shown(nn.Module):
     """Gives a parameter away, as it is and as a view."""
 

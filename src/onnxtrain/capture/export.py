@@ -111,6 +111,7 @@ class FlatModule(torch.nn.Module):
 
     Attributes:
         result: filled by the forward pass.
+        gradients: whether they are enabled while it is traced: a graph serves calls with and without them.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class FlatModule(torch.nn.Module):
         super().__init__()
         self.module, self._ignored, self._answers, self.repeated = module, ignored, answers, dict(repeated)
         self._inputs, self._autocast, self._functions = inputs, autocast, functions or Functions()
-        self._names = names_of(module)
+        self._names, self.gradients = names_of(module), True
         self.result = Result()
         self.train(module.training)
 
@@ -186,6 +187,9 @@ def export(
         except OvergrownSizesError as sizes:
             fixed |= sizes.axes
         else:
+            if module.result.assumed.gradients and torch.is_grad_enabled() != module.gradients:
+                module.gradients = False  # what it asked has another answer in this call
+                continue
             _refuse_changed_inputs(module, names, program)
             return program
 
@@ -301,7 +305,7 @@ def _export(
     fixed = constant | {(i, a) for i, t in enumerate(example) for a in range(t.dim()) if t.shape[a] == 0}
     dynamic = tuple({a: kinds[(i, a) in fixed] for a in range(t.dim())} for i, t in enumerate(example))
     try:
-        with recording(), recorder() as module.result.recorded:
+        with recording(module.gradients), recorder() as module.result.recorded:
             example = [_ordinary(t) for t in example]
             shapes = (dynamic,) if dynamic else None  # what has no inputs (``torch.full``) has no sizes
             program = torch.export.export(module, tuple(example), dynamic_shapes=shapes, strict=False)
@@ -320,9 +324,9 @@ def _ordinary(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def recording() -> Iterator[None]:
-    """What torch.export runs the user's module in."""
-    with _quiet(), torch.inference_mode(False), torch.enable_grad():
+def recording(gradients: bool = True) -> Iterator[None]:
+    """What torch.export runs the user's module in, by default with gradients enabled."""
+    with _quiet(), torch.inference_mode(False), torch.set_grad_enabled(gradients):
         yield
 
 

@@ -28,8 +28,9 @@ Repeated = tuple[tuple[int, int], ...]
 
 
 def form_of(tensors: Sequence[torch.Tensor]) -> Form:
-    """For each tensor, whether it requires a gradient, and its strides where it is not contiguous."""
-    return tuple((t.requires_grad, () if t.is_contiguous() else t.stride()) for t in tensors)
+    """Whether gradients are enabled; of each tensor whether it requires one, and its strides if not contiguous."""
+    forms = ((t.requires_grad, () if t.is_contiguous() else t.stride()) for t in tensors)
+    return ((torch.is_grad_enabled(), ()), *forms)
 
 
 def repeated_among(tensors: Sequence[torch.Tensor]) -> Repeated:

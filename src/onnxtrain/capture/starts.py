@@ -162,4 +162,5 @@ def _ambient() -> tuple[Any, ...]:
     autocast = [(k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds]
     attention = torch.backends.cuda
     kernels = (attention.flash_sdp_enabled(), attention.mem_efficient_sdp_enabled(), attention.math_sdp_enabled())
-    return (autocast, torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled(), kernels)
+    switches = (torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled())
+    return (autocast, torch.get_default_dtype(), switches, kernels)

@@ -17,12 +17,14 @@ import sympy
 import torch
 from torch.overrides import TorchFunctionMode
 
+from onnxtrain.capture.replaced import replaced
 from onnxtrain.capture.size_questions import noted_answers
 from onnxtrain.capture.sizes_as_numbers import sizes_as_numbers
-from onnxtrain.capture.source_lines import is_asked_by_user
+from onnxtrain.capture.source_lines import is_asked_by_user, is_users
 
 _TENSOR: Any = torch.Tensor
-_OF_FORM = (_TENSOR.requires_grad.__get__, _TENSOR.is_contiguous, _TENSOR.stride)
+_OF_GRADIENTS = (_TENSOR.requires_grad.__get__, _TENSOR.grad_fn.__get__, _TENSOR.is_leaf.__get__)
+_OF_FORM = (*_OF_GRADIENTS, _TENSOR.is_contiguous, _TENSOR.stride)
 _SQUEEZES = ("squeeze", "squeeze_", "squeeze_copy")
 Axis = tuple[int, int]  # position of an input tensor, and one of its axes
 LARGEST = 24  # operations in one size: models that can be dynamic stay below 15; above, each view takes seconds
@@ -47,12 +49,14 @@ class Assumed:
     Args:
         not_one: sizes that were taken to be other than 1 where 1 would change the result's shape.
         answered: what was asked of sizes and holds from 2 on.
-        form: whether the module asked how tensors lie in memory, or who needs their gradient.
+        form: whether the module asked how tensors lie in memory, or about gradients.
+        gradients: whether it asked who needs a gradient, or whether gradients are enabled.
     """
 
     not_one: set[sympy.Expr] = dataclasses.field(default_factory=set)
     answered: set[sympy.Basic] = dataclasses.field(default_factory=set)
     form: bool = False
+    gradients: bool = False
 
 
 @contextlib.contextmanager
@@ -67,8 +71,19 @@ def symbolic_sizes(tensors: Sequence[torch.Tensor]) -> Iterator[Assumed]:
     """
     assumed = Assumed()
     watch, answers = _Watch(tensors, assumed), noted_answers(tensors, assumed.answered)
-    with sizes_as_numbers(), _symbolic_len(), watch, answers:
+    with sizes_as_numbers(), _symbolic_len(), _noted_grad_mode(assumed), watch, answers:
         yield assumed
+
+
+def _noted_grad_mode(assumed: Assumed) -> contextlib.AbstractContextManager[None]:
+    """Note whether the user's code asks if gradients are enabled."""
+
+    def is_grad_enabled() -> bool:
+        if is_users(sys._getframe(1).f_code.co_filename):
+            assumed.form = assumed.gradients = True
+        return torch._C.is_grad_enabled()
+
+    return replaced((torch, "is_grad_enabled", is_grad_enabled))
 
 
 @contextlib.contextmanager
@@ -151,6 +166,7 @@ class _Watch(TorchFunctionMode):
             result = _squeezed(func, *args, **(kwargs or {}))
         if func in _OF_FORM and is_asked_by_user(sys._getframe(1)):
             self._assumed.form = True
+            self._assumed.gradients |= func in _OF_GRADIENTS
         if result is NotImplemented:
             result = func(*args, **(kwargs or {}))
         if isinstance(result, torch.Tensor):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import onnx_ir as ir
@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from onnxtrain.capture import Path
-from onnxtrain.compiler import Compiled, Report, backward_graph, compile_graph, differentiated
+from onnxtrain.compiler import Compiled, Report, backward_graph, compile_graph
 from onnxtrain.engine import comparison
 from onnxtrain.engine.casts import CastCache
 from onnxtrain.engine.expected import Expected
@@ -21,7 +21,7 @@ from onnxtrain.engine.rows import DENSE, NOTHING, Batch, RowPlan, beside, rows_i
 from onnxtrain.engine.sizes import InputSizes
 from onnxtrain.engine.tensors import Given, Owned, as_torch
 from onnxtrain.errors import BackendError
-from onnxtrain.gradient import tracked_outputs
+from onnxtrain.gradient import origins_of_outputs
 from onnxtrain.ir.graphs import ForwardGraph
 from onnxtrain.ir.traits import Trait, traits_of
 from onnxtrain.optimize.rows import RowSet, Sizes, text_of
@@ -118,7 +118,9 @@ class BoundGraph:
         self.exact = False  # whether nothing may be skipped: a step is compared with eager's random numbers
         self.casts = CastCache() if options.cache_casts else None
         self._watched: dict[int, frozenset[str]] = {}
-        self._tracked: dict[_Names, frozenset[str]] = {}
+        origins = graph.signature.origins
+        self.origins = origins_of_outputs(graph) if origins is None else origins
+        self._trainable = frozenset().union(*self.origins.values())
         self.expected = Expected(self._guess(), self.signature.outputs)
         self.verification: comparison.Report | None = None
         self.path_check = PathCheck(graph, self.path, self._compile_inspection)
@@ -182,8 +184,8 @@ class BoundGraph:
             _LOG.info("what is computed of %s outside %s", ", ".join(map(self.place_of, outside)), state)
 
     def differentiable_of(self, inputs: Mapping[str, torch.Tensor]) -> list[str]:
-        """Names of the inputs that require a gradient."""
-        return [name for name in self.signature.inputs if inputs[name].requires_grad]
+        """Names of the inputs that require a gradient, and on which torch would say that an output depends."""
+        return [name for name in self.signature.inputs if inputs[name].requires_grad and name in self._trainable]
 
     def work(self, chosen: Chosen, inputs: Mapping[str, torch.Tensor]) -> tuple[int, int] | None:
         """The floating point operations of a training step, and those of eager; None where content decides on sizes.
@@ -359,10 +361,11 @@ class BoundGraph:
 
     def is_tracked(self, output: str, differentiable: Sequence[str]) -> bool:
         """Whether eager PyTorch says of an output that it requires a gradient, where these inputs do."""
-        key = tuple(differentiable)
-        if key not in self._tracked:
-            self._tracked[key] = frozenset(tracked_outputs(differentiated(self.graph, key)))
-        return output in self._tracked[key]
+        return not self.reached([output]).isdisjoint(differentiable)
+
+    def reached(self, outputs: Iterable[str]) -> frozenset[str]:
+        """The inputs that eager PyTorch gives a gradient, if only zeros, where these outputs receive one."""
+        return frozenset().union(*(self.origins.get(output, ()) for output in outputs))
 
     def watched(self, compiled: Compiled) -> frozenset[str]:
         """Names of inputs and outputs whose memory the backward pass of a variant reads."""

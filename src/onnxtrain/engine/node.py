@@ -113,7 +113,11 @@ def _differentiable(state: State, dys: Sequence[torch.Tensor | None]) -> dict[st
     inputs |= {name: given[output] for output, name in backward.output_gradients.items()}
     with randomness.replayed(state.random or randomness.state()):
         _, made = begin(backward.bound, inputs, backward.bound.differentiable_of(inputs))
-    return {name: made.get(backward.gradients.get(name, "")) for name in state.differentiable}
+    found, reached = (
+        {name: made.get(backward.gradients.get(name, "")) for name in state.differentiable},
+        state.bound.reached(given),
+    )
+    return {n: torch.zeros_like(inputs[n]) if dx is None and n in reached else dx for n, dx in found.items()}
 
 
 class _Once(torch.autograd.Function):

@@ -72,7 +72,7 @@ class State:
         self, bound: BoundGraph, chosen: Chosen, inputs: dict[str, torch.Tensor], sources: dict[str, torch.Tensor]
     ) -> None:
         self.bound, self.chosen, self.sources, self.differentiable = bound, chosen, sources, list(sources)
-        self.parts = bound.parts(chosen, inputs)
+        self.parts, self._parted = bound.parts(chosen, inputs), chosen.compiled
         self.outputs = chosen.compiled.plan.signature.outputs  # that were given; the backward pass may choose anew
         users = bound.signature.user_inputs
         self.inputs = inputs | {name: inputs[name].detach() for name in users}
@@ -87,6 +87,7 @@ class State:
         self.verification: Reference | None = None
         self._walk: Iterator[None] | None = None  # the backward pass, while it runs
         self._results: list[Any] = []  # what it made, in the order of the plan's gradients
+        self._reached: frozenset[str] = frozenset()  # the inputs that eager would give a gradient
         self._made: dict[str, torch.Tensor | None] = {}  # gradients that were not taken yet
 
     @property
@@ -129,19 +130,18 @@ class State:
         received = tuple(n for n, dy in given.items() if dy is not None)
         self._check_padding(given)
         self.bound.learn_padding(self.inputs, given)
-        begun = self.compiled
         self._choose(received)
         plan = self.compiled.plan
         received_dys = dict(given) if self.verification is not None else {}
         seeds = [self._seed(given[name], name) for name in plan.output_gradients]
         del dys, given
-        self._results = [None] * len(plan.gradients)
+        self._reached, self._results = self.bound.reached(received), [None] * len(plan.gradients)
         self._walk, self.saved = self.compiled.executable.walk(self.saved, seeds, self._results), None
         if self.verification is not None:
             self._made = self.rest()
             self.verification.check_backward(received_dys, self._made)
             self.verification = None  # a retained graph may be walked again
-        elif self.compiled is not begun:
+        elif self.compiled is not self._parted:
             self._made = self.rest()  # its segments are others than those of the nodes of autograd
 
     def give(self, gradients: dict[str, torch.Tensor | None]) -> None:
@@ -162,7 +162,7 @@ class State:
         is_last = index + 1 == len(self.parts)
         for _ in self._walk if is_last else itertools.islice(self._walk, part.segments):
             pass
-        made = [self._result(place) for place in part.places]
+        made = [self._result(*at) for at in zip(part.names, part.places, strict=True)]
         if is_last:
             self._end()
         return made
@@ -175,16 +175,22 @@ class State:
         for _ in self._walk:
             pass
         places = {name: place for place, name in enumerate(self.compiled.plan.gradients)}
-        made = {name: self._result(places.get(name)) for name in self.differentiable}
+        made = {name: self._result(name, places.get(name)) for name in self.differentiable}
         self._end()
         return made
 
-    def _result(self, place: int | None) -> torch.Tensor | None:
-        """A gradient that the backward pass made; it is not kept, so that who takes it may have its memory."""
-        if place is None:
+    def _result(self, name: str, place: int | None) -> torch.Tensor | None:
+        """A gradient that the backward pass made; it is not kept, so that who takes it may have its memory.
+
+        As in eager PyTorch there is none of what the outputs that received a gradient do not depend on, though the
+        graph may have computed zeros, and zeros of what they depend on in a way that the graph left out.
+        """
+        gradient = None
+        if place is not None:
+            gradient, self._results[place] = self._results[place], None
+        if name not in self._reached:
             return None
-        gradient, self._results[place] = self._results[place], None
-        return None if gradient is None else as_torch(gradient)
+        return torch.zeros_like(self.sources[name]) if gradient is None else as_torch(gradient)
 
     def _end(self) -> None:
         self._walk, self._results, self.visible = None, [], self.visible if self.is_retained else []

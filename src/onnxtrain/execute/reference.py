@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from onnxtrain.errors import BackendError
+from onnxtrain.errors import BackendError, first_line
 from onnxtrain.execute.base import Backend, Executable
 from onnxtrain.ir.graphs import Plan
 from onnxtrain.ir.standard_form import attach
@@ -41,8 +41,17 @@ class _Part:
         self.evaluator = ReferenceEvaluator(ir.to_proto(model), new_ops=[GatherElements])
 
     def run(self, arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-        """All outputs by name."""
-        made = self.evaluator.run(self.outputs, dict(zip(self.inputs, arrays, strict=True)))
+        """All outputs by name.
+
+        Raises:
+            BackendError: the evaluator cannot run an operator on what it is given: of some it has not all cases.
+        """
+        try:
+            made = self.evaluator.run(self.outputs, dict(zip(self.inputs, arrays, strict=True)))
+        except Exception as error:  # whatever numpy or an operator raises
+            raise BackendError(
+                f"ONNX's reference evaluator failed: {first_line(error)}", cure="use another backend"
+            ) from error
         return {name: np.asarray(array) for name, array in zip(self.outputs, made, strict=True)}
 
 

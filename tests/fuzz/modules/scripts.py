@@ -184,7 +184,9 @@ def stepped_within(record: _Record, calls: Calls) -> None:
         if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(moved)
     for place, call in enumerate(calls):
-        record.step(call, place)
+        output = record.call(call)
+        record.note(output)  # what is read later is computed with what the parameters are then
+        backward(output, record.loss, place)
 
 
 def first_without(record: _Record, calls: Calls) -> None:
