@@ -9,6 +9,7 @@ import subprocess
 import sys
 from typing import Any, NamedTuple
 
+import parity
 import pytest
 import torch
 import torch.nn.functional as F
@@ -480,3 +481,56 @@ def test_the_terminal_shows_the_summary_alone() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.stdout == ""
     assert [line for line in done.stderr.splitlines() if not line.startswith((" ", "onnxtrain:"))] == []
+
+
+class Heads(torch.nn.Module):
+    """What of it has a gradient depends on the loss; of some of it the gradient is zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.a, self.b = torch.nn.Linear(4, 4), torch.nn.Linear(4, 2), torch.nn.Linear(4, 3)
+        self.prefix, self.rounded = torch.nn.Parameter(torch.randn(1, 2, 4)), torch.nn.Parameter(torch.randn(4))
+        self.unused = torch.nn.Parameter(torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x = torch.cat((self.prefix.expand(x.shape[0], -1, -1), x), 1)[:, 2:]
+        x = torch.tanh(self.trunk(x) + torch.round(self.rounded))
+        return self.a(x).square().mean(), self.b(x).square().mean(), self.b(x).detach()
+
+
+@pytest.mark.parametrize("hooks", [False, True])
+def test_what_has_no_gradient_is_what_has_none_in_eager(hooks: bool) -> None:
+    """Else a step without a loss of its own would decay a head's weights, or go on by its momentum."""
+    wrapped, eager = parity.pair(Heads())
+    optimizers = [torch.optim.AdamW(m.parameters(), 0.1, weight_decay=0.5) for m in (wrapped, eager)]
+    called: list[list[str]] = [[], []]
+    for model, names in zip((wrapped, eager), called, strict=True):
+        for name, parameter in model.named_parameters() if hooks else ():
+            parameter.register_hook(lambda g, name=name, names=names: names.append(name if g is not None else "none"))
+    for losses in ((0,), (1,), (0, 1), (0,), (1,), (0,)):
+        x = torch.randn(2, 3, 4)
+        for model, optimizer in zip((wrapped, eager), optimizers, strict=True):
+            optimizer.zero_grad()
+            found = model(x)
+            sum(found[i] for i in losses).backward()
+            optimizer.step()
+        for (name, a), b in zip(wrapped.named_parameters(), eager.parameters(), strict=True):
+            if not hooks:  # which are called in any case, and get zeros
+                torch.testing.assert_close(a.grad, b.grad, msg=lambda text, name=name: f"{name}: {text}")
+                torch.testing.assert_close(a, b)
+    assert {*called[0]} == {*called[1]}
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+@pytest.mark.parametrize("program", [lambda x: x.detach().clone(), lambda x: (x.detach() * 1, x * 2), lambda x: x])
+def test_outputs_require_gradients_as_in_eager(program: Any, enabled: bool) -> None:
+    class Program(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return program(x)
+
+    wrapped, eager = parity.pair(Program())
+    x = torch.randn(2, 3, requires_grad=True)
+    with torch.set_grad_enabled(enabled):
+        for _ in range(2):
+            ours, theirs = (torch.utils._pytree.tree_leaves(m(x)) for m in (wrapped, eager))
+            assert [y.requires_grad for y in ours] == [y.requires_grad for y in theirs]

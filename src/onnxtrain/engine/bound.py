@@ -308,7 +308,7 @@ class BoundGraph:
             places = {name: place for place, name in enumerate(plan.gradients)}
             rest = tuple(n for n in plan.signature.differentiable if n not in places)
             made = []
-            for group in merged(plan.segments, self._most_parts(chosen, inputs)):
+            for group in merged(plan.segments, self._most_parts(chosen, inputs)) or [[]]:
                 names = sum((s.gradients for s in group), () if made else rest)
                 made.append(Part(names, tuple(map(places.get, names)), len(group)))
             self._parts[id(compiled)] = made
@@ -316,7 +316,7 @@ class BoundGraph:
 
     def _most_parts(self, chosen: Chosen, inputs: Mapping[str, torch.Tensor]) -> int:
         """How many nodes of autograd do not show in the time of a step; decided for the first batch."""
-        if not chosen.compiled.executable.has_segments:
+        if not chosen.compiled.executable.has_segments or len(chosen.compiled.plan.segments) < 2:
             return 1
         if self.options.segments is not None:
             return self.options.segments

@@ -51,8 +51,10 @@ def finish(
     count = len(compiled.plan.signature.outputs)
     bound.owned.update(made[count:])
     seen = {id(tensor) for tensor in apart}
-    for index, tensor in enumerate(made[:count]):
-        if id(tensor) in seen or tensor._is_view():  # a value, its detached self, and views: autograd knows them apart
+    for index, name in enumerate(compiled.plan.signature.outputs):
+        tensor, is_detached = made[index], not bound.origins.get(name)
+        # a value, its detached self, and views: autograd knows them apart
+        if id(tensor) in seen or tensor._is_view() or (is_detached and tensor.requires_grad):
             made[index] = tensor.detach()
         seen.add(id(tensor))
     return made[:count]
@@ -183,14 +185,16 @@ class State:
         """A gradient that the backward pass made; it is not kept, so that who takes it may have its memory.
 
         As in eager PyTorch there is none of what the outputs that received a gradient do not depend on, though the
-        graph may have computed zeros, and zeros of what they depend on in a way that the graph left out.
+        graph may have computed zeros, and zeros of what they depend on in a way that the graph left out. autograd calls
+        hooks all the same, which eager does not: they get zeros, of which a hook can make something.
         """
-        gradient = None
-        if place is not None:
-            gradient, self._results[place] = self._results[place], None
+        source = self.sources[name]
         if name not in self._reached:
-            return None
-        return torch.zeros_like(self.sources[name]) if gradient is None else as_torch(gradient)
+            return torch.zeros_like(source) if source._backward_hooks else None
+        if place is None:
+            return torch.zeros_like(source)
+        gradient, self._results[place] = self._results[place], None
+        return None if gradient is None else as_torch(gradient)
 
     def _end(self) -> None:
         self._walk, self._results, self.visible = None, [], self.visible if self.is_retained else []
