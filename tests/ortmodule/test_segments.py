@@ -321,6 +321,7 @@ def test_small_steps_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     seen.clear()
     large(torch.randn(2048, 512, dtype=torch.double)).sum().backward()
     assert len(seen) == 3, "of 4 G of operations each"
+    assert "the backward pass in 3 parts" in large.explain() and "parts" not in small.explain()
 
 
 def test_a_copy_of_the_module_has_parts_of_its_own() -> None:

@@ -328,12 +328,14 @@ class BoundGraph:
         return self._most
 
     def variants(self) -> list[str]:
-        """What was compiled: which outputs receive gradients, how many tensors, and for which rows."""
+        """What was compiled: which outputs receive gradients, how many tensors, for which rows, in how many parts."""
         found = []
-        for gradients, outputs, _, active, _ in self._variants:
+        for (gradients, outputs, _, active, _), compiled in self._variants.items():
             rows = "".join(f"; rows where {text_of(s)}" for s in sorted(active, key=text_of))
+            count = len(self._parts.get(id(compiled), ()))
+            parts = f"; the backward pass in {count} parts" if count > 1 else ""
             found.append(
-                f"compiled for gradients of {len(gradients)} tensors from {', '.join(outputs)}{rows}"
+                f"compiled for gradients of {len(gradients)} tensors from {', '.join(outputs)}{rows}{parts}"
                 if gradients
                 else "compiled without gradients"
             )
