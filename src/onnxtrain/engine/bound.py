@@ -9,13 +9,13 @@ from typing import Any, TypeAlias
 
 import onnx_ir as ir
 import torch
-import torch.distributed as dist
 
 from onnxtrain.capture import Path
 from onnxtrain.compiler import Compiled, Report, backward_graph, compile_graph
 from onnxtrain.engine import comparison
 from onnxtrain.engine.casts import CastCache
 from onnxtrain.engine.expected import Expected
+from onnxtrain.engine.parts import Part, Parts
 from onnxtrain.engine.path_check import PathCheck
 from onnxtrain.engine.rows import DENSE, NOTHING, Batch, RowPlan, beside, rows_in_order
 from onnxtrain.engine.sizes import InputSizes
@@ -27,13 +27,8 @@ from onnxtrain.ir.traits import Trait, traits_of
 from onnxtrain.optimize.rows import RowSet, Sizes, text_of
 from onnxtrain.options import Options
 from onnxtrain.plan.cost import Flops, flops, training_flops
-from onnxtrain.plan.segments import merged
 
 _LOG = logging.getLogger(__name__)
-# Floating point operations of a step for each of its parts: a part costs 30 to 200 microseconds of the host's time, and
-# an accelerator does more in it. Among processes parts hide communication, which is worth more.
-_LEAST_WORK = {"cpu": 4 * 10**9, "accelerator": 4 * 10**11}
-_AMONG_PROCESSES = 4  # times as many parts
 _Names: TypeAlias = tuple[str, ...]
 _Same: TypeAlias = frozenset[tuple[str, str]]  # sizes, with those that they are the same as
 Compare: TypeAlias = Callable[[Sequence[torch.Tensor]], comparison.Reference]
@@ -58,21 +53,6 @@ class Chosen:
     waiting: frozenset[str] = frozenset()
     zeros: Mapping[str, RowSet] = dataclasses.field(default_factory=dict)
     asked: frozenset[str] = frozenset()
-
-
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """Segments of a backward pass that are one node of autograd.
-
-    Args:
-        names: the differentiable inputs whose gradients it gives; in the first part also those that have none.
-        places: where these are among the gradients of the plan.
-        segments: how many segments it has.
-    """
-
-    names: tuple[str, ...]
-    places: tuple[int | None, ...]
-    segments: int
 
 
 class BoundGraph:
@@ -125,8 +105,7 @@ class BoundGraph:
         self.verification: comparison.Report | None = None
         self.path_check = PathCheck(graph, self.path, self._compile_inspection)
         self._backward: dict[tuple[_Names, _Names], Backward] = {}
-        self._parts: dict[int, Sequence[Part]] = {}
-        self._most: int | None = None
+        self._parts = Parts(options, owned.device)
         self.is_random = any(Trait.RANDOM in traits_of(node) for node in graph.model.graph)
 
     @property
@@ -302,37 +281,14 @@ class BoundGraph:
             chosen: the step's graph.
             inputs: all graph inputs by name.
         """
-        compiled = chosen.compiled
-        if id(compiled) not in self._parts:
-            plan = compiled.plan
-            places = {name: place for place, name in enumerate(plan.gradients)}
-            rest = tuple(n for n in plan.signature.differentiable if n not in places)
-            made = []
-            for group in merged(plan.segments, self._most_parts(chosen, inputs)) or [[]]:
-                names = sum((s.gradients for s in group), () if made else rest)
-                made.append(Part(names, tuple(map(places.get, names)), len(group)))
-            self._parts[id(compiled)] = made
-        return self._parts[id(compiled)]
-
-    def _most_parts(self, chosen: Chosen, inputs: Mapping[str, torch.Tensor]) -> int:
-        """How many nodes of autograd do not show in the time of a step; decided for the first batch."""
-        if not chosen.compiled.executable.has_segments or len(chosen.compiled.plan.segments) < 2:
-            return 1
-        if self.options.segments is not None:
-            return self.options.segments
-        if self._most is None:
-            work = self.work(chosen, inputs)
-            least = _LEAST_WORK["cpu" if self.owned.device == "cpu" else "accelerator"]
-            alone = not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1)
-            self._most = 1 if work is None else max(1, work[0] * (1 if alone else _AMONG_PROCESSES) // least)
-        return self._most
+        return self._parts.of(chosen.compiled, lambda: self.work(chosen, inputs))
 
     def variants(self) -> list[str]:
         """What was compiled: which outputs receive gradients, how many tensors, for which rows, in how many parts."""
         found = []
         for (gradients, outputs, _, active, _), compiled in self._variants.items():
             rows = "".join(f"; rows where {text_of(s)}" for s in sorted(active, key=text_of))
-            count = len(self._parts.get(id(compiled), ()))
+            count = self._parts.count(compiled)
             parts = f"; the backward pass in {count} parts" if count > 1 else ""
             found.append(
                 f"compiled for gradients of {len(gradients)} tensors from {', '.join(outputs)}{rows}{parts}"
