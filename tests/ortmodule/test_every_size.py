@@ -371,3 +371,27 @@ def _quarter_doubled(y: Tensor, x: Tensor) -> Tensor:
     z = y.clone()
     z[:, : x.shape[1] // 4].mul_(2)
     return y + z
+
+
+class Means(torch.nn.Module):
+    """Statistics of each row."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(-1) + x.var(-1, correction=0) + F.layer_norm(x, (4,)).sum(-1)
+
+
+@pytest.mark.parametrize("backend", ["torch", "onnxruntime", "reference"])
+def test_means_of_no_rows(backend: str) -> None:
+    wrapped, eager = pair(Means(), backend=backend)
+    for rows in (0, 3):
+        same_step(wrapped, eager, torch.randn(rows, 4, requires_grad=True))
+
+
+def test_bfloat16_of_the_reference_backend() -> None:
+    class Rounded(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.bfloat16().cumsum(-1)
+
+    wrapped, eager = pair(Rounded(), backend="reference")
+    x = torch.ones(2, 3)
+    torch.testing.assert_close(wrapped(x), eager(x))

@@ -55,6 +55,8 @@ def as_torch(value: Any) -> torch.Tensor:
     """A backend's tensor as torch's, without copying."""
     if isinstance(value, torch.Tensor):
         return value
+    if type(value).__name__ == "ndarray" and value.dtype.name == "bfloat16":  # of ml_dtypes, which DLPack has not
+        return torch.from_numpy(value.view("int16")).view(torch.bfloat16)
     if hasattr(value, "__dlpack__"):
         made = torch.from_dlpack(value)
         is_bool = hasattr(value, "data_type") and value.data_type() == "tensor(bool)"

@@ -65,14 +65,21 @@ class _Part:
         self._read = {i.name for i in self.session.get_inputs()}
 
     def run(self, values: Iterable[ort.OrtValue]) -> dict[str, ort.OrtValue]:
-        """All outputs by name, in memory that onnxruntime allocates."""
+        """All outputs by name, in memory that onnxruntime allocates.
+
+        Raises:
+            BackendError: a kernel fails; the message names the node.
+        """
         binding = self.session.io_binding()
         for name, value in zip(self.inputs, values, strict=True):
             if name in self._read:
                 binding.bind_ortvalue_input(name, value)
         for name in self.outputs:
             binding.bind_output(name, self.device_type, self.device_index)
-        self.session.run_with_iobinding(binding)
+        try:
+            self.session.run_with_iobinding(binding)
+        except Exception as error:  # onnxruntime raises many types
+            raise BackendError(f"onnxruntime failed: {first_line(error)}", cure="use backend='torch'") from error
         return dict(zip(self.outputs, binding.get_outputs(), strict=True))
 
 

@@ -130,6 +130,12 @@ class Builder:
             return self.ints(*dims)  # type: ignore[arg-type]
         return self.Shape(value)
 
+    def share(self, value: ir.Value, parts: ir.Value) -> ir.Value:
+        """How many elements of a value there are for each of its parts; 1 where there are no parts."""
+        if 0 in (shapes.dims_of(parts) or ()):
+            return self.constant(np.array(1, np.int64))
+        return self.Div(self.Size(value), self.Size(parts))
+
     def cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
         """The value in another element type; itself where nothing changes."""
         return value if value.dtype == dtype else self.Cast(value, to=int(dtype))

@@ -68,7 +68,7 @@ def _training_mode(
         inv_std = op.Reciprocal(op.Sqrt(op.Add(variance, epsilon)))
         dx, dscale, dbias = op.BatchNormTrainingGrad(dy, x, scale, op.Reshape(mean, op.ints(-1)), inv_std, outputs=3)
     dmean, dvariance = (*ctx.dys, None, None)[1:3]
-    count = op.cast(op.Div(op.Size(x), op.Size(mean)), kind)
+    count = op.cast(op.share(x, mean), kind)
     for running, slope in ((dmean, None), (dvariance, centred * 2.0)):
         if running is not None:
             share = op.Reshape(running, op.shape(mean)) * (1.0 - momentum) / count

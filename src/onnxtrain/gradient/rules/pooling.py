@@ -81,7 +81,7 @@ def max_unpool(ctx: Context, dy: Value, x: Value, indices: Value, shape: Value |
 def global_average_pool(ctx: Context, dy: Value, x: Value) -> Any:
     """dy divided by the number of elements of each mean, expanded."""
     op = ctx.op
-    count = op.cast(op.Div(op.Size(x), op.Size(ctx.y)), shapes.dtype_of(dy))
+    count = op.cast(op.share(x, ctx.y), shapes.dtype_of(dy))
     return op.Expand(dy / count, op.shape(x))
 
 

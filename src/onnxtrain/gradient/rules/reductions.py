@@ -62,7 +62,7 @@ def reduce_mean(ctx: Context, dy: Value, x: Value, axes: Value | None = None, **
     op = ctx.op
     if _axes(ctx, x, axes) is None:
         return dy
-    share = shared(ctx, dy, op.Div(op.Size(x), op.Size(ctx.y)))
+    share = shared(ctx, dy, op.share(x, ctx.y))
     return op.Expand(_spread(ctx, share, x, axes), op.shape(x))
 
 
