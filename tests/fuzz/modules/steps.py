@@ -120,10 +120,11 @@ def move(module: torch.nn.Module) -> None:
 
 
 def moved(parameter: torch.Tensor) -> None:
-    """A small step of descent of one parameter, whose gradient is not kept."""
-    with torch.no_grad():
-        parameter -= 0.01 * parameter.grad.clamp(-1, 1)  # type: ignore[union-attr]
-    parameter.grad = None
+    """A small step of descent of one parameter, whose gradient is not kept; hooks may be called where there is none."""
+    if parameter.grad is not None:
+        with torch.no_grad():
+            parameter -= 0.01 * parameter.grad.clamp(-1, 1)
+        parameter.grad = None
 
 
 def state(module: torch.nn.Module) -> list[Leaf]:
