@@ -6,7 +6,7 @@ import copy
 import functools
 import gc
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -97,6 +97,17 @@ def step_with(optimizer: torch.optim.Optimizer, _: Tensor) -> None:
     optimizer.zero_grad()
 
 
+def four_steps(wrapped: nn.Module, eager: nn.Module, batch: Callable[[], Tensor]) -> Iterator[int]:
+    """Forward and backward of both, with the same loss; stops after each step."""
+    for step in range(4):
+        x = batch()
+        losses = [m(x).square().sum() for m in (wrapped, eager)]
+        for loss in losses:
+            loss.backward()
+        torch.testing.assert_close(*losses)
+        yield step
+
+
 def test_hooks_run_before_the_rest_is_computed() -> None:
     Noted.log = log = []
     model = ORTModule(nn.Sequential(nn.Linear(4, 4), Noting(), layers(4, 4).float()), options=Options(segments=3))
@@ -116,12 +127,7 @@ def test_losses_and_gradients_are_those_of_eager(name: str, segments: int) -> No
     build, batch = MODELS[name]
     wrapped, eager = pair(build(), segments=segments)
     optimizers = [torch.optim.AdamW(m.parameters(), 0.01) for m in (wrapped, eager)]
-    for _ in range(4):
-        x = batch()
-        losses = [m(x).square().sum() for m in (wrapped, eager)]
-        for loss in losses:
-            loss.backward()
-        torch.testing.assert_close(*losses)
+    for _ in four_steps(wrapped, eager, batch):
         same_gradients(wrapped, eager)
         for optimizer in optimizers:
             optimizer.step()
@@ -137,12 +143,8 @@ def test_an_optimizer_that_steps_within_the_backward_pass(name: str, segments: i
         for parameter in model.parameters():
             stepping = torch.optim.SGD([parameter], 0.05, momentum=0.9)
             parameter.register_post_accumulate_grad_hook(functools.partial(step_with, stepping))
-    for _ in range(4):
-        x = batch()
-        losses = [m(x).square().sum() for m in (wrapped, eager)]
-        for loss in losses:
-            loss.backward()
-        torch.testing.assert_close(*losses)
+    for _ in four_steps(wrapped, eager, batch):
+        pass
     for a, b in zip(wrapped.parameters(), eager.parameters(), strict=True):
         torch.testing.assert_close(a, b)
         assert a.grad is None

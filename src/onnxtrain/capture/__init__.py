@@ -64,7 +64,7 @@ def trace(
     tensors, inputs = flatten((tuple(args), dict(kwargs)), numbers=numbers)
     autocast, repeated = Autocast.current(_device_type(module, tensors)), repeated_among(tensors)
     flat = FlatModule(module, inputs, autocast, functions, ignored, answers, repeated)
-    owned = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
+    owned = [*dict(module.named_parameters()), *dict(module.named_buffers())]
     names = input_names(module.forward, args, kwargs, inputs.numbers, owned)
     with _ONE_AT_A_TIME, _parameters_of_their_own(module):
         fill = functools.partial(fill_caches, module, args, kwargs, ignored)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxtrain.errors import GradientError
+from onnxtrain.gradient.again import make_forward
 from onnxtrain.gradient.build import Walk, write_out_without_rule
 from onnxtrain.gradient.registry import rule_of
 from onnxtrain.ir.bodies import replace
 from onnxtrain.ir.expansions import expand_nodes
-from onnxtrain.ir.functions import has_body, is_inner_gradient
-from onnxtrain.ir.graphs import BACKWARD, ForwardGraph, describe, source_of
-from onnxtrain.ir.standard_form import write_out
+from onnxtrain.ir.functions import is_inner_gradient
+from onnxtrain.ir.graphs import ForwardGraph, describe, source_of
 
 
 def write_out_inner(graph: ForwardGraph) -> None:
@@ -26,8 +26,7 @@ def write_out_inner(graph: ForwardGraph) -> None:
     while any(map(is_inner_gradient, graph.model.graph)):
         graph.model = expand_nodes(graph.model, lambda node: is_inner_gradient(node) or rule_of(node) is not None)
         _write_out(graph.model.graph, next(filter(is_inner_gradient, graph.model.graph)))
-        for node in graph.model.graph.all_nodes():
-            node.meta.pop(BACKWARD, None)  # bodies are differentiated as a part of a backward pass
+        make_forward(graph.model.graph)
 
 
 def _write_out(graph: ir.Graph, node: ir.Node) -> None:
@@ -51,6 +50,4 @@ def _write_out(graph: ir.Graph, node: ir.Node) -> None:
         zeros = {
             x: walk.op.Expand(walk.op.like(0.0, x), walk.op.shape(x)) for x in inputs if x not in walk.contributions
         }
-    for inner in [n for n in graph if has_body(n) and any(v.uses() for v in n.outputs[1:])]:
-        write_out(inner)  # a rule takes no gradient of what an operator gives besides its result
     replace(graph, node, [walk.contributions.get(x, zeros.get(x)) for x in inputs])
