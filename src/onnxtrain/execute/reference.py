@@ -52,7 +52,8 @@ class _Part:
             raise BackendError(
                 f"ONNX's reference evaluator failed: {first_line(error)}", cure="use another backend"
             ) from error
-        return {name: np.asarray(array) for name, array in zip(self.outputs, made, strict=True)}
+        # in order: DLPack takes an array of negative strides for one that has no end
+        return {name: np.asarray(array, order="C") for name, array in zip(self.outputs, made, strict=True)}
 
 
 class ReferenceExecutable(Executable):
