@@ -127,15 +127,20 @@ class Variant:
         if self.result.name.startswith("onnxruntime"):
             return
         self.optimizer.zero_grad()
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-            self._loss(batch).backward()
+        self.result.peak = peak_of(lambda: self._loss(batch).backward())
         self.optimizer.zero_grad()
-        events = profiled.profiler.kineto_results.events()  # type: ignore[union-attr]
-        alive = peak = 0
-        for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
-            alive += event.nbytes()
-            peak = max(peak, alive)
-        self.result.peak = peak
+
+
+def peak_of(step: Callable[[], Any]) -> int:
+    """Most bytes that torch has allocated at once within a call, on the CPU, beside what was there before."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        step()
+    events = profiled.profiler.kineto_results.events()  # type: ignore[union-attr]
+    alive = peak = 0
+    for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
+        alive += event.nbytes()
+        peak = max(peak, alive)
+    return peak
 
 
 def run(

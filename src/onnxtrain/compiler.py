@@ -30,6 +30,7 @@ from onnxtrain.ir.verify import invalid
 from onnxtrain.optimize import apply_registered, hoist_casts, optimize, optimize_training
 from onnxtrain.options import Options
 from onnxtrain.plan import make_plan
+from onnxtrain.plan.recompute import Choice, recomputed
 
 if TYPE_CHECKING:
     from onnxtrain.capture import Answers, Axis, Captured, Functions, GraphCache, Numbers, Start, Traced
@@ -255,6 +256,32 @@ def compile_graph(
     with report.stage("compile"):
         executable = backend(options.backend).compile(plan, device, options)
     return Compiled(executable, graph, training, plan, report, frozenset(tracked_outputs(chosen)))
+
+
+def replanned(compiled: Compiled, chosen: Sequence[Choice]) -> tuple[TrainingGraph, Plan]:
+    """The training graph of a compiled step with values that are computed again, and its plan.
+
+    Args:
+        compiled: the step as it computes nothing again.
+        chosen: which values.
+    """
+    assert compiled.training is not None
+    training = recomputed(compiled.training, compiled.plan, chosen)
+    return training, make_plan(training)
+
+
+def recompile(compiled: Compiled, chosen: Sequence[Choice], options: Options, device: str) -> Compiled:
+    """A compiled step that gives the same and saves less for its backward pass.
+
+    Args:
+        compiled: the step as it computes nothing again.
+        chosen: which values are computed again.
+        options: backend and checks.
+        device: where the executable runs.
+    """
+    training, plan = replanned(compiled, chosen)
+    executable = backend(options.backend).compile(plan, device, options)
+    return dataclasses.replace(compiled, executable=executable, training=training, plan=plan)
 
 
 def differentiated(graph: ForwardGraph, differentiable: Sequence[str]) -> ForwardGraph:

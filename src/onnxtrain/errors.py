@@ -77,6 +77,10 @@ class BackendError(OnnxTrainError, RuntimeError):
     """A backend cannot run the plan."""
 
 
+class BudgetError(OnnxTrainError, MemoryError):
+    """No step fits into the memory budget."""
+
+
 class VerificationError(OnnxTrainError, AssertionError):
     """Loss, outputs, gradients or buffers differ from eager PyTorch by more than the tolerance."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -91,6 +92,12 @@ class Options:
         lazy_outputs: outputs beside a loss (logits) are computed when they are first read.
         density_threshold: rows are dropped where a smaller share than this is needed; None weighs what they cost
             against what it costs to pack them.
+        memory_budget: bytes that forward and backward of a step may have in use at once beside weights and inputs,
+            gradients included: a number, text such as ``"6GB"`` or ``"512MiB"``, a share such as ``0.5`` of what a
+            step needs without a budget, or ``"min"``, as few as possible. What does not fit is not saved for the
+            backward pass but computed again there.
+        worst_case: shapes of inputs by name, such as ``{"input_ids": (32, 512)}``, that the budget is planned for; a
+            larger batch than the first one is planned for when it comes.
         segments: into how many parts at most the backward pass is cut, so that gradients, and hooks on them, do not
             wait for the rest of it; None takes as many as do not show in the time of a step.
         print_input_density: print the share of needed rows of each step.
@@ -130,6 +137,8 @@ class Options:
     strict: bool = False
     lazy_outputs: bool = True
     density_threshold: float | None = None
+    memory_budget: int | float | str | None = None
+    worst_case: Mapping[str, tuple[int, ...]] | None = None
     segments: int | None = None
     print_input_density: bool = False
     cache_dir: Path | None = None
@@ -169,6 +178,9 @@ class Options:
                 f"density_threshold={self.density_threshold} is not a share",
                 cure="choose one from 0 to 1; 0 drops none",
             )
+        object.__setattr__(self, "memory_budget", _budget(self.memory_budget))
+        if self.worst_case is not None:
+            object.__setattr__(self, "worst_case", WorstCase(self.worst_case))
         _ = self.policy
 
     @property
@@ -197,6 +209,45 @@ class Options:
         for name in names:
             chosen |= known[name]
         return Fallback.FALLBACK_DISABLE if Fallback.FALLBACK_DISABLE in chosen else chosen
+
+
+class WorstCase(dict[str, tuple[int, ...]]):
+    """Shapes of inputs by name; it can be part of a key.
+
+    Raises:
+        OptionError: something is not a shape.
+    """
+
+    def __init__(self, shapes: Mapping[str, Any]) -> None:
+        for name, shape in shapes.items():
+            if not isinstance(shape, tuple | list) or not all(isinstance(n, int) and n > 0 for n in shape):
+                raise OptionError(f"worst_case={{{name!r}: {shape!r}}} is not a shape", cure="write (32, 512), say")
+        super().__init__({name: tuple(shape) for name, shape in shapes.items()})
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(sorted(self.items())))
+
+
+_UNITS = {"": 1, "b": 1} | {f"{k}b": 1000**i for i, k in enumerate("kmgt", 1)}
+_UNITS |= {f"{k}ib": 1024**i for i, k in enumerate("kmgt", 1)}
+
+
+def _budget(stated: Any) -> int | float | str | None:
+    """A budget in bytes, as a share, or ``"min"``.
+
+    Raises:
+        OptionError: it is none of these.
+    """
+    if stated is None or stated == "min" or (type(stated) is float and 0 < stated <= 1):
+        return stated
+    if type(stated) is int and stated > 0:
+        return stated
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", stated.lower()) if isinstance(stated, str) else None
+    if found is None or found[2] not in _UNITS or float(found[1]) == 0:
+        raise OptionError(
+            f"memory_budget={stated!r} is no number of bytes", cure="write '6GB', '512MiB', 0.5 for half, or 'min'"
+        )
+    return int(float(found[1]) * _UNITS[found[2]])
 
 
 def _truth(text: str) -> bool:

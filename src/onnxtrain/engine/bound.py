@@ -13,6 +13,7 @@ import torch
 from onnxtrain.capture import Path
 from onnxtrain.compiler import Compiled, Report, backward_graph, compile_graph
 from onnxtrain.engine import comparison
+from onnxtrain.engine.budget import Budget, Fit
 from onnxtrain.engine.casts import CastCache
 from onnxtrain.engine.expected import Expected
 from onnxtrain.engine.parts import Part, Parts
@@ -20,13 +21,13 @@ from onnxtrain.engine.path_check import PathCheck
 from onnxtrain.engine.rows import DENSE, NOTHING, Batch, RowPlan, beside, rows_in_order
 from onnxtrain.engine.sizes import InputSizes
 from onnxtrain.engine.tensors import Given, Owned, as_torch
+from onnxtrain.engine.work import Work
 from onnxtrain.errors import BackendError
 from onnxtrain.gradient import origins_of_outputs
 from onnxtrain.ir.graphs import ForwardGraph
 from onnxtrain.ir.traits import Trait, traits_of
 from onnxtrain.optimize.rows import RowSet, Sizes, text_of
 from onnxtrain.options import Options
-from onnxtrain.plan.cost import Flops, flops, training_flops
 
 _LOG = logging.getLogger(__name__)
 _Names: TypeAlias = tuple[str, ...]
@@ -53,6 +54,11 @@ class Chosen:
     waiting: frozenset[str] = frozenset()
     zeros: Mapping[str, RowSet] = dataclasses.field(default_factory=dict)
     asked: frozenset[str] = frozenset()
+
+    @property
+    def named_rows(self) -> dict[str, Any]:
+        """The rows by the names of the inputs that they are."""
+        return dict(zip(self.compiled.plan.signature.rows, self.rows, strict=True))
 
 
 class BoundGraph:
@@ -93,7 +99,7 @@ class BoundGraph:
         self.latest_choice: tuple[Chosen, RowPlan] | None = None  # of the last step that could drop rows
         self.steps = 0
         self.latest_work: tuple[int, int] | None = None  # operations of that step, and eager's
-        self._work: dict[object, Flops] = {}
+        self._work = Work(graph)
         self.ignores_padding: bool | None = None  # whether gradients from outside are zero there; None: not seen yet
         self.exact = False  # whether nothing may be skipped: a step is compared with eager's random numbers
         self.casts = CastCache() if options.cache_casts else None
@@ -106,6 +112,7 @@ class BoundGraph:
         self.path_check = PathCheck(graph, self.path, self._compile_inspection)
         self._backward: dict[tuple[_Names, _Names], Backward] = {}
         self._parts = Parts(options, owned.device)
+        self._budget = Budget(options, report, owned.device)
         self.is_random = any(Trait.RANDOM in traits_of(node) for node in graph.model.graph)
 
     @property
@@ -127,6 +134,25 @@ class BoundGraph:
             differentiable: names of the inputs whose gradient is wanted.
             outputs: names of the outputs that receive one.
         """
+        if self.options.memory_budget is None or not differentiable:
+            return self._choose(inputs, differentiable, outputs)
+        return self.planned(inputs, differentiable, outputs)[0]
+
+    def planned(
+        self, inputs: Mapping[str, torch.Tensor], differentiable: Sequence[str], outputs: Sequence[str]
+    ) -> tuple[Chosen, Fit]:
+        """What ``choose`` gives, and how it fits into the memory budget.
+
+        Raises:
+            BudgetError: there is none that does.
+        """
+        chosen = self._choose(inputs, differentiable, outputs)
+        fit = self._fit(chosen, inputs)
+        return dataclasses.replace(chosen, compiled=fit.compiled), fit
+
+    def _choose(
+        self, inputs: Mapping[str, torch.Tensor], differentiable: Sequence[str], outputs: Sequence[str]
+    ) -> Chosen:
         if not self.options.compute_optimizer or self.exact:
             return Chosen(self.variant(differentiable, outputs), asked=frozenset(outputs))
         sizes = self.sizes.of(inputs)
@@ -173,21 +199,24 @@ class BoundGraph:
             chosen: the step's graph.
             inputs: all graph inputs by name.
         """
-        compiled = chosen.compiled
-        assert compiled.training is not None
-        differentiable = compiled.training.signature.differentiable
-        sizes, counts = self.sizes.of(inputs), compiled.plan.signature.rows
-        rows = InputSizes(compiled.training.model.graph, counts).of(dict(zip(counts, chosen.rows, strict=True)))
-        ours = self._flops(id(compiled), lambda: flops(compiled.training.model.graph))  # type: ignore[union-attr]
-        eager = self._flops(differentiable, lambda: training_flops(self.graph, differentiable))
-        if not {*ours.symbols, *eager.symbols} <= {*sizes, *rows}:
-            return None
-        return ours.evaluate(sizes | rows), eager.evaluate(sizes)
+        return self._work.of(chosen.compiled, self.sizes_of(chosen, inputs))
 
-    def _flops(self, key: object, count: Callable[[], Flops]) -> Flops:
-        if key not in self._work:
-            self._work[key] = count()
-        return self._work[key]
+    def sizes_of(self, chosen: Chosen, inputs: Mapping[str, torch.Tensor]) -> dict[str, int]:
+        """The sizes of a step: those of the user's inputs, and how many rows there are."""
+        rows = chosen.named_rows
+        return self.sizes.of(inputs) | InputSizes(chosen.compiled.forward.model.graph, rows).of(rows)
+
+    def _fit(self, chosen: Chosen, inputs: Mapping[str, torch.Tensor]) -> Fit:
+        sizes = self.sizes_of(chosen, inputs)
+        if self.options.worst_case is not None:
+            worst = self.sizes.worst(self.options.worst_case)
+            if chosen.rows and self.latest_choice is not None:
+                whole = {name: worst.get(name, sizes[name]) for name in self.sizes.names}
+                worst |= self.latest_choice[1].most(chosen.batch.active, whole)
+            sizes = {name: max(size, worst.get(name, 0)) for name, size in sizes.items()}
+        fit = self._budget.fit(chosen.compiled, sizes, {**inputs, **chosen.named_rows})
+        self._watched.setdefault(id(fit.compiled), _visible(fit.compiled))
+        return fit
 
     def row_plan(self, differentiable: Sequence[str], outputs: Sequence[str]) -> RowPlan:
         """Which rows matter where these outputs receive gradients and those that were read before are shown."""
@@ -288,7 +317,7 @@ class BoundGraph:
         found = []
         for (gradients, outputs, _, active, _), compiled in self._variants.items():
             rows = "".join(f"; rows where {text_of(s)}" for s in sorted(active, key=text_of))
-            count = self._parts.count(compiled)
+            count = self._parts.count(self._budget.fitted(compiled))
             parts = f"; the backward pass in {count} parts" if count > 1 else ""
             found.append(
                 f"compiled for gradients of {len(gradients)} tensors from {', '.join(outputs)}{rows}{parts}"
@@ -303,7 +332,7 @@ class BoundGraph:
     @property
     def latest(self) -> Compiled:
         """The variant compiled last, training ones before those for inference."""
-        compiled = list(self._variants.values())
+        compiled = [self._budget.fitted(c) for c in self._variants.values()]
         return ([c for c in compiled if c.training is not None] or compiled)[-1]
 
     def _guess(self) -> tuple[str, ...]:

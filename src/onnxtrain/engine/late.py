@@ -12,11 +12,11 @@ import torch
 from onnxtrain.engine import randomness
 from onnxtrain.engine.deferred import DeferredTensor
 from onnxtrain.engine.node import begin_backward
-from onnxtrain.engine.sizes import size_of
 from onnxtrain.engine.state import State
 from onnxtrain.engine.tensors import as_torch
 from onnxtrain.execute.torch.dtypes import torch_dtype
 from onnxtrain.ir import shapes
+from onnxtrain.ir.concrete import size_of
 
 _LOG = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from onnxtrain.engine.sizes import size_of
 from onnxtrain.ir import shapes
+from onnxtrain.ir.concrete import size_of
 from onnxtrain.ir.graphs import ForwardGraph
 from onnxtrain.optimize import join_losses, move_selections
 from onnxtrain.optimize.rows import (
@@ -128,6 +128,17 @@ class RowPlan:
         active = frozenset(s for s, d in densities.items() if 0.0 < d < limits[s])
         active = frozenset(s for s in active if not any(_is_nearly(held, s, outer) for outer in active - {s}))
         return Batch(DENSE if blind else active, held, densities, totals, blind)
+
+    def most(self, active: frozenset[RowSet], sizes: Mapping[str, int]) -> dict[str, int]:
+        """How many rows a packed graph is given at most, by the names of its sizes: of more, all are computed."""
+        totals, limits, packed = self._totals(sizes), self.limits(sizes), self.packed(active)
+        named = {
+            str(v.name): str(shapes.known_dims(v)[0])
+            for v in packed.graph.model.graph.inputs
+            if v.name in packed.inputs
+        }
+        sets = {n: held.rows if isinstance(held, Within) else held for n, held in packed.inputs.items()}
+        return {named[n]: math.ceil(totals[s] * min(1.0, limits[s])) for n, s in sets.items()}
 
     def _totals(self, sizes: Mapping[str, int]) -> dict[RowSet, int]:
         """How many rows there are in all, for each set."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
 import onnx_ir as ir
-import sympy
 import torch
 
+from onnxtrain.errors import OptionError
 from onnxtrain.ir import shapes
 
 _Places: TypeAlias = dict[str, tuple[str, int]]  # sizes by name, each with an input and an axis that has it
@@ -37,9 +36,42 @@ class InputSizes:
                     self._places.setdefault(dim.value, (str(value.name), axis))
         self._become([{n: p for n, p in self._places.items() if p[1] == axis} for axis in (0, 1)])
 
+    @property
+    def names(self) -> Collection[str]:
+        """The names of the sizes, in the order of the graph's inputs."""
+        return self._places
+
+    @property
+    def leading(self) -> Collection[str]:
+        """The names of the sizes of first axes: of batches."""
+        return [name for name, (_, axis) in self._places.items() if axis == 0]
+
     def of(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """The sizes of a call, in the order of the graph's inputs."""
         return {name: inputs[value].shape[axis] for name, (value, axis) in self._places.items()}
+
+    def worst(self, stated: Mapping[str, Sequence[int]]) -> dict[str, int]:
+        """The sizes of a call whose inputs have stated shapes; those that were always the same as one of them are so.
+
+        Args:
+            stated: shapes of inputs by name.
+
+        Raises:
+            OptionError: there is no such input, or it has another number of axes.
+        """
+        ranks = {value: 0 for value, _ in self._places.values()}
+        for value, axis in self._places.values():
+            ranks[value] = max(ranks[value], axis + 1)
+        for name, shape in stated.items():
+            if name not in ranks:
+                raise OptionError(f"worst_case: there is no input {name}", cure=f"name {', '.join(ranks)}")
+            if len(shape) < ranks[name]:
+                raise OptionError(f"worst_case: {name} has {ranks[name]} axes", cure="state the size of each")
+        found = {n: stated[value][axis] for n, (value, axis) in self._places.items() if value in stated}
+        for group in self._classes:
+            known = [found[name] for name in group if name in found]
+            found |= {name: max(known) for name in group if known and name not in found}
+        return found
 
     def narrow(self, sizes: Mapping[str, int]) -> None:
         """No longer take those sizes to be the same that a call shows not to be."""
@@ -57,19 +89,3 @@ def _by_size(places: _Places, sizes: Mapping[str, int]) -> list[_Places]:
     for name, place in places.items():
         found.setdefault(sizes[name], {})[name] = place
     return list(found.values())
-
-
-def size_of(dim: shapes.Dim, sizes: Mapping[str, int]) -> int:
-    """A dimension of a call."""
-    if isinstance(dim, int):
-        return dim
-    if str(dim.value) in sizes:
-        return sizes[str(dim.value)]
-    names, function = _compiled(shapes.as_expression(dim))
-    return int(function(*(sizes[name] for name in names)))
-
-
-@functools.cache
-def _compiled(expression: sympy.Expr) -> tuple[tuple[str, ...], Callable[..., float]]:
-    symbols = sorted(expression.free_symbols, key=str)
-    return tuple(map(str, symbols)), sympy.lambdify(symbols, expression, "math")

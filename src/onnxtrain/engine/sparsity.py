@@ -8,8 +8,8 @@ import torch
 
 from onnxtrain.engine.bound import BoundGraph, Chosen
 from onnxtrain.engine.rows import Batch, RowPlan
-from onnxtrain.engine.sizes import size_of
 from onnxtrain.ir import shapes
+from onnxtrain.ir.concrete import size_of
 from onnxtrain.ir.graphs import DOMAIN, source_of
 from onnxtrain.optimize.rows import Liveness, Rows, RowSet, Whole, Within, is_by_attention, labels_of, text_of
 

@@ -6,8 +6,8 @@ from onnxtrain.compiler import Compiled
 from onnxtrain.engine import sparsity
 from onnxtrain.engine.bound import BoundGraph
 from onnxtrain.errors import ModuleError
-from onnxtrain.ir.graphs import DOMAIN
-from onnxtrain.ir.printer import to_text
+from onnxtrain.ir.graphs import DOMAIN, RECOMPUTED
+from onnxtrain.ir.printer import in_bytes, to_text
 from onnxtrain.ir.python_calls import is_call
 from onnxtrain.options import Fallback, Options
 
@@ -41,15 +41,16 @@ def graph_text(compiled: Compiled, stage: str) -> str:
     Raises:
         ModuleError: there is no graph of that stage.
     """
-    saved = compiled.plan.saved
     if stage == "captured":
         return to_text(compiled.forward.model, title="forward")
-    if stage == "training" and compiled.training is not None:
-        return to_text(compiled.training.model, title="training graph", saved=saved)
-    model = {"forward": compiled.plan.forward, "backward": compiled.plan.backward}.get(stage)
+    models = {"forward": compiled.plan.forward, "backward": compiled.plan.backward}
+    models["training"] = None if compiled.training is None else compiled.training.model
+    model = models.get(stage)
     if model is None:
         raise ModuleError(f"there is no {stage!r} graph of the last call", cure="train first; or ask for 'captured'")
-    return to_text(model, title=stage, saved=saved)
+    recomputed = [str(v.name) for n in model.graph if n.meta.get(RECOMPUTED) for v in n.outputs]
+    title = "training graph" if stage == "training" else stage
+    return to_text(model, title=title, saved=compiled.plan.saved, recomputed=recomputed)
 
 
 def first_step(name: str, bound: BoundGraph) -> str:
@@ -85,8 +86,15 @@ def _features(bound: BoundGraph, options: Options) -> list[tuple[str, str]]:
         ("automatic fallback", fallback),
         ("graph cache", str(options.cache_dir) if options.cache_dir is not None else "off (ORTMODULE_CACHE_DIR)"),
         *sparsity.features(bound),
-        ("not available yet", "memory optimizer, Triton"),
+        ("memory budget", _memory(options)),
+        ("not available yet", "Triton"),
     ]
+
+
+def _memory(options: Options) -> str:
+    if options.memory_budget is None:
+        return "off (Options(memory_budget=))"
+    return in_bytes(options.memory_budget) if isinstance(options.memory_budget, int) else str(options.memory_budget)
 
 
 def _cast_propagation(options: Options) -> str:

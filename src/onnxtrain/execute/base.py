@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,6 +12,46 @@ import onnx_ir as ir
 from onnxtrain.errors import BackendError
 from onnxtrain.ir.graphs import DOMAIN, Plan, describe, source_of
 from onnxtrain.options import Options
+
+
+@dataclasses.dataclass(frozen=True)
+class Use:
+    """Memory in use while a line of a program runs.
+
+    Args:
+        part: ``"forward"`` or ``"backward"``.
+        line: the line.
+        most: bytes in use at once at most while it ran.
+        rest: bytes in use after it.
+    """
+
+    part: str
+    line: str
+    most: int
+    rest: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Footprint:
+    """The memory that a step has in use beside its inputs: what it computes, saves and hands over, and workspace.
+
+    Args:
+        uses: of the lines of the programs, in order.
+        holders: for each tensor in use at the peak the line that made it and its bytes, the largest first.
+    """
+
+    uses: tuple[Use, ...]
+    holders: tuple[tuple[str, int], ...]
+
+    @property
+    def peak(self) -> int:
+        """Most bytes in use at once."""
+        return max((use.most for use in self.uses), default=0)
+
+    @property
+    def saved(self) -> int:
+        """Bytes in use between forward and backward: outputs and saved values."""
+        return next((use.rest for use in reversed(self.uses) if use.part == "forward"), 0)
 
 
 class Executable(abc.ABC):
@@ -58,6 +99,20 @@ class Executable(abc.ABC):
         for _ in self.walk(saved, list(output_gradients), made):
             pass
         return made
+
+    def footprint(self, inputs: Sequence[Any]) -> Footprint:
+        """The memory of a step on inputs like these, which is not run.
+
+        Args:
+            inputs: tensors in the order of ``plan.signature.inputs``; of meta tensors the sizes count.
+
+        Raises:
+            BackendError: the backend cannot tell it.
+        """
+        raise BackendError(
+            f"{type(self).__name__.removesuffix('Executable')} cannot tell what memory a step needs",
+            cure="use backend='torch'",
+        )
 
     def source(self, part: str) -> str:
         """The program of ``"forward"`` or ``"backward"`` as text; backends without source print the graph."""

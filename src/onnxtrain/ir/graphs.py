@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnxtrain.errors import GraphError
 
 BACKWARD = "onnxtrain.backward"  # key in Node.meta: the node was emitted by the gradient builder
+RECOMPUTED = "onnxtrain.recomputed"  # key in Node.meta: a copy that computes a value of the forward pass again
 SOURCE = "onnxtrain.source"  # key in Node.metadata_props: "file.py:12" of the user's line
 DOMAIN = "onnxtrain"  # domain of our own operators
 

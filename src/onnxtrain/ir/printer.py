@@ -52,6 +52,12 @@ def bytes_text(value: ir.Value) -> str:
     return f"{_unit(total)}B" if isinstance(total, int) else f"{str(total.value).replace(' ', '')}B"
 
 
+def in_bytes(count: int) -> str:
+    """A number of bytes for people: ``1.5 GiB``."""
+    text = _unit(count)
+    return f"{text[:-1]} {text[-1].upper()}iB" if text[-1].isalpha() else f"{text} bytes"
+
+
 def _unit(count: int) -> str:
     for unit, size in (("G", 2**30), ("M", 2**20), ("k", 2**10)):
         if count >= size:

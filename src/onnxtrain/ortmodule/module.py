@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from onnxtrain.engine.comparison import Report
+from onnxtrain.engine.memory_report import MemoryReport, memory_report
 from onnxtrain.engine.summary import first_step, graph_text, phases, summary
 from onnxtrain.errors import ModuleError, OnnxTrainError
 from onnxtrain.options import Options, from_environment
@@ -172,10 +173,7 @@ class ORTModule(torch.nn.Module):
             own["_bypass"].end()
             return own["_wrapped"].forward(*args, **kwargs)
         try:
-            if own["_sessions"] is None:
-                own["_bypass"].end()
-                own["_sessions"] = Sessions(own["_wrapped"], own["_options"])
-            session, result = own["_sessions"].run(args, kwargs)
+            session, result = self._graphs().run(args, kwargs)
         except OnnxTrainError as error:
             if not fallback.catches(error):
                 raise
@@ -183,6 +181,13 @@ class ORTModule(torch.nn.Module):
         if session is not None and session is not own["_last"]:
             self._use(session)
         return result
+
+    def _graphs(self) -> Sessions:
+        own = self.__dict__
+        if own["_sessions"] is None:
+            own["_bypass"].end()
+            own["_sessions"] = Sessions(own["_wrapped"], own["_options"])
+        return own["_sessions"]
 
     def _use(self, session: Session) -> None:
         """Remember the graph in use; say once for each what it does and what it cost."""
@@ -230,6 +235,25 @@ class ORTModule(torch.nn.Module):
     def summary(self) -> str:
         """What was built for the last call: nodes, saved values, gradients, and the time of each stage."""
         return summary(self._session().bound)
+
+    def memory_report(self, *args: Any, **kwargs: Any) -> MemoryReport:
+        """The memory that a step on this batch needs, before it runs: the peak, what holds it up, what fits.
+
+        The call is captured where it was not yet; nothing is computed but which rows of the batch matter.
+
+        Args:
+            args: positional arguments of the call.
+            kwargs: keyword arguments of the call.
+
+        Raises:
+            ModuleError: the call runs in eager PyTorch.
+            BackendError: the backend cannot tell.
+            BudgetError: the step cannot be made to fit into ``Options.memory_budget``.
+        """
+        session, tensors = self._graphs().session_of(args, kwargs)
+        if session is None or self.__dict__["_fallback"].is_eager:
+            raise ModuleError("this call runs in eager PyTorch, of which nothing is planned", cure="see explain()")
+        return memory_report(session.bound, tensors)
 
     @property
     def verification(self) -> Report | None:

@@ -89,6 +89,27 @@ class Sessions:
         self._in_vain += 1
         return None, self.module.forward(*args, **kwargs)
 
+    def session_of(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Session | None, Sequence[torch.Tensor]]:
+        """The graph that would serve a call, captured where there is none, None where eager PyTorch would; its inputs.
+
+        Raises:
+            CaptureError: the module cannot be captured; names the source line.
+        """
+        call = self.inspector.call(args, kwargs, self._numbers)
+        fitting = self._fitting(call)
+        if fitting:
+            return fitting[0].session, call.tensors
+        self._check(call)
+        entry = self._capture(call, args, kwargs)
+        return None if entry is None else entry.session, call.tensors
+
+    def _check(self, call: Call) -> None:
+        check_sharding(self.module)
+        check_hooks(self.module, self.options.hooks)
+        check_devices(self.module, call.tensors)
+
     def _served(self, call: Call) -> tuple[Session, Any] | None:
         """What a call returns on one of the paths that there are; None where it is on another one."""
         if self._in_vain >= _MANY and self.calls % _MANY and self._is_full(call):
@@ -133,9 +154,7 @@ class Sessions:
 
     def _new(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Session, Any] | None:
         """What a call returns on a graph that is captured for it; None where only eager PyTorch can tell."""
-        check_sharding(self.module)
-        check_hooks(self.module, self.options.hooks)
-        check_devices(self.module, call.tensors)
+        self._check(call)
         spec, varying = call.schema.spec, self._varying_numbers(call)
         if not varying:
             return self._on_new_graph(call, args, kwargs)

@@ -8,11 +8,14 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from onnxtrain.execute.base import Backend, Executable
+from onnxtrain.errors import BackendError, first_line
+from onnxtrain.execute.base import Backend, Executable, Footprint
 from onnxtrain.execute.torch.codegen import Program, compile_plan
+from onnxtrain.execute.torch.footprint import footprint
 from onnxtrain.execute.torch.registry import lowering_of
 from onnxtrain.ir.expansions import can_expand
-from onnxtrain.ir.graphs import Plan
+from onnxtrain.ir.graphs import Plan, describe, source_of
+from onnxtrain.ir.traits import Trait, traits_of
 from onnxtrain.options import Options
 
 
@@ -21,9 +24,9 @@ class TorchExecutable(Executable):
 
     has_segments = True
 
-    def __init__(self, plan: Plan, forward: Program, backward: Program | None) -> None:
+    def __init__(self, plan: Plan, forward: Program, backward: Program | None, device: str) -> None:
         super().__init__(plan)
-        self._forward, self._backward = forward, backward
+        self._forward, self._backward, self._device = forward, backward, device
 
     @torch.no_grad()
     def forward(self, inputs: Sequence[Any]) -> tuple[list[Any], Any]:
@@ -39,9 +42,25 @@ class TorchExecutable(Executable):
         assert self._backward is not None, "a plan for inference has no backward pass"
         return self._backward.function(*saved, output_gradients, made)
 
+    def footprint(self, inputs: Sequence[Any]) -> Footprint:
+        parts = (self.plan.forward, self.plan.backward)
+        nodes = (n for model in parts if model is not None for n in model.graph)
+        if effect := next((n for n in nodes if Trait.EFFECT in traits_of(n)), None):
+            raise _untold(f"{effect.op_type} may do more than compute", describe(effect), source_of(effect))
+        try:
+            return footprint(self, inputs, self._device)
+        except Exception as error:  # whatever torch says of an operator without content
+            raise _untold(first_line(error)) from error
+
     def source(self, part: str) -> str:
         program = self._forward if part == "forward" else self._backward
         return program.source if program is not None else ""
+
+
+def _untold(why: str, node: str = "", source: str = "") -> BackendError:
+    return BackendError(
+        f"it cannot be told what memory a step needs: {why}", node=node, source=source, cure="leave memory_budget away"
+    )
 
 
 class TorchBackend(Backend):
@@ -55,7 +74,7 @@ class TorchBackend(Backend):
 
     def compile(self, plan: Plan, device: str = "cpu", options: Options | None = None) -> TorchExecutable:
         forward, backward = compile_plan(plan, device)
-        return TorchExecutable(plan, forward, backward)
+        return TorchExecutable(plan, forward, backward, device)
 
 
 __all__ = ["TorchBackend", "TorchExecutable"]

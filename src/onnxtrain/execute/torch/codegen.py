@@ -26,6 +26,7 @@ from onnxtrain.ir.python_calls import PythonCall, call_of
 from onnxtrain.ir.standard_form import write_out_nodes
 from onnxtrain.ir.traits import Trait, traits_of
 
+FILE = "<onnxtrain "  # how the names of files of programs begin
 _SERIAL = itertools.count()
 
 
@@ -39,7 +40,7 @@ class Program:
 
     def __init__(self, name: str, source: str, scope: dict[str, Any]) -> None:
         self.source = source
-        filename = f"<onnxtrain {name} {next(_SERIAL)}>"
+        filename = f"{FILE}{name} {next(_SERIAL)}>"
         linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
         exec(compile(source, filename, "exec"), scope)
         self.function: Callable[..., Any] = scope[name]

@@ -1,0 +1,182 @@
+"""What memory a step needs, told before it runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from onnxtrain.engine.bound import BoundGraph
+from onnxtrain.engine.budget import Fit, needed
+from onnxtrain.engine.memory_page import page
+from onnxtrain.execute import Footprint
+from onnxtrain.ir.printer import in_bytes
+from onnxtrain.plan.recompute import Choice
+
+_BARS = " ▁▂▃▄▅▆▇█"
+_COLUMNS = 72  # of the timeline
+_TOP = 8  # rows of a table
+_NAMED = 5  # operators that a row names
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryReport:
+    """The memory of a training step, as the backend allocates it; nothing was run.
+
+    ``str()`` of it is a text, ``save`` writes a page with a picture. All sizes are bytes.
+
+    Args:
+        footprint: what the step has in use beside weights and inputs, line by line.
+        before: the same where nothing is computed again.
+        weights: parameters and buffers.
+        inputs: of the call.
+        gradients: of the parameters, all of which are there at the end; part of the footprint.
+        chosen: what is computed again to keep the budget.
+        budget: the budget as stated; None where there is none.
+        sizes: the sizes of named dimensions that it is told for.
+        largest: how many rows a batch may have within the budget; None without one, or where it has no such size.
+    """
+
+    footprint: Footprint
+    before: Footprint
+    weights: int
+    inputs: int
+    gradients: int
+    chosen: Sequence[Choice] = ()
+    budget: int | float | str | None = None
+    sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    largest: int | None = None
+
+    @property
+    def peak(self) -> int:
+        """Most bytes in use at once beside weights and inputs."""
+        return self.footprint.peak
+
+    def __str__(self) -> str:
+        top = max(self.footprint.uses, key=lambda use: use.most)
+        rows = [
+            f"a step needs {in_bytes(self.peak)} beside {in_bytes(self.weights)} of weights and "
+            f"{in_bytes(self.inputs)} of inputs, for {', '.join(f'{n} = {s}' for n, s in self.sizes.items())}",
+            f"  {'between forward and backward':<30}{in_bytes(self.footprint.saved)}",
+            f"  {'gradients of parameters':<30}{in_bytes(self.gradients)}",
+            f"  {'the peak':<30}in the {top.part} pass: {label(top.line)}",
+            *self._budget(),
+            "",
+            self._timeline(),
+            "",
+            "what is in use at the peak",
+            *_table(self.footprint.holders),
+        ]
+        if self.chosen:
+            again = [(_operators(c), c.gain) for c in self.chosen]
+            rows += ["", "what is computed again, and what that saves", *_table(again)]
+        return "\n".join(rows)
+
+    def save(self, path: str | Path) -> Path:
+        """Write a page in HTML: the text, and the bytes in use over the lines of the program.
+
+        Args:
+            path: the file.
+        """
+        path = Path(path)
+        path.write_text(page(str(self), self.footprint, self.before), encoding="utf-8")
+        return path
+
+    def _budget(self) -> list[str]:
+        if self.budget is None:
+            return []
+        stated = in_bytes(self.budget) if isinstance(self.budget, int) else str(self.budget)
+        spared = f"{in_bytes(self.before.peak)} without it" if self.chosen else "nothing has to be computed again"
+        rows = [f"  {'the budget':<30}{stated}: {spared}"]
+        if self.largest is not None:
+            rows.append(f"  {'the largest batch':<30}{self.largest} rows, as this one is planned")
+        return rows
+
+    def _timeline(self) -> str:
+        """The bytes in use as bars, forward before backward."""
+        parts = [[u.most for u in self.footprint.uses if u.part == part] for part in ("forward", "backward")]
+        count = sum(map(len, parts))
+        drawn = [_bars(p, max(1, round(_COLUMNS * len(p) / count)), self.peak) for p in parts if p]
+        return "  " + " | ".join(drawn) + f"\n  forward{' | backward' if len(drawn) > 1 else ''}"
+
+
+def memory_report(bound: BoundGraph, tensors: Sequence[torch.Tensor]) -> MemoryReport:
+    """The memory of a step of a graph on the user's tensors, which is not run.
+
+    Raises:
+        BackendError: the backend cannot tell.
+        BudgetError: the step cannot be made to fit.
+    """
+    inputs = dict(zip(bound.signature.inputs, bound.inputs(tensors), strict=True))
+    differentiable = bound.differentiable_of(inputs) if torch.is_grad_enabled() else []
+    chosen, fit = bound.planned(inputs, differentiable, bound.expected.names)
+    step, worst = inputs | chosen.named_rows, bound.options.worst_case is not None
+    sizes = fit.sizes if worst else bound.sizes_of(chosen, inputs)
+    parameters = {*bound.signature.parameters, *bound.signature.buffers}
+    trained = [inputs[name] for name in differentiable if name in parameters]
+    return MemoryReport(
+        footprint=needed(fit.compiled, sizes, step),
+        before=needed(fit.base, sizes, step),
+        weights=sum(inputs[name].nbytes for name in parameters),
+        inputs=sum(inputs[name].nbytes for name in bound.signature.user_inputs),
+        gradients=sum(x.nbytes for x in trained),
+        chosen=fit.chosen,
+        budget=bound.options.memory_budget,
+        sizes=sizes,
+        largest=_largest(bound, fit, sizes, step),
+    )
+
+
+def _largest(bound: BoundGraph, fit: Fit, sizes: Mapping[str, int], step: Mapping[str, torch.Tensor]) -> int | None:
+    """How many rows a batch may have so that a step as it is planned keeps a budget of bytes."""
+    most = bound.options.memory_budget
+    rows = {name: size for name, size in sizes.items() if name in bound.sizes.leading or name not in bound.sizes.names}
+    batch = next((sizes[name] for name in bound.sizes.leading), 0)
+    if not isinstance(most, int) or not batch or fit.footprint is None:
+        return None
+
+    def peak(count: int) -> int:
+        larger = {name: -(-size * count // batch) for name, size in rows.items()}
+        return needed(fit.compiled, {**sizes, **larger}, step).peak
+
+    one, two = peak(batch), peak(2 * batch)
+    count = batch + (most - one) * batch // max(two - one, 1)
+    while count > batch and peak(count) > most:
+        count -= max(1, count // 64)
+    return max(count, 0)
+
+
+def label(line: str) -> str:
+    """A line of a program as a person reads it: ``Gelu, activations.py:89``."""
+    found = re.search(r"ops\.(\w+)\(", line)
+    source = line.rpartition("  # ")[2] if "  # " in line else ""
+    return ", ".join(filter(None, (found[1].rstrip("_") if found else line, source)))
+
+
+def _operators(choice: Choice) -> str:
+    """What runs again; of many the first and the last."""
+    names = [n.op_type for n in choice.nodes]
+    return ", ".join(names if len(names) <= _NAMED else [*names[:2], f"{len(names) - 4} more", *names[-2:]])
+
+
+def _table(rows: Iterable[tuple[str, int]]) -> list[str]:
+    """Rows of the same label as one, the largest first."""
+    sums, counts = Counter[str](), Counter[str]()
+    for line, size in rows:
+        sums[label(line)] += size
+        counts[label(line)] += 1
+    shown = [f"  {in_bytes(size):>10}  {counts[text]:>4} x  {text}" for text, size in sums.most_common(_TOP)]
+    rest = sum(size for _, size in sums.most_common()[_TOP:])
+    return [*shown, *([f"  {in_bytes(rest):>10}          the rest"] if rest else [])]
+
+
+def _bars(values: Sequence[int], columns: int, most: int) -> str:
+    columns = min(columns, len(values))
+    edges = [round(i * len(values) / columns) for i in range(columns + 1)]
+    tops = [max(values[a:b]) for a, b in itertools.pairwise(edges)]
+    return "".join(_BARS[-(-top * (len(_BARS) - 1) // max(most, 1))] for top in tops)

@@ -1,0 +1,42 @@
+"""How many floating point operations a step takes, and how many eager PyTorch would take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from onnxtrain.compiler import Compiled
+from onnxtrain.ir.graphs import ForwardGraph
+from onnxtrain.plan.cost import Flops, flops, training_flops
+
+
+class Work:
+    """The operations of the steps of a graph.
+
+    Args:
+        graph: its forward pass.
+    """
+
+    def __init__(self, graph: ForwardGraph) -> None:
+        self._graph = graph
+        self._known: dict[object, Flops] = {}
+
+    def of(self, compiled: Compiled, sizes: Mapping[str, int]) -> tuple[int, int] | None:
+        """The operations of a training step, and those of eager; None where content decides on sizes.
+
+        Args:
+            compiled: the step.
+            sizes: of named dimensions.
+        """
+        training = compiled.training
+        assert training is not None
+        wanted = training.signature.differentiable
+        ours = self._count(id(compiled), lambda: flops(training.model.graph))
+        eager = self._count(wanted, lambda: training_flops(self._graph, wanted))
+        if not {*ours.symbols, *eager.symbols} <= {*sizes}:
+            return None
+        return ours.evaluate(sizes), eager.evaluate(sizes)
+
+    def _count(self, key: object, count: Callable[[], Flops]) -> Flops:
+        if key not in self._known:
+            self._known[key] = count()
+        return self._known[key]
