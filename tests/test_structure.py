@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 
@@ -43,6 +44,15 @@ def test_uses_of_nn_are_found(line: str) -> None:
     assert _uses_of_nn(ast.parse("import torch\nfrom torch.utils import data\ny = self.nn + torch.relu(x)")) == []
 
 
+@pytest.mark.parametrize("folder", ["tests", "benchmarks", "examples"])
+def test_what_is_imported_of_the_package_is_there(folder: str) -> None:
+    """What lies outside the package is not type checked: a name that moved would be found by its own test alone."""
+    files = sorted((Path(__file__).parents[1] / folder).rglob("*.py"))
+    assert files
+    names = {(m, n): f.name for f in files for m, n in _names_of_package(ast.parse(f.read_text()))}
+    assert [f"{file}: {m}.{n}" for (m, n), file in names.items() if not _is_there(m, n)] == []
+
+
 def test_circles_are_found() -> None:
     graph = {"a": {"b"}, "b": {"c", "d"}, "c": {"a"}, "d": {"e"}, "e": {"e", "f"}, "f": set()}
     assert _circles(graph) == [["a", "b", "c"], ["e"]]
@@ -78,6 +88,19 @@ def _imported(name: str, is_package: bool, tree: ast.AST, known: Set[str]) -> se
             inner = {f"{base}.{alias.name}" for alias in node.names}
             found |= inner if inner <= known else {*inner, base}
     return found & known
+
+
+def _names_of_package(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """The module and the name of each ``from onnxtrain.module import name``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "onnxtrain":
+            yield from ((node.module, alias.name) for alias in node.names)
+
+
+def _is_there(module: str, name: str) -> bool:
+    if hasattr(importlib.import_module(module), name):
+        return True
+    return importlib.util.find_spec(f"{module}.{name}") is not None
 
 
 def _executed(tree: ast.AST) -> Iterator[ast.AST]:

@@ -408,3 +408,22 @@ def test_what_is_asked_of_gradients(asked: Callable[[torch.Tensor], bool], modes
         with torch.set_grad_enabled(mode):
             torch.testing.assert_close(wrapped(x), eager(x))
     assert captures(wrapped) == 2
+
+
+def test_what_is_asked_of_gradients_where_parameters_are_frozen_in_turn() -> None:
+    class Asks(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.first(x)
+            return self.second(y * (2 if y.requires_grad else 3))
+
+    wrapped, eager = pair(Asks())
+    for frozen in (False, True, False):
+        for model in (wrapped, eager):
+            model.first.requires_grad_(not frozen)
+        x = torch.randn(2, 3)
+        torch.testing.assert_close(wrapped(x), eager(x))
+    assert captures(wrapped) == 2

@@ -6,7 +6,8 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from onnxtrain.engine.sizes import InputSizes, size_of
+from onnxtrain.engine.sizes import InputSizes
+from onnxtrain.ir.concrete import size_of
 
 
 def graph(**shapes: tuple[int | str, ...]) -> ir.Graph:

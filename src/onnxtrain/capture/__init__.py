@@ -71,7 +71,8 @@ def trace(
         fixed = _axes(tensors) if static_shapes else frozenset(constant)
         program = _program(flat, _told_apart(tensors), names, fixed, fill)
         flat.result.settle()
-    form, sizes = form_of(tensors) if flat.result.assumed.form else None, tuple(t.shape for t in tensors)
+    form = form_of(tensors, module.parameters()) if flat.result.assumed.form else None
+    sizes = tuple(t.shape for t in tensors)
     return Traced(program, flat, inputs, tuple(names), tuple(dict(module.named_buffers())), sizes, form)
 
 

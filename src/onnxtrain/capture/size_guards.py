@@ -6,7 +6,7 @@ And of their order in memory, of who needs their gradient, and of whether two ar
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import sympy
@@ -27,10 +27,15 @@ Form = tuple[tuple[bool, tuple[int, ...]], ...]
 Repeated = tuple[tuple[int, int], ...]
 
 
-def form_of(tensors: Sequence[torch.Tensor]) -> Form:
-    """Whether gradients are enabled; of each tensor whether it requires one, and its strides if not contiguous."""
+def form_of(tensors: Sequence[torch.Tensor], parameters: Iterable[torch.Tensor]) -> Form:
+    """Whether gradients are enabled; of each tensor whether it requires one, and its strides if not contiguous.
+
+    Args:
+        tensors: the inputs.
+        parameters: the module's; how they lie in memory is not asked.
+    """
     forms = ((t.requires_grad, () if t.is_contiguous() else t.stride()) for t in tensors)
-    return ((torch.is_grad_enabled(), ()), *forms)
+    return ((torch.is_grad_enabled(), ()), *forms, *((p.requires_grad, ()) for p in parameters))
 
 
 def repeated_among(tensors: Sequence[torch.Tensor]) -> Repeated:
@@ -63,9 +68,9 @@ class SizeGuards:
         values = {symbol: sympy.Integer(sizes[position][axis]) for symbol, (position, axis) in self.symbols}
         return all(settled(condition, values) not in (None, sympy.false) for condition in self.conditions)
 
-    def have_form(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether inputs come again as they did, and lie in memory as the module was told, if it asked."""
-        is_of_form = self.form is None or self.form == form_of(tensors)
+    def have_form(self, tensors: Sequence[torch.Tensor], module: torch.nn.Module) -> bool:
+        """Whether inputs come again as they did, and all is of the form that the module was told, if it asked."""
+        is_of_form = self.form is None or self.form == form_of(tensors, module.parameters())
         return is_of_form and self.repeated == repeated_among(tensors)
 
     def broken_by(self, sizes: Sequence[Sequence[int]]) -> frozenset[Axis]:

@@ -109,7 +109,7 @@ class _Fitting:
         self.options, self.report, self.device = options, report, device
         self.base, self.sizes, self.inputs = base, sizes, inputs
         self._peaks: dict[int, int] = {}
-        self._made: dict[int, tuple[Compiled, Footprint]] = {}
+        self._made: dict[int, tuple[Compiled, Footprint | None]] = {}
 
     def found(self) -> Fit:
         """The graph that fits.
@@ -117,15 +117,10 @@ class _Fitting:
         Raises:
             BudgetError: there is none.
         """
-        try:
-            with self.report.stage("memory"):
-                before = needed(self.base, self.sizes, self.inputs)
-        except BackendError as error:
-            _LOG.warning("the memory budget is not kept: %s", error.what)
-            return Fit(self.base, self.base, self.sizes)
+        before = self._told(self.base)
         self._made[0] = self.base, before
-        most = self._bytes(before)
-        if before.peak <= most or self.base.training is None:
+        most = self._bytes()
+        if self.base.training is None or self._need(0) <= most:
             return Fit(self.base, self.base, self.sizes, before, before)
         with self.report.stage("memory"):
             self.choices = choices(self.base.training, self.base.plan, self.sizes, self.device)
@@ -133,60 +128,76 @@ class _Fitting:
         compiled, footprint = self._at(count)
         return Fit(self.base, compiled, self.sizes, before, footprint, self.choices[:count])
 
-    def _bytes(self, before: Footprint) -> int:
+    def _told(self, compiled: Compiled) -> Footprint | None:
+        """What a step needs; None where the backend cannot tell."""
+        try:
+            with self.report.stage("memory"):
+                return needed(compiled, self.sizes, self.inputs)
+        except BackendError as error:
+            if self.options.memory_budget is not None and not self._made:
+                _LOG.warning("the memory budget is kept by an estimate: %s", error.what)
+            return None
+
+    def _bytes(self) -> int:
         """The budget in bytes; all that a step needs where there is none."""
         budget = self.options.memory_budget
         if budget is None or isinstance(budget, str):
-            return before.peak if budget is None else 0
-        return int(budget * before.peak) if isinstance(budget, float) else budget
+            return self._need(0) if budget is None else 0
+        return int(budget * self._need(0)) if isinstance(budget, float) else budget
 
     def _first(self, most: int) -> int:
         """The first number of choices with which a step needs at most so many bytes.
 
         It is looked for by the estimate, which does not know all, and then tried.
         """
-        beyond = self._made[0][1].peak - self._peak(0)
+        beyond = self._need(0) - self._peak(0)
         low, high = 0, len(self.choices)
         while low < high:
             middle = (low + high) // 2
             low, high = (low, middle) if self._peak(middle) + beyond <= most else (middle + 1, high)
         count, step = low, 1
-        while self._at(count)[1].peak > most:
+        while self._need(count) > most:
             if count == len(self.choices):
-                if (count := self._least()) and self._at(count)[1].peak <= most:
+                count = self._least()
+                if self._need(count) <= most:
                     return count
-                raise self._impossible(most, self._at(count)[1])
+                raise self._impossible(most, count)
             count, step = min(len(self.choices), count + step), 2 * step
         return count
 
     def _least(self) -> int:
         """The number of choices with which a step needs least, of all that were tried, by the estimate of some."""
         count = len(self.choices)
-        some = {count * i // 8 for i in range(4, 9)}
-        for tried in sorted(some, key=self._peak)[:2]:
-            self._at(tried)
-        return min(self._made, key=lambda n: (self._made[n][1].peak, n))
+        some = sorted({count * i // 8 for i in range(4, 9)}, key=self._peak)[:2]
+        return min({*some, *self._made}, key=lambda n: (self._need(n), n))
+
+    def _need(self, count: int) -> int:
+        """The bytes that a step needs with so many choices."""
+        footprint = self._at(count)[1]
+        return self._peak(count) if footprint is None else footprint.peak
 
     def _peak(self, count: int) -> int:
         """An estimate of the peak with so many choices."""
         if count not in self._peaks:
             with self.report.stage("memory"):
-                plan = replanned(self.base, self.choices[:count])[1]
+                plan = replanned(self.base, self.choices[:count])[1] if count else self.base.plan
                 self._peaks[count] = peak(plan, self.sizes)
         return self._peaks[count]
 
-    def _at(self, count: int) -> tuple[Compiled, Footprint]:
+    def _at(self, count: int) -> tuple[Compiled, Footprint | None]:
         if count not in self._made:
             with self.report.stage("memory"):
                 made = recompile(self.base, self.choices[:count], self.options, self.device)
-                self._made[count] = made, needed(made, self.sizes, self.inputs)
+            self._made[count] = made, self._told(made)
         return self._made[count]
 
-    def _impossible(self, most: int, least: Footprint) -> BudgetError:
-        held = "".join(f"\n  {in_bytes(size):>10}  {line}" for line, size in least.holders[:_TOP])
+    def _impossible(self, most: int, count: int) -> BudgetError:
+        footprint = self._at(count)[1]
+        held = [] if footprint is None else footprint.holders[:_TOP]
+        rows = "".join(f"\n  {in_bytes(size):>10}  {line}" for line, size in held)
         return BudgetError(
-            f"a step needs at least {in_bytes(least.peak)} beside its weights and inputs, and the budget is "
-            f"{in_bytes(most)}; most of that is{held}",
+            f"a step needs at least {in_bytes(self._need(count))} beside its weights and inputs, and the budget is "
+            f"{in_bytes(most)}{f'; most of that is{rows}' if rows else ''}",
             cure="use a larger budget, or a smaller batch",
         )
 
@@ -205,26 +216,29 @@ def needed(compiled: Compiled, sizes: Mapping[str, int], inputs: Mapping[str, to
     given = dict(inputs)
     for name, cast in compiled.plan.signature.casts.items():
         given[name] = torch.empty_like(inputs[cast.parameter], dtype=torch_dtype(cast.dtype), device="meta")
-    return compiled.executable.footprint(
-        [_resized(given[str(v.name)], v, sizes) for v in compiled.plan.forward.graph.inputs]
-    )
+    rows, values = {*compiled.plan.signature.rows}, compiled.plan.forward.graph.inputs
+    return compiled.executable.footprint([_resized(given[str(v.name)], v, sizes, v.name in rows) for v in values])
 
 
-def _resized(tensor: torch.Tensor, value: ir.Value, sizes: Mapping[str, int]) -> torch.Tensor:
-    """A tensor with the sizes that an input of a graph has: itself, or one without content."""
+def _resized(tensor: torch.Tensor, value: ir.Value, sizes: Mapping[str, int], is_rows: bool) -> torch.Tensor:
+    """A tensor with the sizes that an input of a graph has: itself, the first rows, ones, or one without content."""
     named = zip(shapes.dims_of(value) or tensor.shape, tensor.shape, strict=True)
     shape = [size if isinstance(dim, int) else sizes.get(str(dim.value), size) for dim, size in named]
-    return tensor if shape == [*tensor.shape] else torch.empty(shape, dtype=tensor.dtype, device="meta")
+    if shape == [*tensor.shape]:
+        return tensor
+    if is_rows:
+        return torch.arange(shape[0], dtype=tensor.dtype, device=tensor.device)
+    if tensor.is_floating_point() or tensor.is_complex():
+        return torch.empty(shape, dtype=tensor.dtype, device="meta")
+    return torch.ones(shape, dtype=tensor.dtype, device=tensor.device)
 
 
 def _line(fit: Fit) -> str:
     """What a plan does, for the log."""
-    if fit.before is None or fit.footprint is None:
-        return "the memory budget is not kept"
-    if not fit.chosen:
-        return f"a step needs {in_bytes(fit.before.peak)}, which the budget has"
     count = sum(len(c.dropped) for c in fit.chosen)
-    return (
-        f"a step needs {in_bytes(fit.footprint.peak)} rather than {in_bytes(fit.before.peak)}: "
-        f"{count} saved values are computed again"
-    )
+    again = f"{count} saved values are computed again"
+    if fit.before is None or fit.footprint is None:
+        return again
+    if not count:
+        return f"a step needs {in_bytes(fit.before.peak)}, which the budget has"
+    return f"a step needs {in_bytes(fit.footprint.peak)} rather than {in_bytes(fit.before.peak)}: {again}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
@@ -84,6 +85,8 @@ class ReferenceExecutable(Executable):
 
 
 def _array(tensor: Any) -> np.ndarray:
+    if hasattr(tensor, "detach") and str(tensor.dtype) == "torch.bfloat16":  # which numpy does not know by itself
+        return tensor.detach().float().numpy().astype(ml_dtypes.bfloat16)
     return np.asarray(tensor.detach() if hasattr(tensor, "detach") else tensor)
 
 

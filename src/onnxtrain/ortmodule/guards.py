@@ -261,8 +261,8 @@ def _class_of(owned: torch.Tensor) -> type:
     return torch.Tensor if type(owned) is torch.nn.Parameter else type(owned)
 
 
-def size_check(captured: Captured) -> Callable[[Sequence[torch.Tensor]], bool]:
-    """A function that says whether sizes fit a graph.
+def size_check(captured: Captured, module: torch.nn.Module) -> Callable[[Sequence[torch.Tensor]], bool]:
+    """A function that says whether the inputs of a call of a module fit a graph by their sizes.
 
     Constants are equal, each symbol is the same wherever it stands, none is 0 (of which torch takes no question), and
     every branch on a size goes the same way.
@@ -294,7 +294,7 @@ def size_check(captured: Captured) -> Callable[[Sequence[torch.Tensor]], bool]:
             return False
         return captured.guards.hold(sizes)
 
-    return lambda tensors: hold(tuple([t.shape for t in tensors])) and captured.guards.have_form(tensors)
+    return lambda tensors: hold(tuple([t.shape for t in tensors])) and captured.guards.have_form(tensors, module)
 
 
 def _expressions_fit(

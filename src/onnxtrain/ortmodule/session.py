@@ -55,7 +55,7 @@ class Session:
         self.captured: Captured = capture_module(module, args, kwargs, chosen, report, numbers, answers)
         self.announced = False  # whether the user was told what this graph does
         self.was_training = module.training
-        self.fits = size_check(self.captured)
+        self.fits = size_check(self.captured, module)
         graph = self.captured.graph
         owned = ModuleTensors(module, graph.signature)
         self.bound = BoundGraph(graph, owned, chosen, report, self.captured.path, self.place_of, self._compare)

@@ -20,7 +20,7 @@ from onnxtrain.plan.lifetimes import owners
 
 SUFFIX = "_recompute"  # of the names of what is computed again
 _MOST = 64  # nodes that are computed again for one value
-_SMALLEST = 1024  # bytes from which on a value is worth it
+_SHARE = 100_000  # of all that could be computed again: a smaller value is not worth it
 _MOMENT = 1e-9  # seconds
 _WORSE = 8  # times as much time for a byte as running the whole forward pass again takes
 _SLACK = 4  # times the bytes of a value that others may have, which are there earlier because of it
@@ -117,8 +117,10 @@ class _Search:
             owner = self.owner(value)
             node = owner.producer()
             again = node in self.order and can_run_again(node, owner, self.kept)
-            if again and owner not in held and self._bytes(owner) >= _SMALLEST:
+            if again and owner not in held and self._bytes(owner):
                 self.groups.setdefault(owner, []).append(value)
+        least = sum(map(self._bytes, self.groups)) // _SHARE
+        self.groups = {owner: found for owner, found in self.groups.items() if self._bytes(owner) > least}
         self.slack = 0  # how many times what is gained may be there earlier
         self.dropped: set[ir.Value] = set()
         self.at: dict[ir.Node, int] = {}  # of those that run again for an earlier choice, when

@@ -26,4 +26,6 @@ def generate(seed: int) -> Program:
     settings.append(f"script={scripts[int(rng.integers(len(scripts)))]!r}")
     if rng.random() < 0.6:
         settings.append(f"segments={int(rng.integers(1, 9))}")
+    if rng.random() < 0.4:
+        settings.append("memory_budget='min'")
     return dataclasses.replace(program, settings=", ".join(settings))

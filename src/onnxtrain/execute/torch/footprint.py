@@ -18,7 +18,6 @@ from onnxtrain.execute.base import Executable, Footprint, Use
 from onnxtrain.execute.torch.codegen import FILE
 from onnxtrain.execute.torch.workspace import workspace
 
-_SMALL = 64  # elements up to which the content of an input is used: it may be sizes
 _BLOCK = 512  # bytes of which accelerators allocate multiples
 aten = torch.ops.aten
 
@@ -34,7 +33,7 @@ def footprint(executable: Executable, inputs: Sequence[torch.Tensor], device: st
     """
     plan, watch = executable.plan, Watch(device)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        given = [x if _is_small(x) else _empty(x, device) for x in inputs]
+        given = [x if _has_content(x) else _empty(x, device) for x in inputs]
         watch.ignore(given)
         with watch:
             outputs, saved = executable.forward(given)
@@ -48,15 +47,16 @@ def _empty(x: torch.Tensor, device: str) -> torch.Tensor:
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
 
 
-def _is_small(x: torch.Tensor) -> bool:
-    return x.device.type != "meta" and not x.is_floating_point() and x.numel() <= _SMALL
+def _has_content(x: torch.Tensor) -> bool:
+    """Whether a tensor is given as it is: integers may be sizes, places and masks, on which sizes depend."""
+    return x.device.type != "meta" and not x.is_floating_point() and not x.is_complex()
 
 
 class Watch(TorchDispatchMode):
     """Sees what is allocated within it, and how long it is held.
 
-    What a tensor without content is asked about its content is answered with zero; where content decides on a size, it
-    is the largest: all elements are found.
+    Integers have their content. What a tensor without content is asked about it is answered with zero; where it
+    decides on a size, that is the largest: all elements are found.
 
     Args:
         device: where the tensors are said to be.
@@ -83,22 +83,27 @@ class Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a call, and see what it makes."""
-        given = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-        if given and not any(isinstance(x, FakeTensor) for x in given):
-            with unset_fake_temporarily():  # constants, and what is made of them
-                return function(*args, **(kwargs or {}))
-        if function is aten._local_scalar_dense.default:
-            return False if args[0].dtype == torch.bool else 0.0 if args[0].is_floating_point() else 0
         if (at := _place(sys._getframe(1))) != self._at:
             self._end_line()
             self._at = at
-        call: Callable[..., Any] = _LARGEST.get(function, function)
-        found = call(*args, **(kwargs or {}))
+        found = self._result(function, args, kwargs or {})
         self._use(workspace(function, args, found))
         for made in pytree.tree_leaves(found):
-            if isinstance(made, FakeTensor):
+            if isinstance(made, torch.Tensor):
                 self._see(made)
         return found
+
+    def _result(self, function: Any, args: Any, kwargs: Any) -> Any:
+        given = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        if given and not any(isinstance(x, FakeTensor) for x in given):
+            with unset_fake_temporarily():  # of constants and integers
+                return function(*args, **kwargs)
+        if function is aten._local_scalar_dense.default:
+            return False if args[0].dtype == torch.bool else 0.0 if args[0].is_floating_point() else 0
+        if function is aten.equal.default:
+            return True
+        call: Callable[..., Any] = _LARGEST.get(function, function)
+        return call(*args, **kwargs)
 
     def _see(self, made: torch.Tensor) -> None:
         storage = made.untyped_storage()
