@@ -98,9 +98,10 @@ def _names_of_package(tree: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def _is_there(module: str, name: str) -> bool:
-    if hasattr(importlib.import_module(module), name):
-        return True
-    return importlib.util.find_spec(f"{module}.{name}") is not None
+    found = importlib.import_module(module)
+    return hasattr(found, name) or (
+        hasattr(found, "__path__") and importlib.util.find_spec(f"{module}.{name}") is not None
+    )
 
 
 def _executed(tree: ast.AST) -> Iterator[ast.AST]:
