@@ -7,19 +7,21 @@ import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.memory import checkpointed, compiled
 from onnxtrain import Options, ORTModule
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 1e-2}
 DROPOUT_TOLERANCE = (
     0.03  # of the mean of all losses: what is dropped changes a step of few rows by as much, a mean by less
 )
-KINDS = ("eager", "compile", "torch", "torch-off", "torch-whole", "onnxruntime")
-VARIANTS = (*KINDS, *(f"{kind}-grouped" for kind in KINDS))
+KINDS = ("eager", "checkpoint", "compile", "torch", "torch-off", "torch-whole", "onnxruntime")
+BUDGETS = ("compile-SHARE", "torch-BUDGET")  # such as compile-0.5 and torch-min
 
 
 @dataclasses.dataclass
@@ -32,6 +34,8 @@ class Result:
         first: time of the first step, compilation included.
         losses: loss of every step.
         peak: most bytes of tensors alive during a step beside parameters and inputs; None where it cannot be seen.
+        predicted: what the report before the first step says of that; None where there is none.
+        weights: sum over the bits of all weights after the last step: equal where all steps were.
         error: why it failed; empty where it did not.
     """
 
@@ -40,6 +44,8 @@ class Result:
     first: float = 0.0
     losses: list[float] = dataclasses.field(default_factory=list)
     peak: int | None = None
+    predicted: int | None = None
+    weights: int | None = None
     error: str = ""
 
     @property
@@ -76,26 +82,61 @@ def same_data(kind: str, result: Result, results: Sequence[Result]) -> Result | 
     return next((r for r in results if r.name == name and not r.error), None)
 
 
-def wrap(name: str, model: torch.nn.Module) -> torch.nn.Module:
-    """A model as a variant trains it; ``-grouped`` names the data, not the model."""
-    kind = name.removesuffix("-grouped")
+def is_variant(name: str) -> bool:
+    """Whether a variant has this name."""
+    return name.removesuffix("-grouped") in KINDS or is_budget(name)
+
+
+def is_budget(name: str) -> bool:
+    """Whether a variant has a budget of memory."""
+    kind, _, budget = name.removesuffix("-grouped").partition("-")
+    return kind in ("compile", "torch") and bool(budget) and f"{kind}-{budget}" not in KINDS
+
+
+def wrap(name: str, model: torch.nn.Module, layer: type[torch.nn.Module] | None = None) -> torch.nn.Module:
+    """A model as a variant trains it; ``-grouped`` names the data, not the model.
+
+    Args:
+        name: the variant.
+        model: to train.
+        layer: class of what is checkpointed; None where the model knows its own.
+    """
+    kind, _, stated = name.removesuffix("-grouped").partition("-")
     if kind == "eager":
         return model
+    if kind == "checkpoint":
+        return checkpointed(model, layer)
     if kind == "compile":
-        return torch.compile(model, dynamic=True)  # type: ignore[return-value]
-    if kind == "torch-off":
-        return ORTModule(model, options=Options(backend="torch", compute_optimizer=False, sparse_optimizer=False))
-    if kind == "torch-whole":
-        return ORTModule(model, options=Options(backend="torch", segments=1))
-    return ORTModule(model, options=Options(backend=kind))
+        return compiled(model, float(stated)) if stated else torch.compile(model, dynamic=True)  # type: ignore[return-value]
+    if stated == "off":
+        return ORTModule(model, options=Options(backend=kind, compute_optimizer=False, sparse_optimizer=False))
+    if stated == "whole":
+        return ORTModule(model, options=Options(backend=kind, segments=1))
+    return ORTModule(model, options=Options(backend=kind, memory_budget=_budget(stated) if stated else None))
+
+
+def _budget(stated: str) -> float | str:
+    try:
+        return float(stated)
+    except ValueError:
+        return stated
 
 
 class Variant:
-    """One model in training."""
+    """One model in training.
 
-    def __init__(self, name: str, model: torch.nn.Module, dtype: str) -> None:
+    Args:
+        name: how it is trained.
+        model: it is copied.
+        dtype: float32, or what autocast computes in.
+        layer: class of what is checkpointed; None where the model knows its own.
+    """
+
+    def __init__(
+        self, name: str, model: torch.nn.Module, dtype: str, layer: type[torch.nn.Module] | None = None
+    ) -> None:
         self.result = Result(name)
-        self.model = wrap(name, copy.deepcopy(model))
+        self.model = wrap(name, copy.deepcopy(model), layer)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
         self.autocast = None if dtype == "float32" else getattr(torch, dtype)
 
@@ -114,10 +155,11 @@ class Variant:
             self.result.first = seconds
 
     def _loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        if self.autocast is None:
+        with self._precision():
             return self.model(**batch).loss
-        with torch.autocast("cpu", dtype=self.autocast):
-            return self.model(**batch).loss
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self.autocast is None else torch.autocast("cpu", dtype=self.autocast)
 
     def measure_peak(self, batch: dict[str, torch.Tensor]) -> None:
         """Peak of what torch allocates during forward and backward, the parameters' gradients among it.
@@ -127,8 +169,12 @@ class Variant:
         if self.result.name.startswith("onnxruntime"):
             return
         self.optimizer.zero_grad()
+        if isinstance(self.model, ORTModule):
+            with self._precision():
+                self.result.predicted = self.model.memory_report(**batch).peak
         self.result.peak = peak_of(lambda: self._loss(batch).backward())
         self.optimizer.zero_grad()
+        self.result.weights = sum(int(p.detach().view(torch.int32).long().sum()) for p in self.model.parameters())
 
 
 def peak_of(step: Callable[[], Any]) -> int:
@@ -188,9 +234,13 @@ def disagreement(results: Sequence[Result], dtype: str, dropout: float = 0.0) ->
     """Which variant's losses differ from eager's on the same batches by more than is allowed; empty where none does.
 
     Every step by ``TOLERANCE`` of the precision; with dropout, where each variant drops other elements, the mean of
-    all steps by ``DROPOUT_TOLERANCE``.
+    all steps by ``DROPOUT_TOLERANCE``. With a budget of memory, ORTModule has the same weights after all steps, bit by
+    bit, as without one.
     """
     for other in (r for r in results if not r.error):
+        free = same_data("torch", other, results)
+        if free and is_budget(other.name) and other.name.startswith("torch") and other.weights != free.weights:
+            return f"{other.name} has other weights than {free.name} after all steps"
         base = same_data("eager", other, results)
         if base is None:
             continue

@@ -18,7 +18,10 @@ from rich.table import Table
 from benchmarks.measure import Result, same_data
 from benchmarks.workloads import Composition
 
-COLUMNS = ("variant", "step", "spread (IQR)", "speed", "to compile", "first step", "peak memory", "to eager", "")
+COLUMNS = (
+    *("variant", "step", "spread (IQR)", "speed", "to compile", "first step"),
+    *("peak memory", "predicted", "to eager", ""),
+)
 
 
 def table(title: str, results: Sequence[Result]) -> Table:
@@ -37,7 +40,8 @@ def table(title: str, results: Sequence[Result]) -> Table:
             _times(ratios["speed"]),
             _times(ratios["speed_to_compile"]),
             f"{r.first:.1f} s",
-            "n/a" if r.peak is None else f"{r.peak / 2**20:.0f} MiB",
+            "n/a" if r.peak is None else f"{r.peak / 2**20:.1f} MiB",
+            f"{r.predicted / r.peak - 1:+.2%}" if r.peak and r.predicted else "",
             _times(ratios["memory"]),
         ]
         made.add_row(r.name, *row, "")

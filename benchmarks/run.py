@@ -13,10 +13,11 @@ from rich.console import Console
 from transformers.utils import logging
 
 from benchmarks import measure, report
-from benchmarks.measure import VARIANTS
+from benchmarks.measure import BUDGETS, KINDS, is_variant
 from benchmarks.workloads import PRESETS, WORKLOADS, Composition, Run, Size, batches, composition
 
 DEFAULT = ("eager", "compile", "torch", "onnxruntime")
+_KNOWN = f"{', '.join((*KINDS, *BUDGETS))}, each also with -grouped"
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -41,7 +42,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=0, help="torch's threads; 0 leaves its choice")
-    parser.add_argument("--variants", help=f"{', '.join(VARIANTS)}; default {','.join(DEFAULT)}, or the preset's")
+    parser.add_argument("--variants", help=f"{_KNOWN}; default {','.join(DEFAULT)}, or the preset's")
     parser.add_argument("--json", type=Path, default=Path("out/benchmarks.json"))
     options = parser.parse_args(arguments)
     known = PRESETS[options.preset] if options.preset else {n: Run(n, Size(), DEFAULT) for n in WORKLOADS}
@@ -51,8 +52,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     if unknown := set(chosen) - set(known):
         parser.error(f"unknown workloads {', '.join(sorted(unknown))}; known are {', '.join(known)}")
     options.runs = {name: _changed(known[name], options) for name in chosen}
-    if unknown := {v for run in options.runs.values() for v in run.variants} - set(VARIANTS):
-        parser.error(f"unknown variants {', '.join(sorted(unknown))}; known are {', '.join(VARIANTS)}")
+    if unknown := {v for run in options.runs.values() for v in run.variants if not is_variant(v)}:
+        parser.error(f"unknown variants {', '.join(sorted(unknown))}; known are {_KNOWN}")
     return options
 
 
@@ -85,7 +86,7 @@ def measured(name: str, run: Run, options: argparse.Namespace, console: Console)
     model = workload.build(size).train()
     steps = options.steps + options.warmup
     data = {grouped: batches(workload, size, steps, options.seed, grouped) for grouped in (False, True)}
-    variants = [measure.Variant(v, model, options.dtype) for v in run.variants]
+    variants = [measure.Variant(v, model, options.dtype, workload.layer) for v in run.variants]
     with console.status(name) as status:
         measure.run(variants, data, options.warmup, lambda text: status.update(f"{name}: {text}"), options.seed)
     results = [v.result for v in variants]

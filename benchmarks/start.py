@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
 import json
 import os
 import statistics
@@ -69,33 +68,8 @@ def _segmentation(layers: int) -> _Case:
 
 def _unet(layers: int) -> _Case:
     import torch
-    from torch import nn
 
-    def block(before: int, after: int) -> nn.Sequential:
-        pairs = ((before, after), (after, after))
-        return nn.Sequential(
-            *(p for i, o in pairs for p in (nn.Conv2d(i, o, 3, padding=1), nn.BatchNorm2d(o), nn.ReLU()))
-        )
-
-    class UNet(nn.Module):
-        """Ronneberger et al., 2015, with batch normalization and fewer channels."""
-
-        def __init__(self, widths: tuple[int, ...] = (16, 32, 64, 128, 256)) -> None:
-            super().__init__()
-            pairs = list(itertools.pairwise(widths))
-            self.first, self.down = block(3, widths[0]), nn.ModuleList(block(a, b) for a, b in pairs)
-            self.up = nn.ModuleList(nn.ConvTranspose2d(b, a, 2, stride=2) for a, b in reversed(pairs))
-            self.join = nn.ModuleList(block(2 * a, a) for a, _ in reversed(pairs))
-            self.last = nn.Conv2d(widths[0], 5, 1)
-
-        def forward(self, pixel_values: torch.Tensor, labels: torch.Tensor) -> Any:
-            seen = [self.first(pixel_values)]
-            for down in self.down:
-                seen.append(down(nn.functional.max_pool2d(seen[-1], 2)))
-            x = seen.pop()
-            for up, join in zip(self.up, self.join, strict=True):
-                x = join(torch.cat([seen.pop(), up(x)], 1))
-            return _Loss(nn.functional.cross_entropy(self.last(x), labels))
+    from benchmarks.unet import UNet
 
     batch = {"pixel_values": torch.randn(2, 3, 128, 128), "labels": torch.zeros(2, 128, 128, dtype=torch.long)}
     return UNet(), batch

@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 import transformers
+from transformers.models.resnet.modeling_resnet import ResNetBasicLayer
+
+from benchmarks.unet import Block, UNet
 
 CLASSES = 10
 
@@ -50,11 +53,13 @@ class Workload:
         build: the model of a size.
         batch: one batch of a size, with the row lengths to use.
         labels: share of the tokens that have a label, where the size does not say; 0 where tokens have none.
+        layer: class of the parts that are checkpointed one by one; None where the model knows its own.
     """
 
     build: Callable[[Size], torch.nn.Module]
     batch: Callable[[Size, torch.Tensor, torch.Generator], dict[str, torch.Tensor]]
     labels: float = 0.0
+    layer: type[torch.nn.Module] | None = None
 
 
 def _sizes(size: Size) -> dict[str, Any]:
@@ -95,6 +100,21 @@ def _llama(size: Size) -> torch.nn.Module:
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(use_cache=False, **config))
 
 
+def _deberta(size: Size) -> torch.nn.Module:
+    attention = {"relative_attention": True, "position_buckets": 256, "norm_rel_ebd": "layer_norm"}
+    attention |= {"share_att_key": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False}
+    config = _sizes(size) | _dropout(size) | attention
+    return transformers.DebertaV2ForMaskedLM(transformers.DebertaV2Config(vocab_size=size.vocabulary, **config))
+
+
+def _t5(size: Size) -> torch.nn.Module:
+    config = {"d_model": size.hidden, "d_ff": 4 * size.hidden, "num_layers": size.layers, "num_heads": size.heads}
+    config |= {"d_kv": size.hidden // size.heads, "dropout_rate": size.dropout, "vocab_size": size.vocabulary}
+    return transformers.T5ForConditionalGeneration(
+        transformers.T5Config(decoder_start_token_id=0, use_cache=False, **config)
+    )
+
+
 def _vit(size: Size) -> torch.nn.Module:
     config = transformers.ViTConfig(image_size=size.length, num_labels=CLASSES, **_sizes(size), **_dropout(size))
     return transformers.ViTForImageClassification(config)
@@ -105,6 +125,10 @@ def _resnet(size: Size) -> torch.nn.Module:
     widths = [max(8, size.hidden // 12 * 2**i) for i in range(4)]
     config = {"embedding_size": widths[0], "hidden_sizes": widths, "depths": depths, "layer_type": "basic"}
     return transformers.ResNetForImageClassification(transformers.ResNetConfig(num_labels=CLASSES, **config))
+
+
+def _unet(size: Size) -> torch.nn.Module:
+    return UNet(CLASSES, tuple(max(8, size.hidden // 16 * 2**i) for i in range(size.layers + 1)))
 
 
 def _tokens(size: Size, lengths: torch.Tensor, rng: torch.Generator) -> dict[str, torch.Tensor]:
@@ -143,14 +167,22 @@ def _images(size: Size, lengths: torch.Tensor, rng: torch.Generator) -> dict[str
     return {"pixel_values": pixels, "labels": torch.randint(0, CLASSES, (size.batch,), generator=rng)}
 
 
+def _segmented(size: Size, lengths: torch.Tensor, rng: torch.Generator) -> dict[str, torch.Tensor]:
+    pixels = _images(size, lengths, rng)["pixel_values"]
+    return {"pixel_values": pixels, "labels": torch.randint(0, CLASSES, pixels[:, 0].shape, generator=rng)}
+
+
 WORKLOADS = {
     "bert_classify": Workload(_bert("BertForSequenceClassification", num_labels=CLASSES), _classified),
     "bert_mlm": Workload(_bert("BertForMaskedLM"), _masked, labels=0.15),
     "gpt2_lm": Workload(_gpt2, _language, labels=1.0),
     "gpt2_sft": Workload(_gpt2, _answers, labels=0.3),
     "llama_sft": Workload(_llama, _answers, labels=0.5),
+    "deberta_mlm": Workload(_deberta, _masked, labels=0.15),
+    "t5": Workload(_t5, _language, labels=1.0),
     "vit": Workload(_vit, _images),
-    "resnet": Workload(_resnet, _images),
+    "resnet": Workload(_resnet, _images, layer=ResNetBasicLayer),
+    "unet": Workload(_unet, _segmented, layer=Block),
 }
 
 
@@ -237,11 +269,24 @@ class Run:
 _THREE = ("eager", "compile", "torch")
 _BOTH = (*_THREE, *(f"{name}-grouped" for name in _THREE))  # where no row is padded, grouping changes nothing
 _CLASSIFY = Size(batch=16, valid_ratio=0.4, dropout=0.1)
+_OTHERS = ("eager", "checkpoint", "compile", "compile-0.5", "compile-0")
+_BUDGETS = (*_OTHERS, "torch", "torch-0.75", "torch-0.5", "torch-min")
+_LANGUAGE = ("bert_mlm", "gpt2_lm", "llama_sft", "deberta_mlm", "t5")
+_DENSE = Size(hidden=256, batch=16, dropout=0.1)
+_PADDED = dataclasses.replace(_DENSE, valid_ratio=0.6)
+_PIXELS = dataclasses.replace(_DENSE, length=64)
 PRESETS: dict[str, dict[str, Run]] = {
     "skip": {  # what is gained where padding and ignored labels need not be computed; dense: what that costs elsewhere
         "bert_classify": Run("bert_classify", _CLASSIFY, _BOTH),
         "bert_mlm": Run("bert_mlm", Size(labels=0.15, dropout=0.1), _THREE),
         "gpt2_sft": Run("gpt2_sft", Size(valid_ratio=0.6, labels=0.3, vocabulary=50257, dropout=0.1), _BOTH),
         "dense": Run("bert_classify", dataclasses.replace(_CLASSIFY, valid_ratio=1.0), (*_THREE, "torch-off")),
-    }
+    },
+    "memory": {  # what a step needs, what is told before, and what less costs; sizes at which activations dominate
+        **{name: Run(name, _DENSE, _BUDGETS) for name in _LANGUAGE},
+        **{f"{name}-padded": Run(name, _PADDED, _BUDGETS) for name in _LANGUAGE},
+        "vit": Run("vit", dataclasses.replace(_DENSE, length=176), _BUDGETS),
+        "resnet": Run("resnet", _PIXELS, _BUDGETS),
+        "unet": Run("unet", _PIXELS, _BUDGETS),
+    },
 }

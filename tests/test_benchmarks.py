@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -75,7 +76,7 @@ def test_an_answer_is_the_end_of_its_row() -> None:
         assert labelled.sum() == len(last)
 
 
-@pytest.mark.parametrize("workload", [n for n in WORKLOADS if n != "resnet"])
+@pytest.mark.parametrize("workload", [n for n in WORKLOADS if n not in ("resnet", "unet")])
 def test_every_dropout_of_a_model_has_the_stated_chance(workload: str) -> None:
     model = WORKLOADS[workload].build(dataclasses.replace(SMALL, dropout=0.25))
     chances = {m.p for m in model.modules() if isinstance(m, nn.Dropout)}
@@ -121,15 +122,30 @@ def test_a_run_ends_in_tables_and_json(tmp_path: Path) -> None:
         "--hidden",
         "64",
         "--length",
-        "16",
+        "64",
         "--batch",
-        "4",
+        "16",
         "--vocabulary",
         "50",
         "--dropout",
         "0",
     ]
-    variants = ["--variants", "eager,torch,eager-grouped,torch-grouped", "--valid-ratio", "0.5"]
+    names = "eager,checkpoint,torch,torch-0.9,torch-min,eager-grouped,torch-grouped"
+    variants = ["--variants", names, "--valid-ratio", "0.5"]
     steps = ["--steps", "2", "--warmup", "1", "--json", str(tmp_path / "found.json")]
     assert run.main(["bert_mlm", *sizes, *variants, *steps]) == 0
-    assert set(measure.KINDS) <= set(measure.VARIANTS)
+    found = {r["name"]: r for r in json.loads((tmp_path / "found.json").read_text())[0]["results"]}
+    assert found["torch-min"]["peak"] < found["torch-0.9"]["peak"] < found["torch"]["peak"]
+    assert found["torch-min"]["weights"] == found["torch"]["weights"] != found["eager"]["weights"]
+
+
+def test_names_of_variants() -> None:
+    assert all(map(measure.is_variant, (*measure.KINDS, "torch-min", "torch-0.5-grouped", "compile-0.25")))
+    assert not any(map(measure.is_variant, ("torch-", "eager-0.5", "checkpoint-min", "fast")))
+    assert not measure.is_budget("torch-off") and not measure.is_budget("torch-whole-grouped")
+
+
+def test_other_weights_than_without_a_budget_are_told() -> None:
+    free, fitted = Result("torch", weights=1), Result("torch-0.5", weights=2)
+    assert "torch-0.5 has other weights" in disagreement([free, fitted], "float32")
+    assert not disagreement([free, dataclasses.replace(fitted, weights=1)], "float32")

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import onnx_ir as ir
 import torch
 
-from onnxtrain.compiler import Compiled, Report, recompile, replanned
+from onnxtrain.compiler import Compiled, Report, recompile
 from onnxtrain.errors import BackendError, BudgetError
 from onnxtrain.execute import Footprint
 from onnxtrain.execute.torch.dtypes import torch_dtype
@@ -18,9 +18,11 @@ from onnxtrain.ir.printer import in_bytes
 from onnxtrain.options import Options
 from onnxtrain.plan.lifetimes import peak
 from onnxtrain.plan.recompute import Choice, choices
+from onnxtrain.plan.timeline import peaks
 
 _LOG = logging.getLogger(__name__)
 _TOP = 5  # tensors that an error names
+_TRIES = 6  # plans that are tried because an estimate says that they fit
 
 
 @dataclasses.dataclass
@@ -108,7 +110,6 @@ class _Fitting:
     ) -> None:
         self.options, self.report, self.device = options, report, device
         self.base, self.sizes, self.inputs = base, sizes, inputs
-        self._peaks: dict[int, int] = {}
         self._made: dict[int, tuple[Compiled, Footprint | None]] = {}
 
     def found(self) -> Fit:
@@ -124,6 +125,8 @@ class _Fitting:
             return Fit(self.base, self.base, self.sizes, before, before)
         with self.report.stage("memory"):
             self.choices = choices(self.base.training, self.base.plan, self.sizes, self.device)
+            seen = [(u.value, u.most, u.rest) for u in before.uses] if before else []
+            self._curve = peaks(self.base.training, self.base.plan, self.sizes, self.choices, seen)
         count = self._least() if self.options.memory_budget == "min" else self._first(most)
         compiled, footprint = self._at(count)
         return Fit(self.base, compiled, self.sizes, before, footprint, self.choices[:count])
@@ -148,41 +151,41 @@ class _Fitting:
     def _first(self, most: int) -> int:
         """The first number of choices with which a step needs at most so many bytes.
 
-        It is looked for by the estimate, which does not know all, and then tried.
+        It is looked for by the estimate, which does not know all, and then tried: what was missing is added to those
+        that follow.
         """
-        beyond = self._need(0) - self._peak(0)
-        low, high = 0, len(self.choices)
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if self._peak(middle) + beyond <= most else (middle + 1, high)
-        count, step = low, 1
-        while self._need(count) > most:
-            if count == len(self.choices):
-                count = self._least()
-                if self._need(count) <= most:
-                    return count
-                raise self._impossible(most, count)
-            count, step = min(len(self.choices), count + step), 2 * step
+        missing, count = 0, 0
+        for _ in range(_TRIES):
+            low = [n for n, peak in enumerate(self._curve) if n > count and peak + missing <= most]
+            if not low:
+                break
+            count = low[0]
+            if self._need(count) <= most:
+                return count
+            missing = max(missing, self._missing(count))
+        count = self._least()
+        if self._need(count) > most:
+            raise self._impossible(most, count)
         return count
 
     def _least(self) -> int:
-        """The number of choices with which a step needs least, of all that were tried, by the estimate of some."""
-        count = len(self.choices)
-        some = sorted({count * i // 8 for i in range(4, 9)}, key=self._peak)[:2]
-        return min({*some, *self._made}, key=lambda n: (self._need(n), n))
+        """The number of choices with which a step needs least, of those that were tried."""
+        for _ in range(_TRIES):
+            count = min(range(len(self._curve)), key=lambda n: (self._curve[n] + self._missing(n), n))
+            if count in self._made:
+                break
+            self._need(count)
+        return min(self._made, key=lambda n: (self._need(n), n))
+
+    def _missing(self, count: int) -> int:
+        """What the estimate lacks, of the nearest number of choices that was tried."""
+        tried = min(self._made, key=lambda n: abs(n - count))
+        return self._need(tried) - self._curve[tried]
 
     def _need(self, count: int) -> int:
         """The bytes that a step needs with so many choices."""
-        footprint = self._at(count)[1]
-        return self._peak(count) if footprint is None else footprint.peak
-
-    def _peak(self, count: int) -> int:
-        """An estimate of the peak with so many choices."""
-        if count not in self._peaks:
-            with self.report.stage("memory"):
-                plan = replanned(self.base, self.choices[:count])[1] if count else self.base.plan
-                self._peaks[count] = peak(plan, self.sizes)
-        return self._peaks[count]
+        compiled, footprint = self._at(count)
+        return peak(compiled.plan, self.sizes) if footprint is None else footprint.peak
 
     def _at(self, count: int) -> tuple[Compiled, Footprint | None]:
         if count not in self._made:

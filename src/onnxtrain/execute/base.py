@@ -21,12 +21,14 @@ class Use:
     Args:
         part: ``"forward"`` or ``"backward"``.
         line: the line.
+        value: name of the first value that it makes, empty where there is none.
         most: bytes in use at once at most while it ran.
         rest: bytes in use after it.
     """
 
     part: str
     line: str
+    value: str
     most: int
     rest: int
 

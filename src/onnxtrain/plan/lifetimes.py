@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Iterable, Mapping
 
 import onnx_ir as ir
@@ -42,11 +43,36 @@ def peak(plan: Plan, sizes: Mapping[str, int]) -> int:
         plan: forward and backward.
         sizes: of named dimensions; values of other sizes count nothing.
     """
+    return max((moment.most for moment in course(plan, sizes)), default=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Moment:
+    """What is alive while a node runs.
+
+    Args:
+        node: of one of the two passes.
+        before: bytes before it.
+        most: bytes with what it makes.
+    """
+
+    node: ir.Node
+    before: int
+    most: int
+
+
+def course(plan: Plan, sizes: Mapping[str, int]) -> list[Moment]:
+    """What is alive as a step goes on, forward and backward.
+
+    Args:
+        plan: forward and backward.
+        sizes: of named dimensions; values of other sizes count nothing.
+    """
     kept = {*plan.signature.outputs, *plan.signature.buffer_updates.values()}
     forward = _Walk(plan.forward.graph, sizes, {*kept, *plan.saved})
     forward.run(dict.fromkeys(plan.forward.graph.inputs, 0))
     if plan.backward is None:
-        return forward.most
+        return forward.seen
     given = {}
     for value in plan.backward.graph.inputs:
         saved = forward.named.get(str(value.name))
@@ -56,7 +82,7 @@ def peak(plan: Plan, sizes: Mapping[str, int]) -> int:
     backward.now = sum(forward.alive[v] for v in shown if v in forward.alive)
     again = {v for v in given if (made := forward.named.get(str(v.name))) and forward.owner(made) in shown}
     backward.run(given | dict.fromkeys(again, 0))
-    return max(forward.most, backward.most)
+    return forward.seen + backward.seen
 
 
 class _Walk:
@@ -74,14 +100,14 @@ class _Walk:
         self._owners = owners(self.nodes)
         self.named = {str(v.name): v for n in self.nodes for v in n.outputs} | {str(v.name): v for v in graph.inputs}
         self.alive: dict[ir.Value, int] = {}
-        self.now = self.most = 0
+        self.now = 0
+        self.seen: list[Moment] = []
         last = {self.owner(v): n for n in self.nodes for v in (*n.outputs, *n.inputs) if v is not None}
         held = {self.owner(v) for name, v in self.named.items() if name in kept}
         self._dying: dict[ir.Node, list[ir.Value]] = {}
         for value, node in last.items():
             if value not in held:
                 self._dying.setdefault(node, []).append(value)
-        self._unread = [v for v in graph.inputs if v not in last]
 
     def owner(self, value: ir.Value) -> ir.Value:
         """The value whose memory a value has."""
@@ -91,11 +117,10 @@ class _Walk:
         """Walk from the bytes of the inputs."""
         self.alive |= given
         self.now += sum(given.values())
-        self.most = self.now
         for node in self.nodes:
-            dying = self._dying.get(node, ())
+            dying, before = self._dying.get(node, ()), self.now
             self._make(node, dying)
-            self.most = max(self.most, self.now)
+            self.seen.append(Moment(node, before, max(before, self.now)))
             for value in dying:
                 self.now -= self.alive.pop(value, 0)
 

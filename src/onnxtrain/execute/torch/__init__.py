@@ -48,7 +48,8 @@ class TorchExecutable(Executable):
         if effect := next((n for n in nodes if Trait.EFFECT in traits_of(n)), None):
             raise _untold(f"{effect.op_type} may do more than compute", describe(effect), source_of(effect))
         try:
-            return footprint(self, inputs, self._device)
+            programs = {"forward": self._forward, "backward": self._backward}
+            return footprint(self, inputs, self._device, {n: p.values for n, p in programs.items() if p is not None})
         except Exception as error:  # whatever torch says of an operator without content
             raise _untold(first_line(error)) from error
 

@@ -35,11 +35,12 @@ class Program:
 
     Attributes:
         source: the Python text; also what tracebacks show.
+        values: for each identifier in it the name of the value.
         function: the compiled function.
     """
 
-    def __init__(self, name: str, source: str, scope: dict[str, Any]) -> None:
-        self.source = source
+    def __init__(self, name: str, source: str, scope: dict[str, Any], values: Mapping[str, str]) -> None:
+        self.source, self.values = source, values
         filename = f"{FILE}{name} {next(_SERIAL)}>"
         linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
         exec(compile(source, filename, "exec"), scope)
@@ -367,7 +368,7 @@ class _Writer:
 
     def _program(self, name: str, parameters: str) -> Program:
         text = "\n    ".join(self.lines)
-        return Program(name, f"def {name}({parameters}):\n    {text}\n", self.scope)
+        return Program(name, f"def {name}({parameters}):\n    {text}\n", self.scope, self.names.known())
 
 
 def _lowering_of(node: ir.Node) -> Lowering:

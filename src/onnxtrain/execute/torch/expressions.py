@@ -91,6 +91,10 @@ class Names:
         made._used = self._used
         return made
 
+    def known(self) -> dict[str, str]:
+        """The name of the value of each identifier."""
+        return {identifier: name for name, identifier in self._names.items()}
+
     def unique(self, text: str) -> str:
         """An identifier like that text that no value has."""
         text = re.sub(r"\W", "_", text)

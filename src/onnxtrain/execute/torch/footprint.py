@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import re
 import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -14,24 +15,29 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from onnxtrain.errors import BackendError
 from onnxtrain.execute.base import Executable, Footprint, Use
 from onnxtrain.execute.torch.codegen import FILE
 from onnxtrain.execute.torch.workspace import workspace
 
+_QUESTIONS = 10_000  # about content that a line may ask
 _BLOCK = 512  # bytes of which accelerators allocate multiples
 aten = torch.ops.aten
 
 
 @torch.no_grad()
-def footprint(executable: Executable, inputs: Sequence[torch.Tensor], device: str) -> Footprint:
+def footprint(
+    executable: Executable, inputs: Sequence[torch.Tensor], device: str, values: Mapping[str, Mapping[str, str]]
+) -> Footprint:
     """What a step on inputs like these allocates; nothing is computed.
 
     Args:
         executable: the program.
         inputs: tensors in the order of ``plan.signature.inputs``; of meta tensors the sizes count.
         device: where the step runs.
+        values: for each part the name of the value of each identifier in its program.
     """
-    plan, watch = executable.plan, Watch(device)
+    plan, watch = executable.plan, Watch(device, values)
     with FakeTensorMode(allow_non_fake_inputs=True):
         given = [x if _has_content(x) else _empty(x, device) for x in inputs]
         watch.ignore(given)
@@ -60,13 +66,16 @@ class Watch(TorchDispatchMode):
 
     Args:
         device: where the tensors are said to be.
+        values: for each part the name of the value of each identifier in its program.
     """
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, values: Mapping[str, Mapping[str, str]]) -> None:
         super().__init__()
+        self._values = values
         self._block = 1 if torch.device(device).type == "cpu" else _BLOCK
         self._now = self._most = self._peak = 0
         self._at = ("", "")  # part and line of the program
+        self._asked = 0  # how often that line asked what a tensor holds
         self._uses: list[Use] = []
         self._live: dict[int, tuple[str, int]] = {}
         self._holders: list[tuple[str, int]] = []
@@ -85,7 +94,7 @@ class Watch(TorchDispatchMode):
         """Run a call, and see what it makes."""
         if (at := _place(sys._getframe(1))) != self._at:
             self._end_line()
-            self._at = at
+            self._at, self._asked = at, 0
         found = self._result(function, args, kwargs or {})
         self._use(workspace(function, args, found))
         for made in pytree.tree_leaves(found):
@@ -95,10 +104,13 @@ class Watch(TorchDispatchMode):
 
     def _result(self, function: Any, args: Any, kwargs: Any) -> Any:
         given = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-        if given and not any(isinstance(x, FakeTensor) for x in given):
+        if function in _COUNTED or (given and not any(isinstance(x, FakeTensor) for x in given)):
             with unset_fake_temporarily():  # of constants and integers
                 return function(*args, **kwargs)
         if function is aten._local_scalar_dense.default:
+            self._asked += 1
+            if self._asked > _QUESTIONS:
+                raise BackendError("a loop of an operator ends by what tensors hold")
             return False if args[0].dtype == torch.bool else 0.0 if args[0].is_floating_point() else 0
         if function is aten.equal.default:
             return True
@@ -129,7 +141,9 @@ class Watch(TorchDispatchMode):
 
     def _end_line(self) -> None:
         if self._at[0]:
-            self._uses.append(Use(*self._at, self._most, self._now))
+            part, line = self._at
+            first = re.split(r",? ", line, maxsplit=1)[0]
+            self._uses.append(Use(part, line, self._values[part].get(first, ""), self._most, self._now))
         self._most = self._now
 
 
@@ -153,7 +167,24 @@ def _all_elements(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return x.new_empty(torch.broadcast_shapes(x.shape, mask.shape)).flatten()
 
 
+def _all_indexed(function: Any) -> Callable[..., Any]:
+    """A call with indices, of which masks find all elements."""
+
+    def call(x: torch.Tensor, indices: Sequence[torch.Tensor | None], *rest: Any) -> Any:
+        return function(x, [place for index in indices for place in _places_of(index)], *rest)
+
+    return call
+
+
+def _places_of(index: torch.Tensor | None) -> list[torch.Tensor | None]:
+    if index is None or index.dtype not in (torch.bool, torch.uint8):
+        return [index]
+    return [torch.empty(index.numel(), dtype=torch.long, device=index.device) for _ in range(index.dim())]
+
+
+_COUNTED = (aten.arange.default, aten.arange.start, aten.arange.start_step)  # numbers of rows, which are looked at
 _LARGEST: Mapping[Any, Callable[..., Any]] = {
     aten.nonzero.default: _all_places,
     aten.masked_select.default: _all_elements,
+    **{f: _all_indexed(f) for f in (aten.index.Tensor, aten.index_put.default, aten.index_put_.default)},
 }

@@ -90,7 +90,7 @@ def _places(count: int, chance: float) -> Tensor:
     expected = count * chance
     enough = int(expected + 6 * math.sqrt(expected) + 8)
     at = torch.empty(enough, dtype=torch.int64).geometric_(chance).cumsum(0)
-    while int(at[-1]) <= count:
+    while bool(at[-1] <= count):
         more = torch.empty(enough, dtype=torch.int64).geometric_(chance).cumsum(0)
         at = torch.cat((at, more + at[-1]))
     return at[at <= count] - 1

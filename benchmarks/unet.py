@@ -1,0 +1,56 @@
+"""A network for the segmentation of images."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclasses.dataclass
+class Segmented:
+    """What the network returns."""
+
+    loss: Tensor
+
+
+class Block(nn.Sequential):
+    """Two convolutions, each with batch normalization.
+
+    Args:
+        before: channels of the input.
+        after: channels of the output.
+    """
+
+    def __init__(self, before: int, after: int) -> None:
+        pairs = ((before, after), (after, after))
+        super().__init__(*(p for i, o in pairs for p in (nn.Conv2d(i, o, 3, padding=1), nn.BatchNorm2d(o), nn.ReLU())))
+
+
+class UNet(nn.Module):
+    """Ronneberger et al., 2015, with batch normalization and fewer channels.
+
+    Args:
+        classes: of a pixel.
+        widths: channels of each level.
+    """
+
+    def __init__(self, classes: int = 5, widths: tuple[int, ...] = (16, 32, 64, 128, 256)) -> None:
+        super().__init__()
+        pairs = list(itertools.pairwise(widths))
+        self.first, self.down = Block(3, widths[0]), nn.ModuleList(Block(a, b) for a, b in pairs)
+        self.up = nn.ModuleList(nn.ConvTranspose2d(b, a, 2, stride=2) for a, b in reversed(pairs))
+        self.join = nn.ModuleList(Block(2 * a, a) for a, _ in reversed(pairs))
+        self.last = nn.Conv2d(widths[0], classes, 1)
+
+    def forward(self, pixel_values: Tensor, labels: Tensor) -> Segmented:
+        """Cross entropy of images of shape (rows, 3, height, width) with labels of shape (rows, height, width)."""
+        seen = [self.first(pixel_values)]
+        for down in self.down:
+            seen.append(down(nn.functional.max_pool2d(seen[-1], 2)))
+        x = seen.pop()
+        for up, join in zip(self.up, self.join, strict=True):
+            x = join(torch.cat([seen.pop(), up(x)], 1))
+        return Segmented(nn.functional.cross_entropy(self.last(x), labels))

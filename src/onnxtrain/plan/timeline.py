@@ -1,0 +1,144 @@
+"""What a step has in use from node to node, told anew for each value more that is computed again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.ir import shapes
+from onnxtrain.ir.concrete import bytes_of
+from onnxtrain.ir.graphs import Plan, TrainingGraph, is_backward
+from onnxtrain.plan.lifetimes import course, owners
+from onnxtrain.plan.recompute import Choice, operands
+
+Seen = tuple[str, int, int]  # the first value that a line makes, most bytes in use while it runs, and those after it
+
+
+def peaks(
+    training: TrainingGraph, plan: Plan, sizes: Mapping[str, int], chosen: Sequence[Choice], seen: Sequence[Seen] = ()
+) -> list[int]:
+    """An estimate of the most bytes in use at once, with none of some choices, with the first, with the first two...
+
+    Args:
+        training: the graph.
+        plan: made of it.
+        sizes: of named dimensions.
+        chosen: what is computed again.
+        seen: what a step that computes nothing again has in use, line by line, where that is known.
+    """
+    timeline = _Timeline(training, plan, sizes, seen)
+    found = [timeline.peak]
+    for choice in chosen:
+        timeline.take(choice)
+        found.append(timeline.peak)
+    return found
+
+
+class _Timeline:
+    """Bytes in use before and while each node runs, and what copies of other nodes that run before it need at once.
+
+    Args:
+        training: the graph.
+        plan: made of it.
+        sizes: of named dimensions.
+        seen: what is known of the step.
+    """
+
+    def __init__(self, training: TrainingGraph, plan: Plan, sizes: Mapping[str, int], seen: Sequence[Seen]) -> None:
+        self._sizes = sizes
+        graph = training.model.graph
+        nodes = list(graph)
+        self._owners = owners(n for n in nodes if not is_backward(n))
+        self._named = {str(v.name): v for v in (*graph.inputs, *(v for n in nodes for v in n.outputs))}
+        moments = course(plan, sizes)
+        places = {str(m.node.outputs[0].name): i for i, m in enumerate(moments)}
+        self._places = {n: places[name] for n in nodes if n.outputs and (name := str(n.outputs[0].name)) in places}
+        self._before = np.array([m.before for m in moments], dtype=np.int64)
+        self._most = np.array([m.most for m in moments], dtype=np.int64)
+        self._more = np.zeros(len(moments), dtype=np.int64)  # that a node needs while it runs
+        self._measure(seen, places)
+        self._copies = np.zeros(len(moments), dtype=np.int64)
+        self._backward = self._starts([n for n in nodes if is_backward(n)])
+        self._last: dict[bool, dict[ir.Value, int]] = {False: {}, True: {}}  # place at which each pass last reads it
+        for node, place in self._places.items():
+            for value in (*node.inputs, *node.outputs):
+                if value is not None:
+                    last, owner = self._last[is_backward(node)], self._owner(value)
+                    last[owner] = max(place, last.get(owner, 0))
+        self._held: dict[ir.Value, tuple[int, int]] = {}  # by copies: from where, and until where
+
+    def _measure(self, seen: Sequence[Seen], places: Mapping[str, int]) -> None:
+        """Take what was measured in place of estimates."""
+        before, place = 0, 0
+        for name, most, rest in seen:
+            at = places.get(name, place)
+            made = self._most[at] - self._before[at]
+            self._before[place + 1 : at + 1], self._most[place + 1 : at + 1] = before, before
+            self._most[at] = max(most, self._most[at] if at == place else 0)
+            self._more[at] = max(0, most - max(before + made, rest))
+            before, place = rest, at
+
+    @property
+    def peak(self) -> int:
+        """Most bytes at once."""
+        return int(max(self._most.max(), (self._before + self._copies).max()))
+
+    def take(self, choice: Choice) -> None:
+        """Compute values again rather than save them."""
+        at = self._backward[choice.at]
+        for owner in {self._owner(self._named[name]) for name in choice.dropped}:
+            end = self._last[True].get(owner, at)
+            self._add(-self._bytes(owner), self._last[False].get(owner, at) + 1, end)
+            self._hold(owner, at, end)
+        for owner in {self._owner(self._named[name]) for name in choice.kept}:
+            self._add(self._bytes(owner), self._last[False].get(owner, at) + 1, at)
+        made = [self._owner(v) for n in choice.nodes for v in n.outputs]
+        for owner in {*made, *(self._owner(v) for n in choice.nodes for v in operands(n))} & self._held.keys():
+            self._hold(owner, at, at)
+        self._copies[at] = max(self._copies[at], self._needed(choice.nodes))
+        for owner in made:
+            self._held.setdefault(owner, (at, at))
+
+    def _needed(self, nodes: Sequence[ir.Node]) -> int:
+        """Most bytes of what copies make only for each other."""
+        last = {self._owner(v): n for n in nodes for v in (*n.outputs, *operands(n))}
+        alive: dict[ir.Value, int] = {}
+        most = 0
+        for node in nodes:
+            for owner in map(self._owner, node.outputs):
+                if owner not in self._held and owner not in alive:
+                    alive[owner] = self._bytes(owner)
+            most = max(most, sum(alive.values()) + int(self._more[self._places[node]]) if node in self._places else 0)
+            alive = {owner: size for owner, size in alive.items() if last[owner] is not node}
+        return most
+
+    def _hold(self, owner: ir.Value, start: int, end: int) -> None:
+        """A copy is there from one place to another."""
+        size = self._bytes(owner)
+        first, last = self._held.get(owner, (end + 1, end))
+        if start < first:
+            self._add(size, start, first - 1)
+        if end > last:
+            self._add(size, last + 1, end)
+        self._held[owner] = min(start, first), max(end, last)
+
+    def _add(self, size: int, start: int, end: int) -> None:
+        """So many bytes more before and while the nodes from one place to another run."""
+        self._before[start : end + 1] += size
+        self._most[start : end + 1] += size
+
+    def _starts(self, nodes: Iterable[ir.Node]) -> list[int]:
+        """For each node its place, or that of the next one that has one."""
+        found, place = [], len(self._most) - 1
+        for node in reversed(list(nodes)):
+            place = self._places.get(node, place)
+            found.append(place)
+        return found[::-1]
+
+    def _owner(self, value: ir.Value) -> ir.Value:
+        return self._owners.get(value, value)
+
+    def _bytes(self, value: ir.Value) -> int:
+        return 0 if shapes.data_of(value) is not None else bytes_of(value, self._sizes) or 0
