@@ -135,7 +135,7 @@ def test_a_run_ends_in_tables_and_json(tmp_path: Path) -> None:
     steps = ["--steps", "2", "--warmup", "1", "--json", str(tmp_path / "found.json")]
     assert run.main(["bert_mlm", *sizes, *variants, *steps]) == 0
     found = {r["name"]: r for r in json.loads((tmp_path / "found.json").read_text())[0]["results"]}
-    assert found["torch-min"]["peak"] < found["torch-0.9"]["peak"] < found["torch"]["peak"]
+    assert found["torch-min"]["peak"] <= found["torch-0.9"]["peak"] < found["torch"]["peak"]
     assert found["torch-min"]["weights"] == found["torch"]["weights"] != found["eager"]["weights"]
 
 
