@@ -27,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from onnxtrain import Options, ORTModule, verify
 from onnxtrain.engine.state import State
 from onnxtrain.errors import ModuleError
+from onnxtrain.optim import step_in_backward
 
 STEPS, ROWS, WIDTH, WORDS = 5, 8, 15, 32  # an odd width: shards are padded
 Trained = tuple[list[float], dict[str, torch.Tensor]]
@@ -165,6 +166,7 @@ def train(
     clip: float | None = None,
     autocast: bool = False,
     alternate: bool = False,
+    apart: bool = False,
     load: Path | None = None,
     save: Path | None = None,
     options: dict[str, Any] | None = None,
@@ -181,6 +183,7 @@ def train(
         clip: the largest norm of all gradients together.
         autocast: the forward pass runs in bfloat16 where autocast says so.
         alternate: every other step leaves a block out, whose parameters have no gradient then.
+        apart: parameters are updated in the backward pass.
         load: folder of a checkpoint to go on from.
         save: folder that receives a checkpoint.
         options: of ORTModule.
@@ -188,6 +191,8 @@ def train(
     """
     module = how(build(model, backend, **(options or {})), **settings)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+    if apart:
+        step_in_backward(optimizer)
     if load is not None:
         restore(module, optimizer, load)
     losses, batches = [], [{name: share(tensor) for name, tensor in batch.items()} for batch in data(model)]

@@ -28,7 +28,8 @@ _PUBLIC = {
     "PropagateCastOpsStrategy": "onnxtrain.options",
     "OnnxTrainError": "onnxtrain.errors",
 }
-__all__ = ["__version__", "is_ortmodule_available", *_PUBLIC]
+_MODULES = ("optim",)  # those of public names that need torch
+__all__ = ["__version__", "is_ortmodule_available", *_MODULES, *_PUBLIC]
 
 
 def is_ortmodule_available() -> bool:
@@ -38,6 +39,8 @@ def is_ortmodule_available() -> bool:
 
 def __getattr__(name: str) -> Any:
     """Resolve a public name on first use, so that importing onnxtrain needs no torch."""
+    if name in _MODULES:
+        return importlib.import_module(f"onnxtrain.{name}")
     if name not in _PUBLIC:
         raise AttributeError(f"module 'onnxtrain' has no attribute {name!r}")
     return getattr(importlib.import_module(_PUBLIC[name]), name)

@@ -81,6 +81,10 @@ class BudgetError(OnnxTrainError, MemoryError):
     """No step fits into the memory budget."""
 
 
+class OptimizerError(OnnxTrainError, RuntimeError):
+    """An optimizer cannot step within the backward pass, or is asked for what it cannot do there."""
+
+
 class VerificationError(OnnxTrainError, AssertionError):
     """Loss, outputs, gradients or buffers differ from eager PyTorch by more than the tolerance."""
 

@@ -70,6 +70,12 @@ def test_shards_in_parts(ranks: Ranks, reshard: dict[str, bool], parts: int) -> 
     near(ranks(train, "Deep", fsdp, "torch", parts=parts, options={"segments": 4}, **reshard), eager("Deep"))
 
 
+def test_shards_are_updated_in_the_backward_pass(ranks: Ranks) -> None:
+    near(ranks(train, "Deep", fsdp, "torch", apart=True, options={"segments": 4}), eager("Deep"))
+    near(ranks(train, "Net", fsdp, "torch", apart=True, alternate=True), eager(alternate=True))
+    near(ranks(train, "Net", fsdp_blocks, inner="torch", apart=True), eager())
+
+
 @pytest.mark.parametrize("reshard", RESHARD)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_shards(ranks: Ranks, backend: str, reshard: dict[str, bool]) -> None:
