@@ -1,7 +1,7 @@
 """What an optimizer that steps within the backward pass gains: ``python -m benchmarks.early_steps WORKLOAD``.
 
-In eager PyTorch and in ORTModule, as it cuts the backward pass by itself and as it does without regard to time, a model
-is trained by an optimizer in the ordinary way and by one that steps within the backward pass, step by step in turn.
+In eager PyTorch and in ORTModule, with the backward pass in parts and whole, a model is trained by an optimizer in the
+ordinary way and by one that steps within the backward pass, step by step in turn.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from onnxtrain.optim import step_in_backward
 KINDS: dict[str, Callable[[torch.nn.Module], torch.nn.Module]] = {
     "eager": lambda model: model,
     "torch": lambda model: ORTModule(model, options=Options(backend="torch", summary=False)),
-    "torch-parts": lambda model: ORTModule(model, options=Options(backend="torch", summary=False, segments=99)),
+    "torch-whole": lambda model: ORTModule(model, options=Options(backend="torch", summary=False, segments=1)),
 }
 WARMUP = 3
 

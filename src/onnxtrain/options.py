@@ -47,12 +47,7 @@ class Fallback(enum.Flag):
 
 
 _EAGER = ~Fallback.FALLBACK_DISABLE
-_SKIP_CHECKS = (
-    "SKIP_CHECK_DISABLED",
-    "SKIP_CHECK_DEVICE",
-    "SKIP_CHECK_BUILD_GRADIENT",
-    "SKIP_CHECK_EXECUTION_AGENT",
-)
+_SKIP_CHECKS = ("SKIP_CHECK_DISABLED", "SKIP_CHECK_DEVICE", "SKIP_CHECK_BUILD_GRADIENT", "SKIP_CHECK_EXECUTION_AGENT")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +94,8 @@ class Options:
         worst_case: shapes of inputs by name, such as ``{"input_ids": (32, 512)}``, that the budget is planned for; a
             larger batch than the first one is planned for when it comes.
         segments: into how many parts at most the backward pass is cut, so that gradients, and hooks on them, do not
-            wait for the rest of it; None takes as many as do not show in the time of a step.
+            wait for the rest of it; None takes as many as do not show in the time of a step, and ``"all"`` as many as
+            there can be, which None does, too, where hooks take gradients when they are there (``step_in_backward``).
         print_input_density: print the share of needed rows of each step.
         cache_dir: folder that keeps translated graphs for the next process; None keeps nothing.
         cache_limit: bytes that this folder may take.
@@ -139,7 +135,7 @@ class Options:
     density_threshold: float | None = None
     memory_budget: int | float | str | None = None
     worst_case: Mapping[str, tuple[int, ...]] | None = None
-    segments: int | None = None
+    segments: int | str | None = None
     print_input_density: bool = False
     cache_dir: Path | None = None
     cache_limit: int = 2**30
@@ -171,8 +167,8 @@ class Options:
             )
         if self.cache_limit <= 0:
             raise OptionError(f"cache_limit={self.cache_limit} is not a number of bytes", cure="choose a positive one")
-        if self.segments is not None and self.segments < 1:
-            raise OptionError(f"segments={self.segments} is not a number of parts", cure="choose 1 to cut nothing")
+        if self.segments not in (None, "all") and not (type(self.segments) is int and self.segments > 0):
+            raise OptionError(f"segments={self.segments!r} is not a number of parts", cure="choose 1 to cut nothing")
         if self.density_threshold is not None and not 0.0 <= self.density_threshold <= 1.0:
             raise OptionError(
                 f"density_threshold={self.density_threshold} is not a share",
@@ -258,6 +254,10 @@ def _truth(text: str) -> bool:
     raise ValueError("write 1 or 0")
 
 
+def _all_segments(text: str) -> str | None:
+    return "all" if _truth(text) else None
+
+
 def _conv_search(text: str) -> str:
     if text.upper() in CONV_SEARCHES:
         return text.upper()
@@ -323,7 +323,7 @@ ENVIRONMENT: tuple[Variable | Missing, ...] = (
     Missing("ORTMODULE_MEMORY_OPT_PROBE_RECOMPUTE_LEVEL"),
     Missing("ORTMODULE_MEMORY_OPT_PROBE_RECOMPUTE_CONFIG", ("0:0",)),
     Missing("ORTMODULE_ENABLE_MEMORY_ALLEVIATION", ()),
-    Missing("ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT"),
+    Variable("ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT", _all_segments, "segments", 'of the backward pass, 1: "all"'),
     Missing("ORTMODULE_USE_TRITON"),
     Missing("ORTMODULE_TRITON_CONFIG_FILE", ()),
     Missing("ORTMODULE_TRITON_DEBUG"),

@@ -68,6 +68,8 @@ def test_what_is_not_built_yet_says_so(variable: Missing) -> None:
         ("ENABLE_SPARSE_OPTIMIZER", "0", "sparse_optimizer", False),
         ("ENABLE_EMBEDDING_SPARSE_OPTIMIZER", "0", "embedding_sparse_optimizer", False),
         ("PRINT_INPUT_DENSITY", "1", "print_input_density", True),
+        ("ENABLE_MEM_EFFICIENT_GRAD_MGMT", "1", "segments", "all"),
+        ("ENABLE_MEM_EFFICIENT_GRAD_MGMT", "0", "segments", None),
     ],
 )
 def test_variables_win_over_code(name: str, text: str, option: str, value: Any) -> None:
@@ -160,7 +162,7 @@ def test_json_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             "ONNXPrefix": "net",
             "SaveONNXPath": str(tmp_path / "dumps"),
         },
-        "UseMemoryEfficientGradient": False,
+        "UseMemoryEfficientGradient": True,
         "FallbackPolicy": ["FALLBACK_UNSUPPORTED_DATA", "FALLBACK_UNSUPPORTED_DEVICE"],
         "OnnxOpsetVersion": 21,
     }
@@ -170,6 +172,7 @@ def test_json_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         custom_autograd=False,
         static_shapes=True,
         cache_casts=True,
+        segments="all",
         propagate_cast_ops_strategy="INSERT_AND_REDUCE",
         propagate_cast_ops_level=2,
         propagate_cast_ops_allow=("Softmax",),
@@ -199,7 +202,7 @@ def test_json_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ({"PropagateCastOps": {"Level": 3}}, OptionError),
         ({"PropagateCastOps": {"Allow": [1]}}, OptionError),
         ({"PropagateCastOps": {"Colour": 1}}, KeyError),
-        ({"UseMemoryEfficientGradient": True}, OptionError),
+        ({"UseMemoryEfficientGradient": 1}, OptionError),
         ([], OptionError),
     ],
 )

@@ -14,9 +14,11 @@ import torch
 from parity import pair
 from torch import nn
 
+from benchmarks.measure import peak_of
 from onnxtrain import Options, ORTModule
 from onnxtrain.engine.state import State
 from onnxtrain.errors import GradientError, OptionError
+from onnxtrain.optim import step_in_backward
 
 Tensor = torch.Tensor
 
@@ -325,6 +327,71 @@ def test_small_steps_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "the backward pass in 3 parts" in large.explain() and "parts" not in small.explain()
 
 
+def parts_of(model: nn.Module, x: Tensor, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many parts a backward pass has."""
+    seen: list[int] = []
+    take = State.take
+    with monkeypatch.context() as patch:
+        patch.setattr(State, "take", lambda self, index: (seen.append(len(self.parts)), take(self, index))[1])
+        model(x).sum().backward()
+    return seen[0]
+
+
+def test_hooks_that_take_gradients_have_them_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(3, 8, dtype=torch.double)
+    model = ORTModule(layers())
+    assert parts_of(model, x, monkeypatch) == 1
+    handle = model[2].weight.register_post_accumulate_grad_hook(lambda p: None)
+    many = parts_of(model, x, monkeypatch)
+    assert many >= 4 and f"in {many} parts" in model.explain()
+    handle.remove()
+    assert parts_of(model, x, monkeypatch) == 1
+    stated = ORTModule(layers(), options=Options(segments=2))
+    stated[2].weight.register_post_accumulate_grad_hook(lambda p: None)
+    assert parts_of(stated, x, monkeypatch) == 2
+    monkeypatch.setenv("ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT", "1")
+    assert parts_of(ORTModule(layers()), x, monkeypatch) == many
+
+
+@pytest.mark.parametrize("kind", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_the_variable_has_gradients_handed_over_layer_by_layer(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT", "1")
+    Noted.log = log = []
+    blocks = [nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), Noting()) for _ in range(4)]
+    model = ORTModule(nn.Sequential(*blocks))
+    for name, parameter in model.named_parameters():
+        if name.endswith("weight"):
+            getattr(parameter, kind)(lambda _, name=name: log.append(name[0]))
+    model(torch.randn(3, 4)).sum().backward()
+    places = [i for i, what in enumerate(log) if what == "computed"]
+    assert len(places) == 4
+    for block, (begin, end) in zip("321", itertools.pairwise(places), strict=True):
+        assert block in log[begin:end], log
+
+
+def test_a_step_in_the_backward_pass_has_few_gradients_at_once() -> None:
+    def peak(apart: bool, **options: Any) -> int:
+        model = ORTModule(layers(8, 128), options=Options(**options))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        stepper = step_in_backward(optimizer) if apart else None
+
+        def step() -> None:
+            model(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        step()
+        found = peak_of(step)
+        assert stepper is None or repr(stepper).endswith("16 parameters)")
+        return found
+
+    x = torch.randn(2, 128, dtype=torch.double)
+    weight = 128 * 128 * 8
+    assert peak(False) >= 8 * weight
+    assert peak(True, segments=1) >= 8 * weight, "all are there when the first is used"
+    assert peak(True) <= 4 * weight
+
+
 def test_a_copy_of_the_module_has_parts_of_its_own() -> None:
     wrapped = ORTModule(layers(), options=Options(segments=4))
     x = torch.randn(3, 8, dtype=torch.double)
@@ -335,7 +402,7 @@ def test_a_copy_of_the_module_has_parts_of_its_own() -> None:
     same_gradients(other, wrapped)
 
 
-@pytest.mark.parametrize("count", [0, -1])
-def test_a_count_that_is_none(count: int) -> None:
+@pytest.mark.parametrize("count", [0, -1, "many", True])
+def test_a_count_that_is_none(count: Any) -> None:
     with pytest.raises(OptionError, match="segments"):
         Options(segments=count)

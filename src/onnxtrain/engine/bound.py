@@ -310,7 +310,7 @@ class BoundGraph:
             chosen: the step's graph.
             inputs: all graph inputs by name.
         """
-        return self._parts.of(chosen.compiled, lambda: self.work(chosen, inputs))
+        return self._parts.of(chosen.compiled, inputs, lambda: self.work(chosen, inputs))
 
     def variants(self) -> list[str]:
         """What was compiled: which outputs receive gradients, how many tensors, for which rows, in how many parts."""

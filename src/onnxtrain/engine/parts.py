@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+import torch
 import torch.distributed as dist
 
 from onnxtrain.compiler import Compiled
@@ -42,36 +43,45 @@ class Parts:
 
     def __init__(self, options: Options, device: str) -> None:
         self._options, self._least = options, _LEAST_WORK["cpu" if device == "cpu" else "accelerator"]
-        self._known: dict[int, Sequence[Part]] = {}
+        self._known: dict[tuple[int, bool], Sequence[Part]] = {}
         self._most: int | None = None
 
-    def of(self, compiled: Compiled, work: Callable[[], tuple[int, int] | None]) -> Sequence[Part]:
+    def of(
+        self,
+        compiled: Compiled,
+        inputs: Mapping[str, torch.Tensor],
+        work: Callable[[], tuple[int, int] | None],
+    ) -> Sequence[Part]:
         """The parts of one, in the order of its backward pass.
 
         Args:
             compiled: the graph.
+            inputs: all its inputs by name; hooks that take their gradients want them as early as may be.
             work: gives the operations of a step, and eager's; None where they cannot be told. The first step decides.
         """
-        if id(compiled) not in self._known:
+        key = id(compiled), any(getattr(x, "_post_accumulate_grad_hooks", None) for x in inputs.values())
+        if key not in self._known:
             plan = compiled.plan
             places = {name: place for place, name in enumerate(plan.gradients)}
             rest = tuple(n for n in plan.signature.differentiable if n not in places)
             made: list[Part] = []
-            for group in merged(plan.segments, self._limit(compiled, work)) or [[]]:
+            for group in merged(plan.segments, self._limit(compiled, key[1], work)) or [[]]:
                 names = sum((s.gradients for s in group), () if made else rest)
                 made.append(Part(names, tuple(map(places.get, names)), len(group)))
-            self._known[id(compiled)] = made
-        return self._known[id(compiled)]
+            self._known[key] = made
+        return self._known[key]
 
     def count(self, compiled: Compiled) -> int:
         """How many there are; 0 where the graph has not been trained."""
-        return len(self._known.get(id(compiled), ()))
+        return max(len(self._known.get((id(compiled), early), ())) for early in (False, True))
 
-    def _limit(self, compiled: Compiled, work: Callable[[], tuple[int, int] | None]) -> int:
-        """How many nodes of autograd do not show in the time of a step."""
+    def _limit(self, compiled: Compiled, early: bool, work: Callable[[], tuple[int, int] | None]) -> int:
+        """How many nodes of autograd there may be: as many as do not show in the time of a step, if not early ones."""
         if not compiled.executable.has_segments or len(compiled.plan.segments) < 2:
             return 1
-        if self._options.segments is not None:
+        if self._options.segments == "all" or (early and self._options.segments is None):
+            return sum(segment.nodes for segment in compiled.plan.segments)  # so that none are merged
+        if isinstance(self._options.segments, int):
             return self._options.segments
         if self._most is None:
             operations = work()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxtrain.errors import OptionError
-from onnxtrain.options import Options, json_config_path, not_available
+from onnxtrain.options import Options, json_config_path
 from onnxtrain.ortmodule.module import ORTModule, reconfigure
 
 _LOG = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ def load_from_json(ortmodule: ORTModule, path: str | os.PathLike[str] | None = N
 
     Raises:
         KeyError: a key is not known.
-        OptionError: a value cannot be used, or its feature is not available yet; there is no file, or it is not JSON.
+        OptionError: a value cannot be used; there is no file, or it is not JSON.
     """
     chosen = json_config_path(path)
     try:
@@ -99,9 +99,9 @@ def _cast_propagation(options: Options, value: Any) -> Options:
 
 
 def _efficient_gradient(options: Options, value: Any) -> Options:
-    if value:
-        raise not_available("UseMemoryEfficientGradient", value)
-    return options
+    if type(value) is not bool:
+        raise OptionError(f"UseMemoryEfficientGradient={value!r} is not bool")
+    return dataclasses.replace(options, segments="all") if value else options
 
 
 _KEYS: dict[str, Callable[[Options, Any], Options]] = {
