@@ -97,6 +97,7 @@ class Options:
             wait for the rest of it; None takes as many as do not show in the time of a step, and ``"all"`` as many as
             there can be, which None does, too, where hooks take gradients when they are there (``step_in_backward``).
         print_input_density: print the share of needed rows of each step.
+        print_memory_stats: print the memory in use before and after each forward and backward pass, and the prediction.
         cache_dir: folder that keeps translated graphs for the next process; None keeps nothing.
         cache_limit: bytes that this folder may take.
         cache_verify: trace although the folder has the graph of a call, and compare.
@@ -137,6 +138,7 @@ class Options:
     worst_case: Mapping[str, tuple[int, ...]] | None = None
     segments: int | str | None = None
     print_input_density: bool = False
+    print_memory_stats: bool = False
     cache_dir: Path | None = None
     cache_limit: int = 2**30
     cache_verify: bool = False
@@ -317,7 +319,7 @@ ENVIRONMENT: tuple[Variable | Missing, ...] = (
         "ORTMODULE_ENABLE_EMBEDDING_SPARSE_OPTIMIZER", _truth, "embedding_sparse_optimizer", "0: padding is computed"
     ),
     Variable("ORTMODULE_PRINT_INPUT_DENSITY", _truth, "print_input_density", "1: print each step's density"),
-    Missing("ORTMODULE_PRINT_MEMORY_STATS"),
+    Variable("ORTMODULE_PRINT_MEMORY_STATS", _truth, "print_memory_stats", "1: print memory at the phases of a step"),
     Missing("ORTMODULE_MEMORY_OPT_LEVEL"),
     Missing("ORTMODULE_MEMORY_OPT_CONFIG", ()),
     Missing("ORTMODULE_MEMORY_OPT_PROBE_RECOMPUTE_LEVEL"),

@@ -68,6 +68,7 @@ def test_what_is_not_built_yet_says_so(variable: Missing) -> None:
         ("ENABLE_SPARSE_OPTIMIZER", "0", "sparse_optimizer", False),
         ("ENABLE_EMBEDDING_SPARSE_OPTIMIZER", "0", "embedding_sparse_optimizer", False),
         ("PRINT_INPUT_DENSITY", "1", "print_input_density", True),
+        ("PRINT_MEMORY_STATS", "1", "print_memory_stats", True),
         ("ENABLE_MEM_EFFICIENT_GRAD_MGMT", "1", "segments", "all"),
         ("ENABLE_MEM_EFFICIENT_GRAD_MGMT", "0", "segments", None),
     ],

@@ -12,6 +12,7 @@ from onnxtrain.compiler import Compiled
 from onnxtrain.engine import randomness
 from onnxtrain.engine.bound import BoundGraph, Chosen
 from onnxtrain.engine.comparison import Reference
+from onnxtrain.engine.memory_stats import StepMemory
 from onnxtrain.engine.path_check import MissedError
 from onnxtrain.engine.rows import beside
 from onnxtrain.engine.tensors import as_torch
@@ -87,6 +88,7 @@ class State:
         self.visible: list[tuple[str, torch.Tensor, int]] = []
         self.like: dict[str, tuple[torch.Size, torch.dtype, torch.device]] = {}
         self.verification: Reference | None = None
+        self.memory: StepMemory | None = None  # where its memory is printed
         self._walk: Iterator[None] | None = None  # the backward pass, while it runs
         self._results: list[Any] = []  # what it made, in the order of the plan's gradients
         self._reached: frozenset[str] = frozenset()  # the inputs that eager would give a gradient
@@ -128,6 +130,8 @@ class State:
     def begin_backward(self, dys: Sequence[torch.Tensor | None]) -> None:
         """Begin the backward pass for gradients of the outputs; ``take`` runs it part by part."""
         self._check()
+        if self.memory is not None:
+            self.memory.before_backward()
         given = dict(zip(self.outputs, dys, strict=True))
         received = tuple(n for n, dy in given.items() if dy is not None)
         self._check_padding(given)
@@ -198,6 +202,8 @@ class State:
 
     def _end(self) -> None:
         self._walk, self._results, self.visible = None, [], self.visible if self.is_retained else []
+        if self.memory is not None:
+            self.memory.after_backward()
 
     def received(self, dys: Sequence[torch.Tensor | None]) -> dict[str, torch.Tensor]:
         """The gradients of outputs that arrived, by name, where the forward pass is to be run once more for them.

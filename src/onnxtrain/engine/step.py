@@ -9,6 +9,7 @@ import torch
 
 from onnxtrain.engine.bound import BoundGraph, Chosen
 from onnxtrain.engine.late import Late
+from onnxtrain.engine.memory_stats import StepMemory
 from onnxtrain.engine.node import begin
 from onnxtrain.engine.sparsity import density_table, step_line
 from onnxtrain.engine.state import finish, on_its_path
@@ -27,7 +28,11 @@ def run(bound: BoundGraph, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor
         outputs = on_its_path(bound, chosen.compiled, inputs, lambda: forward([*inputs, *chosen.rows])[0])
         return finish(bound, chosen.compiled, outputs)
     bound.exact = bound.is_unverified and bound.is_random
+    memory = StepMemory.of(bound)
     state, found = begin(bound, named, differentiable)
+    if memory is not None:
+        memory.after_forward(state.chosen, state.inputs)
+        state.memory = memory
     _report(bound, state.chosen, named)
     if not state.chosen.waiting:
         return list(found.values())

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import functools
 import logging
-import sys
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
 
+from onnxtrain.engine.memory_stats import in_use, in_words
 from onnxtrain.options import rank
 
 P = ParamSpec("P")
 R = TypeVar("R")
 _LOG = logging.getLogger(__name__)
 _MIB = 2**20
-_CUDA = ("allocated_bytes", "reserved_bytes", "inactive_split_bytes")
 
 
 def torch_nvtx_range_push(message: str) -> None:
@@ -63,26 +62,11 @@ def log_memory_usage(
     """
     if rank_0_only and rank() != 0:
         return
-    parts = [*_in_use(), *([] if module is None else _of_module(module))]
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    parts = [*in_words(in_use(device)), *([] if module is None else _of_module(module))]
     (logger or _LOG).info(
         "%s", " | ".join([f"rank-{rank()} {step_info} memory ({cur_phase})".replace("  ", " "), *parts])
     )
-
-
-def _in_use() -> list[str]:
-    if torch.cuda.is_available():
-        stats: dict[str, Any] = torch.cuda.memory_stats()
-        return [
-            f"{name.removesuffix('_bytes')} {stats[f'{name}.all.current'] // _MIB} MiB, "
-            f"at most {stats[f'{name}.all.peak'] // _MIB} MiB"
-            for name in _CUDA
-        ]
-    if sys.platform == "win32":
-        return []
-    import resource
-
-    unit = 1 if sys.platform == "darwin" else 1024  # getrusage counts in KiB everywhere else
-    return [f"resident at most {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit // _MIB} MiB"]
 
 
 def _of_module(module: torch.nn.Module) -> list[str]:
