@@ -630,3 +630,11 @@ def test_it_is_there_without_importing_it() -> None:
     import onnxtrain
 
     assert onnxtrain.optim.step_in_backward is step_in_backward
+
+
+def test_a_table_of_sparse_gradients_has_a_dense_one_in_a_graph() -> None:
+    table = nn.Embedding(30, 4, sparse=True)
+    ORTModule(table)(batch(0)).sum().backward()
+    ours, table.weight.grad = table.weight.grad, None
+    table(batch(0)).sum().backward()
+    assert not ours.is_sparse and torch.equal(ours, table.weight.grad.to_dense())

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from example_scripts import load_example
-from transformers import Trainer
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer
 from transformers.utils import logging
 
-from onnxtrain import ORTModule
+from onnxtrain import Options, ORTModule
 from onnxtrain.errors import OptimizerError
 from onnxtrain.optim import step_in_backward
 
@@ -56,6 +56,60 @@ def test_trainer_that_clips_or_accumulates_is_refused(tmp_path: Path) -> None:
         run(tmp_path, True, max_grad_norm=1.0)
     with pytest.raises(OptimizerError, match="received a second gradient"):
         run(tmp_path, True, gradient_accumulation_steps=2)
+
+
+def gpt2(
+    apart: bool, clip: bool = False, autocast: bool = False, dropout: float = 0.1, **options: Any
+) -> tuple[list[float], torch.nn.Module]:
+    """Losses and model of steps with dropout and padding, on batches of several lengths."""
+    torch.manual_seed(0)
+    sizes = {"n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 100, "bos_token_id": 0, "eos_token_id": 0}
+    chances = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), dropout)
+    model = GPT2LMHeadModel(GPT2Config(**sizes, **chances))
+    wrapped = ORTModule(model, options=Options(summary=False, **options))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    limits = {"max_norm": 0.5, "clip": "global"} if clip else {}
+    stepper = step_in_backward(optimizer, **limits) if apart else None
+    losses = []
+    for length in (9, 17, 12):
+        ids = torch.arange(4 * length).reshape(4, length) % 97
+        mask = torch.ones_like(ids).index_fill(1, torch.tensor([0, 1]), 0)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = wrapped(input_ids=ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100)).loss
+        loss.backward() if stepper is None else stepper.backward(loss)
+        if clip and stepper is None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, model
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "two passes": {"clip": True},
+    "computed again": {"memory_budget": "min"},
+    "autocast": {"autocast": True, "cache_casts": True},
+    "compared": {"verify": True},
+    "onnxruntime": {"backend": "onnxruntime", "dropout": 0.0},  # its random numbers are its own
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_language_model(name: str) -> None:
+    ours, theirs = (gpt2(apart, **SETTINGS[name]) for apart in (True, False))
+    assert ours[0] == theirs[0] and same(ours[1], theirs[1])
+
+
+def test_what_is_read_after_the_update_says_so() -> None:
+    model = ORTModule(example.build_model(layers=1), options=Options(summary=False))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    step_in_backward(optimizer)
+    ids = torch.arange(24).reshape(2, 12)
+    out = model(input_ids=ids, labels=ids)
+    out.loss.backward()
+    with pytest.warns(UserWarning, match="lazy_outputs=False"):
+        out.logits.sum()
 
 
 def test_accelerate() -> None:
