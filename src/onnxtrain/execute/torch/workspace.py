@@ -11,6 +11,8 @@ import torch
 aten = torch.ops.aten
 Tensors = Sequence[torch.Tensor | None]
 _SCRATCH = 2**14  # bytes that oneDNN takes in the gradient of a weight, about
+_BLOCK = 16  # channels that it keeps together
+_WRITES = 6  # times as much as reading it costs to add up a weight's gradient
 _FEW = 4  # channels that oneDNN takes in torch's order
 
 
@@ -34,6 +36,9 @@ def _convolution(args: Sequence[Any], found: torch.Tensor) -> int:
     if not _is_of_onednn(x, w, settings):
         return _windows(x, w, found) + found.nbytes
     y = _blocked(found)
+    if settings[3]:  # transposed: with strides the result is spread first, with a bias it is added to another one
+        spread = math.prod(settings[0]) > 1
+        return max(_blocked(x) + w.nbytes + y + (0 if args[2] is None else y), (2 + spread) * found.nbytes)
     return max((_blocked(x) if x.shape[1] > _FEW else 0) + w.nbytes + y, y + found.nbytes)
 
 
@@ -45,9 +50,28 @@ def _convolution_backward(args: Sequence[Any], found: Tensors) -> int:
     if not _is_of_onednn(x, w, settings):
         return _windows(x, w, dy) + sum(t.nbytes for t in found if t is not None)
     dx = 0 if found[0] is None else found[0].nbytes
-    first = max(_blocked(dy) + w.nbytes + _blocked(x), _blocked(x) + dx) if dx else 0
-    second = dx + _blocked(dy) + (_blocked(x) if x.shape[1] > _FEW else 0) + 2 * w.nbytes + _SCRATCH
-    return max(first, second)
+    made = _blocked(x, 0)
+    first = max(_blocked(dy) + w.nbytes + made, made + dx) if dx else 0
+    copies = _copies(x, w, dy)
+    operands = _blocked(dy) + (_blocked(x) if x.shape[1] > _FEW else 0)
+    second = dx + operands + copies * w.nbytes + (_SCRATCH if copies > 1 else 0)
+    return max(first, second, dx + 2 * w.nbytes)
+
+
+def _copies(x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor) -> int:
+    """How many gradients of a weight oneDNN adds up: as many as groups of threads share the rows among them.
+
+    It divides threads among rows and channels so that least is read and written (``balance`` in its
+    ``jit_avx512_common_conv_kernel.cpp``).
+    """
+    threads, blocks = torch.get_num_threads(), [-(-channels // _BLOCK) for channels in w.shape[:2]]
+    found = []
+    for rows in range(1, min(threads, x.shape[0]) + 1):
+        for outer in range(1, min(threads // rows, blocks[0]) + 1):
+            inner = min(threads // rows // outer, blocks[1])
+            read = x.nbytes / rows / inner + dy.nbytes / rows / outer
+            found.append((read + _WRITES * w.nbytes / outer / inner, rows))
+    return min(found)[1]
 
 
 def _is_reordered(x: torch.Tensor) -> bool:
@@ -60,14 +84,15 @@ def _is_of_onednn(x: torch.Tensor, w: torch.Tensor, settings: Sequence[Any]) -> 
         return False
     stride, padding, dilation, transposed, output_padding, groups = settings
     rest = (None, stride, padding, dilation, transposed, output_padding, groups, None)
-    return "Mkldnn" in str(torch._C._select_conv_backend(x, w, *rest))
+    name = str(torch._C._select_conv_backend(x, w, *rest))
+    return "Mkldnn" in name or name.endswith("???")  # that of transposed convolution has no name in Python
 
 
-def _blocked(x: torch.Tensor) -> int:
-    """Bytes of a tensor whose channels are kept in blocks."""
+def _blocked(x: torch.Tensor, few: int = _FEW) -> int:
+    """Bytes of a tensor whose channels are kept in blocks, but for few ones."""
     channels = 1 if x.dim() < 3 else x.shape[1]
     block = 16 if "AVX512" in torch.backends.cpu.get_cpu_capability() else 8
-    return x.nbytes if channels <= _FEW else x.nbytes // max(channels, 1) * -(-channels // block) * block
+    return x.nbytes if channels <= few else x.nbytes // max(channels, 1) * -(-channels // block) * block
 
 
 def _windows(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor) -> int:
