@@ -29,6 +29,7 @@ from onnxtrain.onnxblock.base import Base
 from onnxtrain.onnxblock.blocks import PassThrough
 from onnxtrain.onnxblock.saving import checkpoint_of
 from onnxtrain.onnxblock.training import reached_weights
+from onnxtrain.options import Options
 from onnxtrain.ort_format import OptimizationStyle, convert_onnx_models_to_ort
 from onnxtrain.portable import add_facts, sealed
 
@@ -105,6 +106,8 @@ def generate_artifacts(
     batch_statistics: bool = False,
     tie: bool | Sequence[Sequence[str]] | None = None,
     untie: Sequence[str] = (),
+    memory_budget: int | float | str | None = None,
+    worst_case: Mapping[str, Sequence[int]] | None = None,
 ) -> dict[str, Path]:
     """Write what it takes to train an ONNX model: ``training_model.onnx``, ``eval_model.onnx``,
     ``optimizer_model.onnx`` and ``checkpoint``.
@@ -137,6 +140,12 @@ def generate_artifacts(
             one; True ties all tables and heads that hold the same numbers, None warns of them, False does neither.
         untie: weights that several modules read and that each gets for itself, as where an exporter merged equal
             weights of copied layers; those of ones or zeros are untied in any case.
+        memory_budget: bytes that the training model may have in use at once beside weights and inputs, its outputs
+            included: a number, text such as ``"50MB"`` or ``"64MiB"``, a share such as ``0.5`` of what it needs
+            without a budget, or ``"min"``, as few as possible. What does not fit is not kept for the backward pass but
+            computed again there. It is kept by an estimate, without the workspace of kernels.
+        worst_case: shapes of inputs by name, such as ``{"ids": (16, 128)}``, that the budget is kept for; all that have
+            dimensions without numbers have to be known by these.
 
     Returns:
         The files by what they are: ``"training_model"``, ``"eval_model"``, ``"optimizer_model"``, ``"checkpoint"``, …
@@ -147,14 +156,17 @@ def generate_artifacts(
         GraphError: the model cannot be read.
         WriteError: the files cannot be written; those of before are still there.
         GradientError: the loss cannot be differentiated; the operator is named.
+        OptionError: the budget is no number of bytes, or ``worst_case`` does not fit the inputs or lacks some.
+        BudgetError: no step fits into the budget; the least that fits is named.
     """
     _refuse_contradictions(requires_grad, frozen_params, additional_output_names)
+    options = Options(memory_budget=memory_budget, worst_case=worst_case)  # type: ignore[arg-type]
     folder, prefix = _place(artifact_directory, prefix)
     more = list(additional_output_names or [])
     block = _Training(_block(loss, LossType, losses, "loss"), more)
     with _library(custom_op_library), base(model, untie=untie) as built:
         _tie(built, tie)
-        block.batch_statistics = batch_statistics
+        block.batch_statistics, block.options = batch_statistics, options
         for name in more:
             built.value(name)
         names = _loss_inputs(built, loss, loss_input_names)

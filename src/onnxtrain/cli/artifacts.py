@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import enum
 import inspect
 import math
@@ -47,6 +48,12 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--output", nargs="+", metavar="NAME", help="values given back after the loss")
     parser.add_argument(
         "--batch-statistics", action="store_true", help="BatchNormalization takes the statistics of the batch"
+    )
+    parser.add_argument(
+        "--memory-budget", type=_budget, metavar="BYTES", help="of a step beside weights: 64MiB, 0.5 for half, or min"
+    )
+    parser.add_argument(
+        "--worst-case", nargs="+", type=_shape, metavar="INPUT=SIZES", help="shapes for the budget, such as ids=16,128"
     )
     parser.add_argument("--nominal", action="store_true", help="also write nominal_checkpoint: forms without content")
     parser.add_argument("--ort", action="store_true", help="also write .ort twins")
@@ -108,9 +115,27 @@ def _artifacts(given: argparse.Namespace) -> int:
         batch_statistics=given.batch_statistics,
         tie=_pairs(given.tie, given.no_tie),
         untie=given.untie,
+        memory_budget=given.memory_budget,
+        worst_case=dict(given.worst_case) if given.worst_case else None,
     )
     _report(paths)
     return 0
+
+
+def _budget(text: str) -> int | float | str:
+    """A number where it is one, a share where it has a point, else text for ``Options`` to read."""
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
+
+
+def _shape(text: str) -> tuple[str, tuple[int, ...]]:
+    """The name and the sizes of an input."""
+    name, _, sizes = text.rpartition("=")
+    if not name:
+        raise ValueError(text)
+    return name, tuple(map(int, sizes.split(",")))
 
 
 def _pairs(names: list[str] | None, is_off: bool) -> bool | list[list[str]] | None:

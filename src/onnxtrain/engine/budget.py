@@ -16,6 +16,7 @@ from onnxtrain.execute.torch.dtypes import torch_dtype
 from onnxtrain.ir import shapes
 from onnxtrain.ir.printer import in_bytes
 from onnxtrain.options import Options
+from onnxtrain.plan.budgets import allowed
 from onnxtrain.plan.lifetimes import peak
 from onnxtrain.plan.recompute import Choice, choices
 from onnxtrain.plan.timeline import peaks
@@ -144,9 +145,7 @@ class _Fitting:
     def _bytes(self) -> int:
         """The budget in bytes; all that a step needs where there is none."""
         budget = self.options.memory_budget
-        if budget is None or isinstance(budget, str):
-            return self._need(0) if budget is None else 0
-        return int(budget * self._need(0)) if isinstance(budget, float) else budget
+        return self._need(0) if budget is None else allowed(budget, self._need(0))
 
     def _first(self, most: int) -> int:
         """The first number of choices with which a step needs at most so many bytes.

@@ -41,6 +41,43 @@ def bytes_of(value: ir.Value, sizes: Mapping[str, int]) -> int | None:
         return None
 
 
+def with_sizes(model: ir.Model, sizes: Mapping[str, int]) -> ir.Model:
+    """A copy of a model whose dimensions are numbers, but for those that content decides on.
+
+    Args:
+        model: its shapes are inferred.
+        sizes: of the named dimensions of its inputs.
+
+    Raises:
+        ShapeError: the model does not take such inputs.
+    """
+    made = model.clone()
+    for value in made.graph.inputs:
+        value.shape = _sized(value, sizes)
+    for node, known in zip(made.graph, model.graph, strict=True):
+        for value in node.outputs:
+            value.shape = None
+            shapes.forget_data(value)
+        shapes.infer(node)
+        for value, stated in zip(node.outputs, known.outputs, strict=True):
+            if not shapes.are_known(shapes.dims_of(value)) or any(not isinstance(d, int) for d in value.shape or ()):
+                value.shape = _sized(stated, sizes)
+    return made
+
+
+def _sized(value: ir.Value, sizes: Mapping[str, int]) -> ir.Shape | None:
+    """The shape of a value, in numbers where they are known."""
+    dims = shapes.dims_of(value)
+    return None if dims is None else ir.Shape([_number(d, sizes) for d in dims])
+
+
+def _number(dim: shapes.Dim, sizes: Mapping[str, int]) -> shapes.Dim:
+    try:
+        return dim if not isinstance(dim, int) and dim.value is None else size_of(dim, sizes)
+    except KeyError:
+        return dim
+
+
 @functools.cache
 def _compiled(expression: sympy.Expr) -> tuple[tuple[str, ...], Callable[..., float]]:
     symbols = sorted(expression.free_symbols, key=str)

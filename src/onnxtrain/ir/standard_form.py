@@ -12,7 +12,7 @@ from onnxtrain.ir.bodies import open_bodies, replace
 from onnxtrain.ir.builder import Builder
 from onnxtrain.ir.expansions import expand_nodes, graphs_of
 from onnxtrain.ir.function_bodies import body_of, resolve
-from onnxtrain.ir.graphs import DOMAIN
+from onnxtrain.ir.graphs import DOMAIN, is_backward
 from onnxtrain.ir.opsets import version_of
 from onnxtrain.ir.recurrent import RECURRENT
 
@@ -58,7 +58,7 @@ def attach(model: ir.Model) -> ir.Model:
 
 
 def _write_form(graph: ir.Graph, node: ir.Node) -> None:
-    op = Builder(graph, before=node)
+    op = Builder(graph, before=node, backward=is_backward(node))
     op.metadata = dict(node.metadata_props)
     replace(graph, node, FORMS[node.op_type](op, node))
 
@@ -119,7 +119,8 @@ def write_out(node: ir.Node) -> None:
     """Put the nodes of the body of one of our operators in the node's place."""
     assert node.graph is not None
     _fill(node)
-    op, body = Builder(node.graph, before=node), body_of(node.op_type)  # type: ignore[arg-type]
+    op = Builder(node.graph, before=node, backward=is_backward(node))  # type: ignore[arg-type]
+    body = body_of(node.op_type)
     op.metadata = dict(node.metadata_props)
     known: dict[ir.Value | None, ir.Value | None] = dict(zip(body.inputs, node.inputs, strict=False))
     for inner in body:

@@ -22,7 +22,10 @@ from onnxtrain.ir.standard_form import attach
 from onnxtrain.ir.weights import Kind, is_meant
 from onnxtrain.onnxblock.base import Base, is_floating
 from onnxtrain.onnxblock.blocks import Block
+from onnxtrain.onnxblock.budget import fitted
 from onnxtrain.optimize import optimize, optimize_training
+from onnxtrain.options import Options
+from onnxtrain.plan.late import forget_sizes
 from onnxtrain.portable import to_proto
 
 _GOLDEN = 0x9E3779B1  # 2³² / the golden ratio: multiples of it are spread evenly
@@ -70,6 +73,10 @@ class TrainingBlock(ForwardBlock):
     """A block whose first output is the loss; makes the models that train and evaluate it.
 
     Names given to ``requires_grad`` may be patterns, such as ``"head.*"``.
+
+    Attributes:
+        batch_statistics: BatchNormalization takes the statistics of the batch.
+        options: the memory budget and the worst case.
     """
 
     def __init__(self) -> None:
@@ -77,6 +84,7 @@ class TrainingBlock(ForwardBlock):
         self._asked: dict[str, bool] = {}
         self._trainable: tuple[str, ...] | None = None
         self.batch_statistics = False
+        self.options = Options()
 
     def requires_grad(self, name: str, value: bool = True) -> None:
         """Say that weights of that name are trained, or that they are not."""
@@ -109,6 +117,7 @@ class TrainingBlock(ForwardBlock):
             ArtifactError: as for ``parameters``; nothing would be trained, the loss is no scalar, or does not depend on
                 a weight named.
             GradientError: the loss cannot be differentiated.
+            OptionError, BudgetError: as for ``generate_artifacts``, where ``options`` has a memory budget.
         """
         base, trainable = self.built(), self._chosen()
         if not trainable:
@@ -116,7 +125,8 @@ class TrainingBlock(ForwardBlock):
                 f"nothing would be trained; the model's initializers are {_some(list(base.weights))}",
                 cure="name what to train in requires_grad",
             )
-        return _training_model(base, self.outputs, trainable, self.batch_statistics), self._evaluation_model(base)
+        training = _training_model(base, self.outputs, trainable, self.batch_statistics, self.options)
+        return training, self._evaluation_model(base)
 
     def _evaluation_model(self, base: Base) -> onnx.ModelProto:
         model = _with_outputs(base, self.outputs)
@@ -251,7 +261,7 @@ def _evaluate(node: ir.Node) -> None:
 
 
 def _training_model(
-    base: Base, outputs: Sequence[str], trainable: Sequence[str], batch_statistics: bool
+    base: Base, outputs: Sequence[str], trainable: Sequence[str], batch_statistics: bool, options: Options
 ) -> onnx.ModelProto:
     """Forward and backward in one model, gradients added to buffers."""
     model = _with_outputs(base, outputs)
@@ -268,8 +278,12 @@ def _training_model(
     optimize(forward)
     training = build_gradient(forward, [str(loss.name)])
     optimize_training(training)
+    if options.memory_budget is not None:
+        training = fitted(training, str(loss.name), options)
     made = attach(_closed(training))
     match_ranks(made.graph)
+    if options.memory_budget is not None:
+        forget_sizes(made.graph)
     reset, accumulated = _accumulate(made.graph, training.gradients)
     facts = {
         "kind": "training",

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onnxtrain.ir import shapes
 from onnxtrain.ir.concrete import bytes_of
-from onnxtrain.ir.graphs import Plan
+from onnxtrain.ir.graphs import Plan, TrainingGraph
 from onnxtrain.ir.traits import Trait, traits_of
 
 
@@ -83,6 +83,20 @@ def course(plan: Plan, sizes: Mapping[str, int]) -> list[Moment]:
     again = {v for v in given if (made := forward.named.get(str(v.name))) and forward.owner(made) in shown}
     backward.run(given | dict.fromkeys(again, 0))
     return forward.seen + backward.seen
+
+
+def peak_of_whole(training: TrainingGraph, sizes: Mapping[str, int]) -> int:
+    """Most bytes alive at once, where forward and backward run as one graph in its order.
+
+    Args:
+        training: the graph.
+        sizes: of named dimensions; values of other sizes count nothing.
+    """
+    signature = training.signature
+    kept = {*signature.outputs, *signature.buffer_updates.values(), *training.gradients.values()}
+    walk = _Walk(training.model.graph, sizes, kept)
+    walk.run(dict.fromkeys(training.model.graph.inputs, 0))
+    return walk.most
 
 
 class _Walk:

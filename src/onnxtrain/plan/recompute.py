@@ -275,6 +275,7 @@ class _Again:
     def __init__(self, graph: ir.Graph, saved: Collection[str]) -> None:
         self.graph, self.saved = graph, saved
         self.names = {str(v.name) for n in graph for v in n.outputs}
+        self.node_names = {n.name for n in graph}
         self.copies: dict[ir.Value, ir.Value] = {}
 
     def value(self, value: ir.Value, before: ir.Node) -> ir.Value:
@@ -290,7 +291,8 @@ class _Again:
         else:
             stated = list(node.attributes.values())
             copy = ir.Node(node.domain, node.op_type, inputs, attributes=stated, num_outputs=len(node.outputs))
-        copy.name = f"{node.name or node.op_type}{SUFFIX}"
+        copy.name = free_name(f"{node.name or node.outputs[0].name}{SUFFIX}", self.node_names)
+        self.node_names.add(copy.name)
         copy.metadata_props.update(node.metadata_props)
         copy.meta.update(node.meta)
         copy.meta[BACKWARD] = copy.meta[RECOMPUTED] = True
