@@ -330,11 +330,23 @@ def test_every_kind_has_a_name_in_words() -> None:
         (["--loss", "mse", "--freeze", "*"], "nothing would be trained"),
         (["--loss", "mse", "--loss-input", "score"], "close names: scores"),
         (["--loss", "mse", "--output", "score"], "close names: scores"),
+        (["--loss", "mse", "--memory-budget", "0.5"], 'worst_case={"image": (batch, 64)'),
+        (["--loss", "mse", "--memory-budget", "9 B", "--worst-case", "image=8,64"], "needs at least"),
+        (["--loss", "mse", "--memory-budget", "much"], "is no number of bytes"),
+        (["--loss", "mse", "--memory-budget", "min", "--worst-case", "8,64"], "argument --worst-case"),
     ],
 )
 def test_artifacts_that_cannot_be_made_are_errors(folder: Path, options: list[str], message: str) -> None:
     status, _, error = run(folder, "artifacts", "model.onnx", *options, "--out", "nowhere")
     assert status == 2 and message in error and not (folder / "nowhere").exists()
+
+
+def test_a_memory_budget_reaches_the_training_model(folder: Path) -> None:
+    command = ["artifacts", "model.onnx", "--loss", "cross_entropy", "--out", "small"]
+    status, _, error = run(folder, *command, "--memory-budget", "min", "--worst-case", "image=512,64")
+    assert status == 0, error
+    small, plain = (onnx.load(folder / n / "training_model.onnx").graph.node for n in ("small", "run"))
+    assert len(small) > len(plain), "the backward pass is held back"
 
 
 def test_options_reach_the_loss_and_the_optimizer(folder: Path) -> None:

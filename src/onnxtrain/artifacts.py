@@ -166,7 +166,7 @@ def generate_artifacts(
     block = _Training(_block(loss, LossType, losses, "loss"), more)
     with _library(custom_op_library), base(model, untie=untie) as built:
         _tie(built, tie)
-        block.batch_statistics, block.options = batch_statistics, options
+        block.batch_statistics, block.memory_options = batch_statistics, options
         for name in more:
             built.value(name)
         names = _loss_inputs(built, loss, loss_input_names)

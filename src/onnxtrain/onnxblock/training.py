@@ -76,7 +76,7 @@ class TrainingBlock(ForwardBlock):
 
     Attributes:
         batch_statistics: BatchNormalization takes the statistics of the batch.
-        options: the memory budget and the worst case.
+        memory_options: the memory budget and the worst case.
     """
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class TrainingBlock(ForwardBlock):
         self._asked: dict[str, bool] = {}
         self._trainable: tuple[str, ...] | None = None
         self.batch_statistics = False
-        self.options = Options()
+        self.memory_options = Options()
 
     def requires_grad(self, name: str, value: bool = True) -> None:
         """Say that weights of that name are trained, or that they are not."""
@@ -117,7 +117,7 @@ class TrainingBlock(ForwardBlock):
             ArtifactError: as for ``parameters``; nothing would be trained, the loss is no scalar, or does not depend on
                 a weight named.
             GradientError: the loss cannot be differentiated.
-            OptionError, BudgetError: as for ``generate_artifacts``, where ``options`` has a memory budget.
+            OptionError, BudgetError: as for ``generate_artifacts``, where ``memory_options`` has a budget.
         """
         base, trainable = self.built(), self._chosen()
         if not trainable:
@@ -125,7 +125,7 @@ class TrainingBlock(ForwardBlock):
                 f"nothing would be trained; the model's initializers are {_some(list(base.weights))}",
                 cure="name what to train in requires_grad",
             )
-        training = _training_model(base, self.outputs, trainable, self.batch_statistics, self.options)
+        training = _training_model(base, self.outputs, trainable, self.batch_statistics, self.memory_options)
         return training, self._evaluation_model(base)
 
     def _evaluation_model(self, base: Base) -> onnx.ModelProto:

@@ -28,7 +28,7 @@ def hold_back(training: TrainingGraph, loss: str) -> None:
 
 
 def forget_sizes(graph: ir.Graph) -> None:
-    """Let a graph say no sizes of what its backward pass makes, in place.
+    """Let a graph that was held back say no sizes of what its backward pass makes, in place.
 
     A runtime that knows two values to have one size gives the memory of the first to the second, and keeps it for that
     from one to the other: from the forward pass to the backward pass.
@@ -58,6 +58,14 @@ class _Moment:
             made.type, made.shape = value.type, value.shape
             self._held[value] = made
         return self._held[value]
+
+    def shape(self, numbers: ir.Value, op: Builder) -> ir.Value:
+        """A constant shape that is not known before that moment."""
+        if numbers not in self._held:
+            made = op.Add(numbers, self._shape(len(shapes.data_of(numbers)), op))  # type: ignore[arg-type]
+            shapes.set_data(made, shapes.data_of(numbers))  # type: ignore[arg-type]
+            self._held[numbers] = made
+        return self._held[numbers]
 
     def _shape(self, rank: int, op: Builder) -> ir.Value:
         """As many zeros as a shape has numbers."""
@@ -93,6 +101,8 @@ class _Holding:
         for index, value in enumerate(node.inputs):
             if value is not None and self._is_early(value):
                 node.replace_input_with(index, self._held(value, moment, op))
+            elif value is not None and _is_fixed_shape(node, index, value):
+                node.replace_input_with(index, self.first.shape(value, op))
         if is_again and self._number(node) < moment.number:
             self._hold_one(node, moment, op)
         if is_again and node.op_type == "BatchNormalization" and shapes.attribute(node, "training_mode", 0):
@@ -142,6 +152,15 @@ def _can_be_held(value: ir.Value) -> bool:
     is_constant = value.is_initializer() and not value.is_graph_input()
     is_tensor = isinstance(value.type, ir.TensorType) and shapes.dims_of(value) is not None
     return is_tensor and not is_constant and shapes.data_of(value) is None
+
+
+def _is_fixed_shape(node: ir.Node, index: int, value: ir.Value) -> bool:
+    """Whether an input is a constant that says what shape a node's output has."""
+    has_shape = index == (node.op_type != "ConstantOfShape") and node.op_type in _SHAPED
+    return has_shape and value.is_initializer() and isinstance(shapes.data_of(value), tuple)
+
+
+_SHAPED = ("Reshape", "Expand", "ConstantOfShape")
 
 
 def _is_gradient(value: ir.Value) -> bool:

@@ -96,7 +96,7 @@ def peak_of_whole(training: TrainingGraph, sizes: Mapping[str, int]) -> int:
     kept = {*signature.outputs, *signature.buffer_updates.values(), *training.gradients.values()}
     walk = _Walk(training.model.graph, sizes, kept)
     walk.run(dict.fromkeys(training.model.graph.inputs, 0))
-    return walk.most
+    return max((moment.most for moment in walk.seen), default=0)
 
 
 class _Walk:
