@@ -35,11 +35,11 @@ def _convolution(args: Sequence[Any], found: torch.Tensor) -> int:
         return 0
     if not _is_of_onednn(x, w, settings):
         return _windows(x, w, found) + found.nbytes
-    y = _blocked(found)
+    y, more = _blocked(found), _in_order(x)
     if settings[3]:  # transposed: with strides the result is spread first, with a bias it is added to another one
         spread = math.prod(settings[0]) > 1
-        return max(_blocked(x) + w.nbytes + y + (0 if args[2] is None else y), (2 + spread) * found.nbytes)
-    return max((_blocked(x) if x.shape[1] > _FEW else 0) + w.nbytes + y, y + found.nbytes)
+        return more + max(_blocked(x) + w.nbytes + y + (0 if args[2] is None else y), (2 + spread) * found.nbytes)
+    return more + max((_blocked(x) if x.shape[1] > _FEW else 0) + w.nbytes + y, y + found.nbytes)
 
 
 def _convolution_backward(args: Sequence[Any], found: Tensors) -> int:
@@ -55,7 +55,12 @@ def _convolution_backward(args: Sequence[Any], found: Tensors) -> int:
     copies = _copies(x, w, dy)
     operands = _blocked(dy) + (_blocked(x) if x.shape[1] > _FEW else 0)
     second = dx + operands + copies * w.nbytes + (_SCRATCH if copies > 1 else 0)
-    return max(first, second, dx + 2 * w.nbytes)
+    return _in_order(dy) + _in_order(x) + max(first, second, dx + 2 * w.nbytes)
+
+
+def _in_order(x: torch.Tensor) -> int:
+    """Bytes of a copy whose elements lie in order, where those of a tensor do not."""
+    return 0 if x.is_contiguous() else x.nbytes
 
 
 def _copies(x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor) -> int:
@@ -100,7 +105,33 @@ def _windows(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor) -> int:
     return x.shape[0] * x.shape[1] * math.prod(w.shape[2:]) * places * x.itemsize
 
 
+def _dropout(args: Sequence[Any], found: Tensors) -> int:
+    """On the CPU the mask in the type of what it multiplies, the mask itself and the result."""
+    y, mask = found
+    return 0 if y is None or mask is None or y.device.type != "cpu" else 2 * y.nbytes + mask.nbytes
+
+
+def _dropout_backward(args: Sequence[Any], found: torch.Tensor) -> int:
+    """On the CPU the mask in the type of the gradient, and the result."""
+    return 2 * found.nbytes if found.device.type == "cpu" else 0
+
+
+def _layer_normalization_backward(args: Sequence[Any], found: Tensors) -> int:
+    """Copies of operands whose elements do not lie in order, and the results."""
+    return _in_order(args[0]) + _in_order(args[1]) + sum(t.nbytes for t in found if t is not None)
+
+
+def _normalization_backward(args: Sequence[Any], found: Tensors) -> int:
+    """Where all lie in order on the CPU, the gradient of the operand twice."""
+    in_order = args[0].device.type == "cpu" and args[0].is_contiguous() and args[1].is_contiguous()
+    return sum(t.nbytes for t in (*found, found[0]) if t is not None) if in_order else 0
+
+
 _FORMULAS: dict[Any, Callable[[Sequence[Any], Any], int]] = {
     aten.convolution.default: _convolution,
+    aten.native_batch_norm_backward.default: _normalization_backward,
+    aten.native_dropout.default: _dropout,
+    aten.native_layer_norm_backward.default: _layer_normalization_backward,
+    aten.native_dropout_backward.default: _dropout_backward,
     aten.convolution_backward.default: _convolution_backward,
 }
