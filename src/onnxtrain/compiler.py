@@ -112,7 +112,7 @@ def capture_module(
     from onnxtrain.capture import is_spot_check
 
     mode = "training" if module.training else "inference"
-    cache = _cache(options)
+    cache = graph_cache(options)
     start, captured = None, None
     if cache is not None and not numbers and answers is not None and not answers.rehearsed:
         with report.stage("recall"):
@@ -133,7 +133,7 @@ def capture_module(
     return captured
 
 
-def _cache(options: Options) -> GraphCache | None:
+def graph_cache(options: Options) -> GraphCache | None:
     """Where graphs are kept; None where they are not."""
     from onnxtrain.capture import GraphCache
 

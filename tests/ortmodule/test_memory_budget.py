@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 import logging
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from benchmarks.measure import peak_of
 from onnxtrain import Options, ORTModule
+from onnxtrain.engine import budget
 from onnxtrain.errors import BudgetError, OptionError
 
 
@@ -277,3 +279,21 @@ def test_worst_cases_that_are_none() -> None:
     with pytest.raises(OptionError, match="worst_case"):
         Options(worst_case={"ids": "many"})  # type: ignore[dict-item]
     assert hash(Options(worst_case={"ids": (3, 4)})) == hash(Options(worst_case={"ids": [3, 4]}))  # type: ignore[dict-item]
+
+
+def test_a_plan_is_kept_beside_its_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, batch = Language(), words()
+    options = Options(memory_budget=0.6, cache_dir=tmp_path)
+    first = ORTModule(copy.deepcopy(model), options=options)
+    report = first.memory_report(*batch)
+    assert len(list(tmp_path.glob("*.plan"))) == 1
+    monkeypatch.setattr(budget, "choices", lambda *_: pytest.fail("planned again"))
+    second = ORTModule(copy.deepcopy(model), options=options)
+    again = second.memory_report(*batch)
+    assert (again.peak, again.before.peak) == (report.peak, report.before.peak)
+    assert [(c.cluster, c.gain) for c in again.chosen] == [(c.cluster, c.gain) for c in report.chosen]
+    assert step(first, batch).equal(step(second, batch))
+    assert all(p.grad.equal(q.grad) for p, q in zip(first.parameters(), second.parameters(), strict=True))
+    with pytest.raises(pytest.fail.Exception, match="planned again"):
+        ORTModule(model, options=dataclasses.replace(options, memory_budget=0.5)).memory_report(*batch)

@@ -33,7 +33,7 @@ _DIGEST_SIZE = _DIGEST().digest_size
 _SIGNATURE = "onnxtrain.signature"  # key in Model.metadata_props while an entry is on disk
 _EXACT = "onnxtrain.floats"  # key in Node.metadata_props: attributes as they were; a file keeps 32 bits of a float
 _FLOATS = (ir.AttributeType.FLOAT, ir.AttributeType.FLOATS)
-_SUFFIX, _PARTIAL, START = ".graph", ".partial", ".start"
+_SUFFIX, _PARTIAL, START, PLAN = ".graph", ".partial", ".start", ".plan"
 _ABANDONED = 3600.0  # seconds after which a half-written file belongs to a process that was killed
 _NAMESPACES = frozenset(("aten", "prim", "prims", "higher_order", "onnxtrain", "math", "_operator"))
 _PACKAGES = ("torch", "onnx", "onnx-ir", "onnxscript", "numpy", "sympy", "typing-extensions")
@@ -128,7 +128,7 @@ class GraphCache:
         for path, state in _files(self.folder, _PARTIAL):
             if now - state.st_mtime > _ABANDONED:
                 path.unlink(missing_ok=True)
-        found = [entry for suffix in (_SUFFIX, START) for entry in _files(self.folder, suffix)]
+        found = [entry for suffix in (_SUFFIX, START, PLAN) for entry in _files(self.folder, suffix)]
         entries = sorted(found, key=lambda entry: entry[1].st_mtime)
         total = sum(state.st_size for _, state in entries)
         for path, state in entries[:-1]:

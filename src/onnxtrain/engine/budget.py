@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 import onnx_ir as ir
 import torch
 
-from onnxtrain.compiler import Compiled, Report, recompile
+from onnxtrain.compiler import Compiled, Report, graph_cache, recompile
+from onnxtrain.engine import kept_plans
 from onnxtrain.errors import BackendError, BudgetError
 from onnxtrain.execute import Footprint
 from onnxtrain.execute.torch.dtypes import torch_dtype
@@ -119,6 +120,22 @@ class _Fitting:
         Raises:
             BudgetError: there is none.
         """
+        stated = self.base.training is not None and self.options.memory_budget is not None
+        cache = graph_cache(self.options) if stated else None
+        if cache is None:
+            return self._planned()
+        with self.report.stage("memory"):
+            name = kept_plans.name_of(self.base, self.sizes, self.options, self.device)
+            kept = kept_plans.read(cache, name, self.base)
+        if kept is None:
+            fit = self._planned()
+            kept_plans.write(cache, name, self.base, ([*fit.chosen], fit.before, fit.footprint))
+            return fit
+        chosen, before, footprint = kept
+        compiled = recompile(self.base, chosen, self.options, self.device) if chosen else self.base
+        return Fit(self.base, compiled, self.sizes, before, footprint, chosen)
+
+    def _planned(self) -> Fit:
         before = self._told(self.base)
         self._made[0] = self.base, before
         most = self._bytes()
