@@ -33,14 +33,7 @@ def name_of(base: Compiled, sizes: Mapping[str, int], options: Options, device: 
     """
     assert base.training is not None
     kernels = (torch.get_num_threads(), torch.backends.cpu.get_cpu_capability())
-    stated = (
-        versions(),
-        options.backend,
-        options.memory_budget,
-        device,
-        kernels,
-        sorted(sizes.items()),
-    )
+    stated = (versions(), options.backend, options.memory_budget, device, kernels, sorted(sizes.items()))
     digest = hashlib.sha256(repr(stated).encode())
     for line in _lines(base.training.model.graph):
         digest.update(line)
@@ -56,6 +49,7 @@ def _lines(graph: ir.Graph) -> Iterator[bytes]:
     """What a graph is, without names of values."""
     numbers = {value: i for i, value in enumerate(_values(graph))}
     yield repr([(str(v.name), str(v.type), str(v.shape)) for v in graph.inputs]).encode()
+    yield repr([numbers.get(v) for v in graph.outputs]).encode()
     yield from (v.const_value.tobytes() for v in graph.initializers.values() if v.const_value is not None)
     for node in graph:
         read = [None if v is None else numbers[v] for v in node.inputs]
