@@ -5,16 +5,17 @@ from __future__ import annotations
 import dataclasses
 import enum
 import os
-import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from onnxtrain import memory_options
 from onnxtrain.errors import OptionError
 
 BACKENDS = ("auto", "torch", "onnxruntime", "reference")
+DEVINFO = 15  # of logging: between Python's DEBUG and INFO
 LOG_LEVELS = ("VERBOSE", "DEVINFO", "INFO", "WARNING", "ERROR", "FATAL")
 OPSETS = (20, 21)
 HOOKS = ("auto", "error", "trace")
@@ -93,6 +94,12 @@ class Options:
             backward pass but computed again there.
         worst_case: shapes of inputs by name, such as ``{"input_ids": (32, 512)}``, that the budget is planned for; a
             larger batch than the first one is planned for when it comes.
+        memory_plans: what is computed again, by hand instead of by a budget: ``("Linear+Gelu+:1:-1",)``, the same as
+            one text with commas, or the path of a .json file; ``explain("memory")`` lists what there is.
+        memory_level: 0 those plans; instead of them 1 all that there are between the inputs of a transformer's layers,
+            2 also those for which something smaller is kept.
+        memory_probe: how far plans are looked for, ``"level:boundary"``: level 0 over cheap operators, 1 also over
+            products, normalizations and attention; boundary 1 not beyond the input of a layer.
         segments: into how many parts at most the backward pass is cut, so that gradients, and hooks on them, do not
             wait for the rest of it; None takes as many as do not show in the time of a step, and ``"all"`` as many as
             there can be, which None does, too, where hooks take gradients when they are there (``step_in_backward``).
@@ -136,6 +143,9 @@ class Options:
     density_threshold: float | None = None
     memory_budget: int | float | str | None = None
     worst_case: Mapping[str, tuple[int, ...]] | None = None
+    memory_plans: str | Path | tuple[str, ...] = ()
+    memory_level: int = 0
+    memory_probe: str = "1:0"
     segments: int | str | None = None
     print_input_density: bool = False
     print_memory_stats: bool = False
@@ -156,6 +166,7 @@ class Options:
             ("conv_algo_search", CONV_SEARCHES),
             ("propagate_cast_ops_strategy", CAST_STRATEGIES),
             ("propagate_cast_ops_level", CAST_LEVELS),
+            ("memory_level", memory_options.LEVELS),
         )
         for name, allowed in lists:
             if getattr(self, name) not in allowed:
@@ -176,9 +187,12 @@ class Options:
                 f"density_threshold={self.density_threshold} is not a share",
                 cure="choose one from 0 to 1; 0 drops none",
             )
-        object.__setattr__(self, "memory_budget", _budget(self.memory_budget))
+        object.__setattr__(self, "memory_budget", memory_options.budget_of(self.memory_budget))
         if self.worst_case is not None:
-            object.__setattr__(self, "worst_case", WorstCase(self.worst_case))
+            object.__setattr__(self, "worst_case", memory_options.WorstCase(self.worst_case))
+        object.__setattr__(self, "memory_plans", memory_options.plans_of(self.memory_plans))
+        object.__setattr__(self, "memory_probe", memory_options.probe_of(self.memory_probe))
+        memory_options.one_way(self.memory_budget, self.plans_by_hand, self.memory_level)
         _ = self.policy
 
     @property
@@ -190,6 +204,19 @@ class Options:
     def padding_elimination(self) -> bool:
         """Whether padding may be left out."""
         return self.drops_rows and self.embedding_sparse_optimizer
+
+    @property
+    def plans_by_hand(self) -> tuple[str, ...]:
+        """The memory plans, each in a text of its own."""
+        assert isinstance(self.memory_plans, tuple)
+        return self.memory_plans
+
+    @property
+    def of_gradient(self) -> Options:
+        """The options of a backward pass that is a graph of its own; its dumps stand beside the first one's."""
+        prefix = "_".join(filter(None, (self.onnx_prefix, "gradient")))
+        plain = {"compute_optimizer": False, "cache_casts": False, "memory_plans": (), "memory_level": 0}
+        return dataclasses.replace(self, **plain, onnx_prefix=prefix)
 
     @property
     def policy(self) -> Fallback:
@@ -207,45 +234,6 @@ class Options:
         for name in names:
             chosen |= known[name]
         return Fallback.FALLBACK_DISABLE if Fallback.FALLBACK_DISABLE in chosen else chosen
-
-
-class WorstCase(dict[str, tuple[int, ...]]):
-    """Shapes of inputs by name; it can be part of a key.
-
-    Raises:
-        OptionError: something is not a shape.
-    """
-
-    def __init__(self, shapes: Mapping[str, Any]) -> None:
-        for name, shape in shapes.items():
-            if not isinstance(shape, tuple | list) or not all(isinstance(n, int) and n > 0 for n in shape):
-                raise OptionError(f"worst_case={{{name!r}: {shape!r}}} is not a shape", cure="write (32, 512), say")
-        super().__init__({name: tuple(shape) for name, shape in shapes.items()})
-
-    def __hash__(self) -> int:  # type: ignore[override]
-        return hash(tuple(sorted(self.items())))
-
-
-_UNITS = {"": 1, "b": 1} | {f"{k}b": 1000**i for i, k in enumerate("kmgt", 1)}
-_UNITS |= {f"{k}ib": 1024**i for i, k in enumerate("kmgt", 1)}
-
-
-def _budget(stated: Any) -> int | float | str | None:
-    """A budget in bytes, as a share, or ``"min"``.
-
-    Raises:
-        OptionError: it is none of these.
-    """
-    if stated is None or stated == "min" or (type(stated) is float and 0 < stated <= 1):
-        return stated
-    if type(stated) is int and stated > 0:
-        return stated
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", stated.lower()) if isinstance(stated, str) else None
-    if found is None or found[2] not in _UNITS or float(found[1]) == 0:
-        raise OptionError(
-            f"memory_budget={stated!r} is no number of bytes", cure="write '6GB', '512MiB', 0.5 for half, or 'min'"
-        )
-    return int(float(found[1]) * _UNITS[found[2]])
 
 
 def _truth(text: str) -> bool:
@@ -320,11 +308,13 @@ ENVIRONMENT: tuple[Variable | Missing, ...] = (
     ),
     Variable("ORTMODULE_PRINT_INPUT_DENSITY", _truth, "print_input_density", "1: print each step's density"),
     Variable("ORTMODULE_PRINT_MEMORY_STATS", _truth, "print_memory_stats", "1: print memory at the phases of a step"),
-    Missing("ORTMODULE_MEMORY_OPT_LEVEL"),
-    Missing("ORTMODULE_MEMORY_OPT_CONFIG", ()),
-    Missing("ORTMODULE_MEMORY_OPT_PROBE_RECOMPUTE_LEVEL"),
-    Missing("ORTMODULE_MEMORY_OPT_PROBE_RECOMPUTE_CONFIG", ("0:0",)),
-    Missing("ORTMODULE_ENABLE_MEMORY_ALLEVIATION", ()),
+    Variable("ORTMODULE_ENABLE_MEMORY_ALLEVIATION", memory_options.plans_of, "memory_plans", "as the next one"),
+    Variable("ORTMODULE_MEMORY_OPT_CONFIG", memory_options.plans_of, "memory_plans", "Gelu+:1:-1,..., or a .json file"),
+    Variable("ORTMODULE_MEMORY_OPT_LEVEL", int, "memory_level", "0 those plans, 1 all of a layer, 2 with compromise"),
+    Variable(
+        "ORTMODULE_MEMORY_OPT_PROBE_RECOMPUTE_LEVEL", memory_options.probe_of_level, "memory_probe", "its level alone"
+    ),
+    Variable("ORTMODULE_MEMORY_OPT_PROBE_RECOMPUTE_CONFIG", memory_options.probe_of, "memory_probe", "level:boundary"),
     Variable("ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT", _all_segments, "segments", 'of the backward pass, 1: "all"'),
     Missing("ORTMODULE_USE_TRITON"),
     Missing("ORTMODULE_TRITON_CONFIG_FILE", ()),

@@ -69,6 +69,11 @@ def test_what_is_not_built_yet_says_so(variable: Missing) -> None:
         ("ENABLE_EMBEDDING_SPARSE_OPTIMIZER", "0", "embedding_sparse_optimizer", False),
         ("PRINT_INPUT_DENSITY", "1", "print_input_density", True),
         ("PRINT_MEMORY_STATS", "1", "print_memory_stats", True),
+        ("ENABLE_MEMORY_ALLEVIATION", "Gelu+:1:2", "memory_plans", ("Gelu+:1:2",)),
+        ("MEMORY_OPT_CONFIG", "Gelu+:1:-1, Cast+:2:1", "memory_plans", ("Gelu+:1:-1", "Cast+:2:1")),
+        ("MEMORY_OPT_LEVEL", "2", "memory_level", 2),
+        ("MEMORY_OPT_PROBE_RECOMPUTE_LEVEL", "0", "memory_probe", "0:0"),
+        ("MEMORY_OPT_PROBE_RECOMPUTE_CONFIG", "1:1", "memory_probe", "1:1"),
         ("ENABLE_MEM_EFFICIENT_GRAD_MGMT", "1", "segments", "all"),
         ("ENABLE_MEM_EFFICIENT_GRAD_MGMT", "0", "segments", None),
     ],
@@ -93,6 +98,9 @@ def test_every_variable_with_an_option_has_a_row_above() -> None:
         ("FALLBACK_RETRY", "maybe"),
         ("LOG_LEVEL", "LOUD"),
         ("SKIPCHECK_POLICY", "SKIP_CHECK_EVERYTHING"),
+        ("MEMORY_OPT_CONFIG", "Gelu+:1"),
+        ("MEMORY_OPT_LEVEL", "3"),
+        ("MEMORY_OPT_PROBE_RECOMPUTE_CONFIG", "2:0"),
     ],
 )
 def test_text_that_cannot_be_read(name: str, text: str) -> None:

@@ -112,7 +112,7 @@ class BoundGraph:
         self.path_check = PathCheck(graph, self.path, self._compile_inspection)
         self._backward: dict[tuple[_Names, _Names], Backward] = {}
         self._parts = Parts(options, owned.device)
-        self._budget = Budget(options, report, owned.device)
+        self.budget = Budget(options, report, owned.device)
         self.is_random = any(Trait.RANDOM in traits_of(node) for node in graph.model.graph)
 
     @property
@@ -134,9 +134,11 @@ class BoundGraph:
             differentiable: names of the inputs whose gradient is wanted.
             outputs: names of the outputs that receive one.
         """
-        if self.options.memory_budget is None or not differentiable:
-            return self._choose(inputs, differentiable, outputs)
-        return self.planned(inputs, differentiable, outputs)[0]
+        chosen = self._choose(inputs, differentiable, outputs)
+        if differentiable and self.budget.asks(chosen.compiled):
+            self._fit(chosen, inputs)
+        fitted = self.budget.fitted(chosen.compiled)
+        return chosen if fitted is chosen.compiled else dataclasses.replace(chosen, compiled=fitted)
 
     def planned(
         self, inputs: Mapping[str, torch.Tensor], differentiable: Sequence[str], outputs: Sequence[str]
@@ -214,7 +216,7 @@ class BoundGraph:
                 whole = {name: worst.get(name, sizes[name]) for name in self.sizes.names}
                 worst |= self.latest_choice[1].most(chosen.batch.active, whole)
             sizes = {name: max(size, worst.get(name, 0)) for name, size in sizes.items()}
-        fit = self._budget.fit(chosen.compiled, sizes, {**inputs, **chosen.named_rows})
+        fit = self.budget.fit(chosen.compiled, sizes, {**inputs, **chosen.named_rows})
         self._watched.setdefault(id(fit.compiled), _visible(fit.compiled))
         return fit
 
@@ -297,9 +299,7 @@ class BoundGraph:
         key = (tuple(differentiable), tuple(outputs))
         if key not in self._backward:
             graph, training = backward_graph(self.graph, *key, self.options, self.report)
-            prefix = "_".join(filter(None, (self.options.onnx_prefix, "gradient")))  # of files, beside the first one's
-            options = dataclasses.replace(self.options, compute_optimizer=False, cache_casts=False, onnx_prefix=prefix)
-            bound = BoundGraph(graph, Given(self.owned.device), options, self.report)
+            bound = BoundGraph(graph, Given(self.owned.device), self.options.of_gradient, self.report)
             self._backward[key] = Backward(bound, training.output_gradients, training.gradients)
         return self._backward[key]
 
@@ -317,7 +317,7 @@ class BoundGraph:
         found = []
         for (gradients, outputs, _, active, _), compiled in self._variants.items():
             rows = "".join(f"; rows where {text_of(s)}" for s in sorted(active, key=text_of))
-            count = self._parts.count(self._budget.fitted(compiled))
+            count = self._parts.count(self.budget.fitted(compiled))
             parts = f"; the backward pass in {count} parts" if count > 1 else ""
             found.append(
                 f"compiled for gradients of {len(gradients)} tensors from {', '.join(outputs)}{rows}{parts}"
@@ -332,7 +332,7 @@ class BoundGraph:
     @property
     def latest(self) -> Compiled:
         """The variant compiled last, training ones before those for inference."""
-        compiled = [self._budget.fitted(c) for c in self._variants.values()]
+        compiled = [self.budget.fitted(c) for c in self._variants.values()]
         return ([c for c in compiled if c.training is not None] or compiled)[-1]
 
     def _guess(self) -> tuple[str, ...]:

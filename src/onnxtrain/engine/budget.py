@@ -11,6 +11,7 @@ import torch
 
 from onnxtrain.compiler import Compiled, Report, graph_cache, recompile
 from onnxtrain.engine import kept_plans
+from onnxtrain.engine.by_hand import Plans
 from onnxtrain.errors import BackendError, BudgetError
 from onnxtrain.execute import Footprint
 from onnxtrain.execute.torch.dtypes import torch_dtype
@@ -49,7 +50,9 @@ class Fit:
 
 
 class Budget:
-    """The budget of a bound graph: each of its compiled graphs is planned anew where a batch is larger than before.
+    """What the steps of a bound graph compute again: to keep a budget, or by hand.
+
+    With a budget each compiled graph is planned anew where a batch is larger than before; by hand at its first step.
 
     Args:
         options: the budget, and how graphs are compiled.
@@ -60,7 +63,12 @@ class Budget:
     def __init__(self, options: Options, report: Report, device: str) -> None:
         self._options, self._report, self._device = options, report, device
         self._fits: dict[int, Fit] = {}
+        self._plans = Plans(options, device)
         self._kept: list[Fit] = []  # all that there were: what else is known of a graph is known by its identity
+
+    def asks(self, compiled: Compiled) -> bool:
+        """Whether a step of a graph has to be planned before it runs: each within a budget, else the first."""
+        return self._options.memory_budget is not None or id(compiled) not in self._fits
 
     def fit(self, compiled: Compiled, sizes: Mapping[str, int], inputs: Mapping[str, torch.Tensor]) -> Fit:
         """A graph that gives the same as another and fits.
@@ -72,16 +80,33 @@ class Budget:
 
         Raises:
             BudgetError: there is none.
+            OptionError: a plan by hand is for what is not there.
         """
         known = self._fits.get(id(compiled))
         if known is not None and all(size <= known.sizes.get(name, 0) for name, size in sizes.items()):
             return known
         largest = dict(sizes) if known is None else {n: max(s, known.sizes.get(n, 0)) for n, s in sizes.items()}
-        made = _Fitting(self._options, self._report, self._device, compiled, largest, inputs).found()
+        if self._options.memory_budget is not None:
+            made = _Fitting(self._options, self._report, self._device, compiled, largest, inputs).found()
+        else:
+            made = self._by_hand(compiled, largest) if known is None else dataclasses.replace(known, sizes=largest)
         self._fits[id(compiled)] = made
         self._kept.append(made)
-        _LOG.info("%s", _line(made))
+        if made.chosen or self._options.memory_budget is not None:
+            _LOG.info("%s", _line(made))
         return made
+
+    def _by_hand(self, compiled: Compiled, sizes: Mapping[str, int]) -> Fit:
+        with self._report.stage("memory"):
+            chosen = self._plans.chosen(compiled, sizes)
+            if not chosen:
+                return Fit(compiled, compiled, sizes)
+            return Fit(compiled, recompile(compiled, chosen, self._options, self._device), sizes, chosen=chosen)
+
+    def tables(self) -> list[str]:
+        """For each training graph that ran what could be computed again, as text."""
+        found = [fit for fit in self._fits.values() if fit.base.training is not None]
+        return [self._plans.table(fit.base, fit.sizes) for fit in found]
 
     def fitted(self, compiled: Compiled) -> Compiled:
         """The graph that runs in the place of another one, where that was planned already; else the other one."""

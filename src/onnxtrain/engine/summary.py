@@ -92,6 +92,10 @@ def _features(bound: BoundGraph, options: Options) -> list[tuple[str, str]]:
 
 
 def _memory(options: Options) -> str:
+    if options.memory_level:
+        return f"off, plans of level {options.memory_level}"
+    if options.plans_by_hand:
+        return f"off, plans by hand: {', '.join(options.plans_by_hand)}"
     if options.memory_budget is None:
         return "off (Options(memory_budget=))"
     return in_bytes(options.memory_budget) if isinstance(options.memory_budget, int) else str(options.memory_budget)

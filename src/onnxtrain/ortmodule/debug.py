@@ -8,7 +8,7 @@ import logging
 import os
 from pathlib import Path
 
-from onnxtrain.options import Options, rank
+from onnxtrain.options import DEVINFO, Options, rank
 
 
 class LogLevel(enum.IntEnum):
@@ -22,7 +22,6 @@ class LogLevel(enum.IntEnum):
     FATAL = 5
 
 
-DEVINFO = 15  # between Python's DEBUG and INFO
 _PYTHON_LEVELS = {"VERBOSE": 10, "DEVINFO": DEVINFO, "INFO": 20, "WARNING": 30, "ERROR": 40, "FATAL": 50}
 
 

@@ -34,6 +34,15 @@ def explain_sparsity(sessions: Sessions) -> str:
     return "\n".join(lines)
 
 
+def explain_memory(sessions: Sessions) -> str:
+    """What each training graph could compute again to save memory, and which of it it does."""
+    lines = []
+    for number, entry in enumerate(sessions.entries, 1):
+        for table in entry.session.bound.budget.tables():
+            lines += [f"graph {number}", *table.splitlines()]
+    return "\n".join(lines) or "no training graph yet: run a step first"
+
+
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 

@@ -18,7 +18,7 @@ from onnxtrain.options import Options, from_environment
 from onnxtrain.ortmodule.bypass import BypassWatch
 from onnxtrain.ortmodule.checks import check_module
 from onnxtrain.ortmodule.debug import DebugOptions, start_logging
-from onnxtrain.ortmodule.describe import explain, explain_sparsity
+from onnxtrain.ortmodule.describe import explain, explain_memory, explain_sparsity
 from onnxtrain.ortmodule.fallback import FallbackState
 from onnxtrain.ortmodule.forwards import GraphForward, bound_to, is_around
 from onnxtrain.ortmodule.session import Session
@@ -205,11 +205,12 @@ class ORTModule(torch.nn.Module):
         Args:
             topic: ``"graphs"``: why each graph was captured, how many calls it served, which sizes are free.
                 ``"sparsity"``: which rows of each value are computed, and what needs those that are not skipped.
+                ``"memory"``: what each training graph could compute again to save memory, as ``memory_plans`` name it.
 
         Raises:
             ModuleError: the topic is not known.
         """
-        told = {"graphs": explain, "sparsity": explain_sparsity}
+        told = {"graphs": explain, "sparsity": explain_sparsity, "memory": explain_memory}
         if topic not in told:
             raise ModuleError(f"there is nothing to explain about {topic!r}", cure=f"ask for {' or '.join(told)}")
         fallback: FallbackState = self.__dict__["_fallback"]

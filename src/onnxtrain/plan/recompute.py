@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -69,11 +69,11 @@ def choices(training: TrainingGraph, plan: Plan, sizes: Mapping[str, int], devic
         sizes: of named dimensions.
         device: where it runs.
     """
-    return list(_Search(training, plan, sizes, device).run())
+    return list(Search(training, plan, sizes, device).run())
 
 
 @dataclasses.dataclass(frozen=True)
-class _Look:
+class Look:
     """What it takes to compute values again.
 
     Args:
@@ -91,7 +91,12 @@ class _Look:
     earlier: frozenset[ir.Value]
 
 
-class _Search:
+def anything(node: ir.Node) -> bool:
+    """Whether a node may run again: each that can."""
+    return True
+
+
+class Search:
     """The search for what to compute again.
 
     Args:
@@ -117,10 +122,10 @@ class _Search:
             owner = self.owner(value)
             node = owner.producer()
             again = node in self.order and can_run_again(node, owner, self.kept)
-            if again and owner not in held and self._bytes(owner):
+            if again and owner not in held and self.size(owner):
                 self.groups.setdefault(owner, []).append(value)
-        least = sum(map(self._bytes, self.groups)) // _SHARE
-        self.groups = {owner: found for owner, found in self.groups.items() if self._bytes(owner) > least}
+        least = sum(map(self.size, self.groups)) // _SHARE
+        self.groups = {owner: found for owner, found in self.groups.items() if self.size(owner) > least}
         self.slack = 0  # how many times what is gained may be there earlier
         self.dropped: set[ir.Value] = set()
         self.at: dict[ir.Node, int] = {}  # of those that run again for an earlier choice, when
@@ -128,6 +133,7 @@ class _Search:
         self.read = {v: i for i, n in reversed(list(enumerate(backward))) for v in n.inputs if v is not None}
 
     def owner(self, value: ir.Value) -> ir.Value:
+        """The value whose memory a value has."""
         return self.owners.get(value, value)
 
     def run(self) -> Iterator[Choice]:
@@ -135,12 +141,12 @@ class _Search:
 
         At last come values for which others have to be there earlier: at a place where less is in use than at the peak.
         """
-        whole = sum(map(self._bytes, self.groups)) / (sum(map(self._seconds, self.forward)) + _MOMENT)
+        whole = sum(map(self.size, self.groups)) / (sum(map(self._seconds, self.forward)) + _MOMENT)
         for least, self.slack in ((whole / _WORSE, 0), (0.0, 0), (0.0, _SLACK)):
             yield from self._by_worth([(owner,) for owner in self._in_order(self.groups)], least)
             together: dict[frozenset[ir.Value], list[ir.Value]] = {}
             for owner in self._in_order(self.groups):
-                if found := self._look((owner,), deep=True):
+                if found := self.look((owner,), deep=True):
                     together.setdefault(found.earlier, []).append(owner)
             yield from self._by_worth([tuple(owners) for owners in together.values() if len(owners) > 1], least)
 
@@ -174,24 +180,38 @@ class _Search:
 
     def _best(self, owners: tuple[ir.Value, ...]) -> Choice | None:
         """The better of computing all that is needed again, and of saving what an expensive operator gave instead."""
-        found = [self._choice(owners, look) for look in (self._look(owners, deep) for deep in (False, True)) if look]
+        found = [self.choice(owners, look) for look in (self.look(owners, deep) for deep in (False, True)) if look]
         return max(filter(None, found), key=lambda c: c.worth, default=None)
 
-    def _choice(self, owners: tuple[ir.Value, ...], look: _Look) -> Choice | None:
+    def choice(self, owners: tuple[ir.Value, ...], look: Look) -> Choice | None:
+        """What was looked at as a choice; None where nothing is gained."""
         lost = {self.owner(v) for v in look.extra} - {self.owner(v) for v in self.kept}
-        gain = sum(map(self._bytes, owners)) - sum(map(self._bytes, lost))
-        earlier = sum(map(self._bytes, look.earlier))
+        gain = sum(map(self.size, owners)) - sum(map(self.size, lost))
+        earlier = sum(map(self.size, look.earlier))
         if not self.slack:
             gain -= earlier
-        if gain <= 0 or earlier > max(self.slack, 1) * sum(map(self._bytes, owners)):
+        if gain <= 0 or earlier > max(self.slack, 1) * sum(map(self.size, owners)):
             return None
         nodes = tuple(sorted(look.nodes, key=self.order.__getitem__))
         dropped, kept = (tuple(sorted(str(v.name) for v in found)) for found in (look.members, look.extra))
         seconds = sum(self._seconds(n) for n in nodes if n not in self.at)
         return Choice(dropped, kept, nodes, look.at, gain, seconds)
 
-    def _look(self, owners: tuple[ir.Value, ...], deep: bool) -> _Look | None:
-        """What has to run again for all values that share the memory of some; None where it cannot, or is too much."""
+    def look(
+        self,
+        owners: tuple[ir.Value, ...],
+        deep: bool,
+        may_run: Callable[[ir.Node], bool] = anything,
+        most: int = _MOST,
+    ) -> Look | None:
+        """What has to run again for all values that share the memory of some; None where it cannot, or is too much.
+
+        Args:
+            owners: the values whose memory it is.
+            deep: also what is expensive runs again; else what it gave is saved instead.
+            may_run: which nodes may run again; what the others gave is saved instead.
+            most: how many nodes may run again.
+        """
         members = [v for owner in owners for v in self.groups[owner]]
         at = min(self.read[v] for v in members)
         kept, nodes, extra = self.kept.difference(members), dict[ir.Node, None](), dict[ir.Value, None]()
@@ -202,25 +222,26 @@ class _Search:
             if value in kept or node is None or node in nodes or self.at.get(node, at + 1) <= at or value in extra:
                 continue
             is_cheap = deep or value in members or node in self.at or Trait.EXPENSIVE not in traits_of(node)
-            if not can_run_again(node, value, kept) or not is_cheap:
+            if not can_run_again(node, value, kept) or not is_cheap or not may_run(node):
                 if value in members or self.owner(value) in owners:
                     return None
                 extra[value] = None
                 continue
             nodes[node] = None
-            if len(nodes) > _MOST:
+            if len(nodes) > most:
                 return None
             waiting += operands(node)
         earlier = {self.owner(v) for n in nodes if n in self.at for v in n.outputs} & self.dropped
-        return _Look(members, nodes, extra, at, frozenset(earlier))
+        return Look(members, nodes, extra, at, frozenset(earlier))
 
-    def _bytes(self, value: ir.Value) -> int:
+    def size(self, value: ir.Value) -> int:
+        """The bytes of a value; none where they are not known."""
         return 0 if shapes.data_of(value) is not None else bytes_of(value, self.sizes) or 0
 
     def _seconds(self, node: ir.Node) -> float:
         if node.outputs[0] in self.owners:
             return 0.0
-        moved = sum(self._bytes(v) for v in (*operands(node), *node.outputs))
+        moved = sum(self.size(v) for v in (*operands(node), *node.outputs))
         try:
             count = size_of(as_dim(count_of(node)), self.sizes) if Trait.EXPENSIVE in traits_of(node) else 0
         except (GraphError, ShapeError, KeyError):
