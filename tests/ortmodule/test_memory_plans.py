@@ -12,6 +12,7 @@ import pytest
 import torch
 from parity import pair, same_step
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from onnxtrain import DebugOptions, LogLevel, Options, ORTModule
 from onnxtrain.errors import OptionError
@@ -232,6 +233,19 @@ def test_layers_that_are_not_there(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "onnxtrain"):
         model(torch.randn(4, 8)).sum().backward()
     assert "no layer of a transformer was found" in caplog.text
+
+
+def test_checkpoints_beside_plans(caplog: pytest.LogCaptureFixture) -> None:
+    class Both(Language):
+        def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+            x = checkpoint(self.blocks[0], self.tokens(ids), use_reentrant=True)
+            return nn.functional.cross_entropy(self.head(self.blocks[1](x)).flatten(0, 1), labels.flatten())
+
+    for kept in (False, True):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "onnxtrain"):
+            step(ORTModule(Both(), options=Options(memory_plans="Gelu+:1:-1", keep_checkpoints=kept)), words())
+        assert ("drop the checkpoints" in caplog.text) == kept
 
 
 def test_a_second_derivative_and_rows_that_are_left_out() -> None:

@@ -127,6 +127,8 @@ def test_what_is_not_there() -> None:
     check_known([PlanRequest("Linear+Gelu+", 2, 1), PlanRequest("Cast+", 2, -1), PlanRequest("Nothing+", 0, -1)], known)
     with pytest.raises(OptionError, match=r"Linear\+Gelu:1:-1.*close names: Linear\+Gelu\+"):
         check_known([PlanRequest("Linear+Gelu", 1, -1)], known)
+    with pytest.raises(OptionError, match=r"there are Cast\+, Linear\+Gelu\+\n"):
+        check_known([PlanRequest("Softmax+", 1, -1)], known)
     with pytest.raises(OptionError, match=r"write 'Cast\+:2:3'"):
         check_known([PlanRequest("Cast+", 1, 3)], known)
 

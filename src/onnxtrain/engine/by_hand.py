@@ -6,9 +6,11 @@ import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
 
+import onnx_ir as ir
 import sympy
 
 from onnxtrain.compiler import Compiled
+from onnxtrain.ir.python_calls import CALL, PythonCall
 from onnxtrain.memory_options import PlanRequest, request_of
 from onnxtrain.options import DEVINFO, Options
 from onnxtrain.plan.by_hand import (
@@ -77,13 +79,24 @@ class Plans:
         rows = _rows(found, taken)
         _LOG.info("%s", self._table(rows, sizes))
         _LOG.log(DEVINFO, "%s", self._insight(rows))
-        if self._level and not layer_inputs(compiled.training.model.graph):
+        if asked:
+            self._warn(compiled.training.model.graph)
+        return [c.choice for c in taken]
+
+    def _warn(self, graph: ir.Graph) -> None:
+        """Say what makes plans of a graph less than they could be."""
+        if self._level and not layer_inputs(graph):
             _LOG.warning(
                 "memory_level=%d: no layer of a transformer was found, so all is computed again from the inputs of the "
                 "module, which hardly saves memory; choose plans, or a memory_budget instead",
                 self._level,
             )
-        return [c.choice for c in taken]
+        calls = [node.meta.get(CALL) for node in graph]
+        if any(isinstance(call, PythonCall) and call.name.endswith("CheckpointFunction") for call in calls):
+            _LOG.warning(
+                "memory plans do not reach into the module's gradient checkpoints, which run in eager PyTorch; drop "
+                "the checkpoints, or set keep_checkpoints=False (ORTMODULE_ALLOW_AUTOGRAD_CHECKPOINT=0)"
+            )
 
     def table(self, compiled: Compiled, sizes: Mapping[str, int]) -> str:
         """All plans that there are for a step, those that save most first, as text.

@@ -18,6 +18,7 @@ from onnxtrain.plan.recompute import Choice, Search
 
 RECOMPUTE, COMPROMISE = 1, 2
 _MOST = 15  # nodes that run again for one value
+_SHOWN = 5  # clusters that an error names
 _LAYERS = "1:1"  # the probe of plans layer by layer
 _NORMS = ("LayerNormalization", "SimplifiedLayerNormalization", "SkipLayerNormalization", "RMSNormalization")
 _PRODUCTS = ("MatMul", "Gemm", "Einsum", "Linear", "LinearWithoutBias")
@@ -181,11 +182,12 @@ def check_known(requests: Iterable[PlanRequest], known: Collection[tuple[str, in
         OptionError: a cluster is not there, or only by a compromise that was not asked for.
     """
     clusters = sorted({cluster for cluster, _ in known})
+    others = f"; there are {', '.join(clusters[:_SHOWN])}" if clusters else "; there is nothing else"
     for request in requests:
         if request.kind and request.cluster not in clusters:
             raise OptionError(
                 f"the memory plan {request}: nothing that {request.cluster} gives is saved and can be computed again"
-                f"{close_to(request.cluster, clusters)}",
+                f"{close_to(request.cluster, clusters) or others}",
                 cure='choose one of those that explain("memory") lists; ORTMODULE_MEMORY_OPT_PROBE_RECOMPUTE_CONFIG '
                 "says how far they are looked for",
             )
