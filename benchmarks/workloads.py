@@ -286,7 +286,7 @@ PRESETS: dict[str, dict[str, Run]] = {
         **{name: Run(name, _DENSE, _BUDGETS) for name in _LANGUAGE},
         **{f"{name}-padded": Run(name, _PADDED, _BUDGETS) for name in _LANGUAGE},
         "vit": Run("vit", dataclasses.replace(_DENSE, length=176), _BUDGETS),
-        "resnet": Run("resnet", _PIXELS, _BUDGETS),
+        "resnet": Run("resnet", dataclasses.replace(_PIXELS, length=128), _BUDGETS),
         "unet": Run("unet", _PIXELS, _BUDGETS),
     },
 }

@@ -68,6 +68,7 @@ def layer_normalization(transposed: bool) -> tuple[Any, ...]:
 CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "convolution": forward(16, 32, 32),
     "of an image": forward(3, 16, 64),
+    "of channels that fill no block": forward(84, 168, 4),
     "of a part": forward(16, 32, 32, of=2),
     "transposed": forward(32, 16, 32, stride=2, transposed=True),
     "transposed with bias": forward(32, 16, 32, transposed=True, bias=True),
@@ -75,6 +76,7 @@ CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "gradients of many channels": backward(256, 256, 4),
     "gradients that threads share": backward(64, 64, 16, mask=(False, True)),
     "gradients of few rows for a weight": backward(128, 128, 8, mask=(False, True)),
+    "gradients of channels that fill no block": backward(42, 84, 16),
     "gradients of a part": backward(32, 16, 32, of=2),
     "gradients of transposed": backward(32, 16, 32, stride=2, transposed=True),
     "batch normalization": normalization,

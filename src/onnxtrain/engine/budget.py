@@ -16,9 +16,12 @@ from onnxtrain.errors import BackendError, BudgetError
 from onnxtrain.execute import Footprint
 from onnxtrain.execute.torch.dtypes import torch_dtype
 from onnxtrain.ir import shapes
+from onnxtrain.ir.graphs import is_backward
 from onnxtrain.ir.printer import in_bytes
+from onnxtrain.ir.traits import Trait, traits_of
 from onnxtrain.options import Options
 from onnxtrain.plan.budgets import allowed
+from onnxtrain.plan.by_hand import RECOMPUTE, candidates, layer_inputs, probe_in_force
 from onnxtrain.plan.lifetimes import peak
 from onnxtrain.plan.recompute import Choice, choices
 from onnxtrain.plan.timeline import peaks
@@ -170,9 +173,27 @@ class _Fitting:
             self.choices = choices(self.base.training, self.base.plan, self.sizes, self.device)
             seen = [(u.value, u.most, u.rest) for u in before.uses] if before else []
             self._curve = peaks(self.base.training, self.base.plan, self.sizes, self.choices, seen)
-        count = self._least() if self.options.memory_budget == "min" else self._first(most)
+        is_least = self.options.memory_budget == "min"
+        count = self._least() if is_least else self._first(most)
         compiled, footprint = self._at(count)
-        return Fit(self.base, compiled, self.sizes, before, footprint, self.choices[:count])
+        found = [Fit(self.base, compiled, self.sizes, before, footprint, self.choices[:count])]
+        if is_least or self._need(count) > most:
+            found += self._by_layers(before)
+        fit = min(found, key=self._needed_by)
+        if self._needed_by(fit) > most and not is_least:
+            raise self._impossible(most, fit)
+        return fit
+
+    def _by_layers(self, before: Footprint | None) -> list[Fit]:
+        """The other end of what there is: of a transformer's layers nothing is saved but what they begin with."""
+        training = self.base.training
+        if training is None or not layer_inputs(n for n in training.model.graph if not is_backward(n)):
+            return []
+        with self.report.stage("memory"):
+            found = candidates(training, self.base.plan, self.sizes, self.device, probe_in_force("", 1))
+            chosen = [c.choice for c in found if c.kind == RECOMPUTE]
+            compiled = recompile(self.base, chosen, self.options, self.device)
+        return [Fit(self.base, compiled, self.sizes, before, self._told(compiled), chosen)]
 
     def _told(self, compiled: Compiled) -> Footprint | None:
         """What a step needs; None where the backend cannot tell."""
@@ -190,7 +211,7 @@ class _Fitting:
         return self._need(0) if budget is None else allowed(budget, self._need(0))
 
     def _first(self, most: int) -> int:
-        """The first number of choices with which a step needs at most so many bytes.
+        """The first number of choices with which a step needs at most so many bytes, or that with which it needs least.
 
         It is looked for by the estimate, which does not know all, and then tried: what was missing is added to those
         that follow.
@@ -204,10 +225,7 @@ class _Fitting:
             if self._need(count) <= most:
                 return count
             missing = max(missing, self._missing(count))
-        count = self._least()
-        if self._need(count) > most:
-            raise self._impossible(most, count)
-        return count
+        return self._least()
 
     def _least(self) -> int:
         """The number of choices with which a step needs least, of those that were tried."""
@@ -225,7 +243,12 @@ class _Fitting:
 
     def _need(self, count: int) -> int:
         """The bytes that a step needs with so many choices."""
-        compiled, footprint = self._at(count)
+        return self._bytes_of(*self._at(count))
+
+    def _needed_by(self, fit: Fit) -> int:
+        return self._bytes_of(fit.compiled, fit.footprint)
+
+    def _bytes_of(self, compiled: Compiled, footprint: Footprint | None) -> int:
         return peak(compiled.plan, self.sizes) if footprint is None else footprint.peak
 
     def _at(self, count: int) -> tuple[Compiled, Footprint | None]:
@@ -235,12 +258,11 @@ class _Fitting:
             self._made[count] = made, self._told(made)
         return self._made[count]
 
-    def _impossible(self, most: int, count: int) -> BudgetError:
-        footprint = self._at(count)[1]
-        held = [] if footprint is None else footprint.holders[:_TOP]
+    def _impossible(self, most: int, fit: Fit) -> BudgetError:
+        held = [] if fit.footprint is None else fit.footprint.holders[:_TOP]
         rows = "".join(f"\n  {in_bytes(size):>10}  {line}" for line, size in held)
         return BudgetError(
-            f"a step needs at least {in_bytes(self._need(count))} beside its weights and inputs, and the budget is "
+            f"a step needs at least {in_bytes(self._needed_by(fit))} beside its weights and inputs, and the budget is "
             f"{in_bytes(most)}{f'; most of that is{rows}' if rows else ''}",
             cure="use a larger budget, or a smaller batch",
         )
@@ -261,7 +283,16 @@ def needed(compiled: Compiled, sizes: Mapping[str, int], inputs: Mapping[str, to
     for name, cast in compiled.plan.signature.casts.items():
         given[name] = torch.empty_like(inputs[cast.parameter], dtype=torch_dtype(cast.dtype), device="meta")
     rows, values = {*compiled.plan.signature.rows}, compiled.plan.forward.graph.inputs
-    return compiled.executable.footprint([_resized(given[str(v.name)], v, sizes, v.name in rows) for v in values])
+    found = compiled.executable.footprint([_resized(given[str(v.name)], v, sizes, v.name in rows) for v in values])
+    return found.beside(_held_by_state(compiled, inputs))
+
+
+def _held_by_state(compiled: Compiled, inputs: Mapping[str, torch.Tensor]) -> int:
+    """Bytes of what a step keeps so that it can run again: buffers as they were, and the state of the generator."""
+    plan = compiled.plan
+    buffers = sum(inputs[name].nbytes for name in plan.signature.buffer_updates if name in inputs)
+    is_random = any(Trait.RANDOM in traits_of(node) for node in plan.forward.graph)
+    return buffers + (torch.get_rng_state().nbytes if is_random else 0)
 
 
 def _resized(tensor: torch.Tensor, value: ir.Value, sizes: Mapping[str, int], is_rows: bool) -> torch.Tensor:

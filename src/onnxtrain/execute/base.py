@@ -50,6 +50,12 @@ class Footprint:
         """Most bytes in use at once."""
         return max((use.most for use in self.uses), default=0)
 
+    def beside(self, size: int) -> Footprint:
+        """The same with so many bytes more all the time, which the caller holds."""
+        more = [dataclasses.replace(use, most=use.most + size, rest=use.rest + size) for use in self.uses]
+        held = (("kept to run a step again", size),) if size else ()
+        return Footprint(tuple(more), (*self.holders, *held))
+
     @property
     def saved(self) -> int:
         """Bytes in use between forward and backward: outputs and saved values."""

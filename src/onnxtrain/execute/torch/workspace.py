@@ -35,11 +35,11 @@ def _convolution(args: Sequence[Any], found: torch.Tensor) -> int:
         return 0
     if not _is_of_onednn(x, w, settings):
         return _windows(x, w, found) + found.nbytes
-    y, more = _blocked(found), _in_order(x)
+    y, weight, more = _blocked(found), _blocked_weight(w), _in_order(x)
     if settings[3]:  # transposed: with strides the result is spread first, with a bias it is added to another one
         spread = math.prod(settings[0]) > 1
-        return more + max(_blocked(x) + w.nbytes + y + (0 if args[2] is None else y), (2 + spread) * found.nbytes)
-    return more + max((_blocked(x) if x.shape[1] > _FEW else 0) + w.nbytes + y, y + found.nbytes)
+        return more + max(_blocked(x) + weight + y + (0 if args[2] is None else y), (2 + spread) * found.nbytes)
+    return more + max((_blocked(x) if x.shape[1] > _FEW else 0) + weight + y, y + found.nbytes)
 
 
 def _convolution_backward(args: Sequence[Any], found: Tensors) -> int:
@@ -50,12 +50,12 @@ def _convolution_backward(args: Sequence[Any], found: Tensors) -> int:
     if not _is_of_onednn(x, w, settings):
         return _windows(x, w, dy) + sum(t.nbytes for t in found if t is not None)
     dx = 0 if found[0] is None else found[0].nbytes
-    made = _blocked(x, 0)
-    first = max(_blocked(dy) + w.nbytes + made, made + dx) if dx else 0
+    made, weight = _blocked(x, 0), _blocked_weight(w)
+    first = max(_blocked(dy) + weight + made, made + dx) if dx else 0
     copies = _copies(x, w, dy)
     operands = _blocked(dy) + (_blocked(x) if x.shape[1] > _FEW else 0)
-    second = dx + operands + copies * w.nbytes + (_SCRATCH if copies > 1 else 0)
-    return _in_order(dy) + _in_order(x) + max(first, second, dx + 2 * w.nbytes)
+    second = dx + operands + copies * weight + (_SCRATCH if copies > 1 else 0)
+    return _in_order(dy) + _in_order(x) + max(first, second, dx + w.nbytes + weight)
 
 
 def _in_order(x: torch.Tensor) -> int:
@@ -98,6 +98,12 @@ def _blocked(x: torch.Tensor, few: int = _FEW) -> int:
     channels = 1 if x.dim() < 3 else x.shape[1]
     block = 16 if "AVX512" in torch.backends.cpu.get_cpu_capability() else 8
     return x.nbytes if channels <= few else x.nbytes // max(channels, 1) * -(-channels // block) * block
+
+
+def _blocked_weight(w: torch.Tensor) -> int:
+    """Bytes of a weight whose channels, but for few ones, are kept in blocks."""
+    whole = [-(-c // _BLOCK) * _BLOCK if c > _FEW else c for c in w.shape[:2]]
+    return w.nbytes // max(math.prod(w.shape[:2]), 1) * math.prod(whole)
 
 
 def _windows(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor) -> int:
