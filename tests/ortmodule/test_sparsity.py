@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,7 +100,11 @@ def test_explain_says_which_set_each_value_is_computed_for() -> None:
     model(**batch()).loss.backward()
     lines = model.explain("sparsity").splitlines()
     assert lines[1] == "set 1: labels != -100: 3 of 18 rows in the last step, only these are computed"
-    assert "12 of 18 rows" in lines[2] and any(line.endswith("# modeling_bert.py:99") for line in lines)
+    assert "12 of 18 rows" in lines[2]
+    words = next(line for line in lines if re.search("= Embedding: set 2 ", line))
+    file, _, number = words.rpartition("# ")[2].partition(":")
+    source = Path(inspect.getfile(BertModel)).read_text().splitlines()
+    assert file == "modeling_bert.py" and "word_embeddings(input_ids)" in source[int(number) - 1]
     assert "output logits: computed when it is read" in lines
 
 
