@@ -24,8 +24,10 @@ from onnxtrain.gradient import (
 )
 from onnxtrain.ir.functions import is_inner_gradient
 from onnxtrain.ir.graphs import ForwardGraph, Plan, Signature, TrainingGraph
+from onnxtrain.ir.layers import Layers
 from onnxtrain.ir.passes import Record, save
 from onnxtrain.ir.traits import Trait, traits_of
+from onnxtrain.ir.unfolding import NotRepeatedError, make_whole, short_names, whole
 from onnxtrain.ir.verify import invalid
 from onnxtrain.optimize import apply_registered, hoist_casts, optimize, optimize_training
 from onnxtrain.options import Options
@@ -48,12 +50,14 @@ class Report:
         passes: what each pass did.
         recorded: how many calls of operators the trace ran; none where it was recalled.
         known: how many further calls were as one of these.
+        layers: rows of layers of which some stand for all.
     """
 
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     passes: list[Record] = dataclasses.field(default_factory=list)
     recorded: int = 0
     known: int = 0
+    layers: tuple[Layers, ...] = ()
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -109,6 +113,28 @@ def capture_module(
     answers: Answers | None = None,
 ) -> Captured:
     """Stage 1: the forward pass of a module as an optimized graph, ready to be differentiated any number of times."""
+    try:
+        return _captured(module, args, kwargs, options, report, numbers, answers, options.save_onnx is not None)
+    except NotRepeatedError as error:
+        _LOG.info("all layers are captured: %s", error)
+        return _captured(module, args, kwargs, options, report, numbers, answers, True)
+
+
+def _captured(
+    module: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    options: Options,
+    report: Report,
+    numbers: Numbers | None,
+    answers: Answers | None,
+    is_whole: bool,
+) -> Captured:
+    """A captured call; of layers that are alike only some are, unless all are asked for.
+
+    Raises:
+        NotRepeatedError: the layers of which only some were captured are not alike in the graph.
+    """
     from onnxtrain.capture import is_spot_check
 
     mode = "training" if module.training else "inference"
@@ -119,7 +145,7 @@ def capture_module(
             start = _start(module, args, kwargs, options, cache)
             captured = None if start is None else start.recalled()
     if captured is None or options.cache_verify or is_spot_check():
-        traced, fresh = _traced(module, args, kwargs, options, report, numbers, answers, cache)
+        traced, fresh = _traced(module, args, kwargs, options, report, numbers, answers, cache, is_whole)
         if start is not None:
             start.keep(fresh, traced, captured)
         captured = fresh
@@ -130,7 +156,8 @@ def capture_module(
     with report.stage("optimize"):
         graph.signature = dataclasses.replace(graph.signature, origins=origins_of_outputs(graph))
         report.passes += optimize(graph, options, check=options.verify_passes)
-    return captured
+        report.layers = graph.layers
+        return dataclasses.replace(captured, graph=whole(graph)) if graph.layers else captured
 
 
 def graph_cache(options: Options) -> GraphCache | None:
@@ -172,6 +199,7 @@ def _traced(
     numbers: Numbers | None,
     answers: Answers | None,
     cache: GraphCache | None,
+    is_whole: bool,
 ) -> tuple[Traced, Captured]:
     """A call, traced and translated: traced again where the translation asked what a size of 1 answers otherwise."""
     from onnxtrain.capture import trace, translate
@@ -187,12 +215,14 @@ def _traced(
                 functions=_functions(options),
                 ignored=options.ignored_attributes,
                 answers=answers,
+                whole=is_whole,
             )
         count = traced.flat.result.recorded
         report.recorded, report.known = count.recorded, count.known
         _, stops = registered_by_users()
         with report.stage("translate"):
             captured = translate(traced, opset=options.opset, cache=cache, refusals=_refusals(options), decisive=stops)
+        is_whole = not traced.layers
         if not (broken := captured.guards.broken_by(traced.sizes)):
             return traced, captured
         constant |= broken
@@ -229,27 +259,31 @@ def compile_graph(
     """Stages 2 to 5: differentiate, plan and compile a forward graph.
 
     Args:
-        graph: an optimized forward graph; it is not changed.
+        graph: an optimized forward graph, or a short one, of which the whole is compiled; it is not changed.
         differentiable: parameters and user inputs whose gradient is wanted; none compiles for inference.
         outputs: the outputs that will receive a gradient.
         options: backend and checks.
         report: receives times and passes.
         device: where the executable runs.
+
+    Raises:
+        NotRepeatedError: the layers of a short graph turn out not to be alike.
     """
     mode = "training" if differentiable else "inference"
-    training, chosen = None, differentiated(graph, differentiable)
+    training, chosen = None, differentiated(graph, short_names(differentiable, graph.layers))
     if differentiable:
         # saved before the gradient is built, so that a failure there leaves something to look at
         _dump(options, "optimized_pre_grad", mode, graph.model)
         with report.stage("gradient"):
             training = build_gradient(chosen, outputs)
             report.passes += optimize_training(training, check=options.verify_passes)
+            training = make_whole(training, graph.layers) if graph.layers else training
             apply_registered(training, device)
             if options.cache_casts:
                 hoist_casts(training)
     _dump(options, "optimized", mode, (training or graph).model)
     with report.stage("plan"):
-        plan = make_plan(training or graph)
+        plan = make_plan(training or (whole(graph) if graph.layers else graph))
     _dump(options, "execution_model", mode, plan.forward)
     if plan.backward is not None:
         _dump(options, "execution_model_backward", mode, plan.backward)
@@ -287,7 +321,7 @@ def recompile(compiled: Compiled, chosen: Sequence[Choice], options: Options, de
 def differentiated(graph: ForwardGraph, differentiable: Sequence[str]) -> ForwardGraph:
     """A graph with other inputs whose gradient is wanted."""
     signature: Signature = dataclasses.replace(graph.signature, differentiable=tuple(differentiable))
-    return ForwardGraph(graph.model, signature)
+    return dataclasses.replace(graph, signature=signature)
 
 
 def backward_graph(

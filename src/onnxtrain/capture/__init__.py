@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -17,11 +18,13 @@ from onnxtrain.capture.convert import Refusals, to_graph
 from onnxtrain.capture.export import Autocast, FlatModule, export
 from onnxtrain.capture.left_behind import Kind, Place, Watch, leave, refuse_read
 from onnxtrain.capture.left_outside import LeftOutsideError
+from onnxtrain.capture.like_layers import rows_of
 from onnxtrain.capture.looks import Key, Look, content_of, same
 from onnxtrain.capture.rehearsal import Answers, fill_caches, rehearse
 from onnxtrain.capture.replay import Path
 from onnxtrain.capture.schema import Numbers, Schema, arguments_of, flatten, input_names
 from onnxtrain.capture.size_guards import SizeGuards, form_of, repeated_among, size_guards
+from onnxtrain.capture.stand_ins import StandIns, with_stand_ins
 from onnxtrain.capture.starts import Start, is_spot_check, start_of
 from onnxtrain.capture.supplementary import register_custom_function_schema_supplementary
 from onnxtrain.capture.symbolic_sizes import Axis
@@ -41,6 +44,7 @@ def trace(
     functions: Functions | None = None,
     ignored: Collection[str] = (),
     answers: Answers | None = None,
+    whole: bool = False,
 ) -> Traced:
     """Record one call of a module.
 
@@ -55,6 +59,7 @@ def trace(
         ignored: names of attributes that do not concern the forward pass.
         answers: what looks at the content of tensors saw; empty where there was no rehearsal yet; None where there will
             be none: checks are left out.
+        whole: whether all layers are traced, where layers are alike too.
 
     Raises:
         UnsupportedDataError: an input or output has a type that a graph cannot take.
@@ -63,17 +68,24 @@ def trace(
     """
     tensors, inputs = flatten((tuple(args), dict(kwargs)), numbers=numbers)
     autocast, repeated = Autocast.current(_device_type(module, tensors)), repeated_among(tensors)
-    flat = FlatModule(module, inputs, autocast, functions, ignored, answers, repeated)
-    owned = [*dict(module.named_parameters()), *dict(module.named_buffers())]
-    names = input_names(module.forward, args, kwargs, inputs.numbers, owned)
-    with _ONE_AT_A_TIME, _parameters_of_their_own(module):
-        fill = functools.partial(fill_caches, module, args, kwargs, ignored)
-        fixed = _axes(tensors) if static_shapes else frozenset(constant)
+    fill = functools.partial(fill_caches, module, args, kwargs, ignored)
+    fixed = _axes(tensors) if static_shapes else frozenset(constant)
+
+    def traced(stand_ins: StandIns) -> Traced:
+        flat = FlatModule(module, inputs, autocast, functions, ignored, answers, repeated)
+        owned = [*dict(module.named_parameters()), *dict(module.named_buffers())]
+        names = input_names(module.forward, args, kwargs, inputs.numbers, owned)
         program = _program(flat, _told_apart(tensors), names, fixed, fill)
+        stand_ins.take_out(program)
         flat.result.settle()
-    form = form_of(tensors, module.parameters()) if flat.result.assumed.form else None
-    sizes = tuple(t.shape for t in tensors)
-    return Traced(program, flat, inputs, tuple(names), tuple(dict(module.named_buffers())), sizes, form)
+        sizes, buffers = tuple(t.shape for t in tensors), tuple(dict(module.named_buffers()))
+        return Traced(program, flat, inputs, tuple(names), buffers, sizes, layers=stand_ins.layers)
+
+    with _ONE_AT_A_TIME, _parameters_of_their_own(module):
+        rows = () if whole or (answers is not None and answers.rehearsed) else rows_of(module, ignored)
+        made = with_stand_ins(rows, ignored, traced)
+    is_asked = made.flat.result.assumed.form
+    return dataclasses.replace(made, form=form_of(tensors, module.parameters())) if is_asked else made
 
 
 def _device_type(module: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> str:
@@ -161,13 +173,14 @@ def translate(
 
     def made() -> ForwardGraph:
         with _ONE_AT_A_TIME:
-            return to_graph(traced.program, traced.input_names, traced.buffers, opset, refusals)
+            graph = to_graph(traced.program, traced.input_names, traced.buffers, opset, refusals)
+            return dataclasses.replace(graph, layers=traced.layers)
 
     def told() -> tuple[ForwardGraph, bool]:
         asked = guards()
         return made(), guards() == asked
 
-    settings = (traced.input_names, traced.buffers, opset, refusals is None, *decisive)
+    settings = (traced.input_names, traced.buffers, opset, refusals is None, traced.layers, *decisive)
     graph, kept = (made(), None) if cache is None else cache.graph(traced.program, settings, told)
     assert result.schema is not None, "the forward ran, or export raised"
     for error in (e for name, e in result.reformed.items() if name in graph.signature.buffers):

@@ -6,6 +6,7 @@ Whether a program has to be traced at all, ``starts`` tells.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import importlib.metadata
@@ -25,6 +26,7 @@ import torch
 from onnxtrain.capture.descriptions import bytes_of
 from onnxtrain.capture.source_lines import user_place
 from onnxtrain.ir.graphs import ForwardGraph, Signature
+from onnxtrain.ir.layers import Layers
 from onnxtrain.ir.shapes import infer_graph
 
 _LOG = logging.getLogger(__name__)
@@ -206,7 +208,8 @@ def versions() -> tuple[str, ...]:
 
 def _to_bytes(graph: ForwardGraph) -> bytes:
     s = graph.signature
-    fields = (s.user_inputs, s.parameters, s.buffers, s.outputs, s.buffer_updates)
+    rows = [dataclasses.astuple(row) for row in graph.layers]
+    fields = (s.user_inputs, s.parameters, s.buffers, s.outputs, s.buffer_updates, rows)
     model = graph.model.clone()
     model.metadata_props[_SIGNATURE] = json.dumps(fields)
     for node in model.graph.all_nodes():
@@ -218,10 +221,10 @@ def _to_bytes(graph: ForwardGraph) -> bytes:
 
 def _from_bytes(payload: bytes) -> ForwardGraph:
     model = ir.from_proto(onnx.load_model_from_string(payload))
-    user_inputs, parameters, buffers, outputs, updates = json.loads(model.metadata_props.pop(_SIGNATURE))
+    user_inputs, parameters, buffers, outputs, updates, rows = json.loads(model.metadata_props.pop(_SIGNATURE))
     for node in model.graph.all_nodes():
         for name, exact in json.loads(node.metadata_props.pop(_EXACT, "{}")).items():
             node.attributes[name] = ir.Attr(name, node.attributes[name].type, exact)
     infer_graph(model.graph)  # the content of shape tensors is not part of the file
     signature = Signature(tuple(user_inputs), tuple(parameters), tuple(buffers), tuple(outputs), updates)
-    return ForwardGraph(model, signature)
+    return ForwardGraph(model, signature, tuple(Layers(*row) for row in rows))

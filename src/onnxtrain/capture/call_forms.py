@@ -20,7 +20,7 @@ _CONTENT = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 _PLAIN = (int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
-class _UnknownFormError(Exception):
+class UnknownFormError(Exception):
     """An argument whose form says too little of what a call does with it."""
 
 
@@ -72,9 +72,9 @@ def is_of_form(func: Any) -> bool:
 def form_of(func: Any, spec: Any, leaves: Sequence[Any]) -> Form | None:
     """The form of a call with these leaves in that structure; None where it may depend on more."""
     try:
-        form = (func, spec, *_modes(), *map(_form_of_value, leaves))
+        form = (func, spec, *_modes(), *map(form_of_value, leaves))
         hash(form)
-    except (_UnknownFormError, TypeError):
+    except (UnknownFormError, TypeError):
         return None
     return form
 
@@ -86,23 +86,23 @@ def _modes() -> Form:
     return torch.is_grad_enabled(), torch.get_default_dtype(), device, casts
 
 
-def _form_of_value(value: Any) -> Any:
-    """What a call's result depends on of an argument.
+def form_of_value(value: Any) -> Any:
+    """What a call's result depends on of an argument; nothing is asked of sizes for it.
 
     Raises:
-        _UnknownFormError: it may depend on more.
+        UnknownFormError: it may depend on more.
     """
     if isinstance(value, FakeTensor):
         is_plain = value.layout == torch.strided and not value.is_conj() and not value.is_neg()
         if not is_plain or has_content(value.constant) or value.real_tensor is not None:
-            raise _UnknownFormError
+            raise UnknownFormError
         sizes = tuple(map(_number, (*value.shape, *value.stride(), value.storage_offset())))
         return (value.dtype, value.device, value.requires_grad, value.dim(), *sizes)
     if isinstance(value, NUMBERS):
         return _number(value)
     if isinstance(value, _PLAIN):
         return type(value), value
-    raise _UnknownFormError
+    raise UnknownFormError
 
 
 def has_content(constant: torch.Tensor | None) -> bool:

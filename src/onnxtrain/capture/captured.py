@@ -12,6 +12,7 @@ from onnxtrain.capture.replay import Path
 from onnxtrain.capture.schema import Schema
 from onnxtrain.capture.size_guards import Form, SizeGuards
 from onnxtrain.ir.graphs import ForwardGraph
+from onnxtrain.ir.layers import Layers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Traced:
         buffers: names of the module's buffers.
         sizes: of its tensors.
         form: of its tensors, where the module asked for it.
+        layers: rows of layers of which only some were traced.
     """
 
     program: torch.export.ExportedProgram
@@ -60,3 +62,4 @@ class Traced:
     buffers: tuple[str, ...]
     sizes: tuple[torch.Size, ...]
     form: Form | None = None
+    layers: tuple[Layers, ...] = ()

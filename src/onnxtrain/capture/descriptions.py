@@ -11,15 +11,17 @@ import re
 import sys
 import types
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented))
+PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented))
 _NAMED = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, slice, range)
 _STAMPS = frozenset(("_original_object_hash",))  # of Transformers: Python's hash, another one in each process
 _LARGEST = 50_000  # values
+_TRACES = str(Path(__file__).parent)
 _BUILTINS = (
     types.BuiltinFunctionType,
     types.WrapperDescriptorType,
@@ -50,10 +52,11 @@ class Describer:
 
     Args:
         named: values that have a name of their own, by identity: submodules, parameters.
+        while_traced: whether tensors without content and sizes are too much: a trace notes what is asked of them.
     """
 
-    def __init__(self, named: Mapping[int, str]) -> None:
-        self._named = named
+    def __init__(self, named: Mapping[int, str], while_traced: bool = False) -> None:
+        self._named, self._while_traced = named, while_traced
         self._numbers: dict[int, int] = {}
         self._kept: list[Any] = []  # so that no identity comes again
 
@@ -63,9 +66,11 @@ class Describer:
         Raises:
             TooMuchError: there is too much to describe.
         """
+        if self._while_traced and isinstance(value, (FakeTensor, torch.SymInt, torch.SymFloat, torch.SymBool)):
+            raise TooMuchError("a tensor or a size of a trace")
         if isinstance(value, enum.Enum):
             return f"{_name(type(value))}.{value.name}={value.value!r}"
-        if type(value) in _PLAIN or isinstance(value, _NAMED):
+        if type(value) in PLAIN or isinstance(value, _NAMED):
             return f"{type(value).__name__}:{value!r}"
         if id(value) in self._named:
             return f"<{self._named[id(value)]}>"
@@ -102,6 +107,8 @@ class Describer:
         return self._state(value) or _shown(value)
 
     def _function(self, function: types.FunctionType) -> str:
+        if function.__code__.co_filename.startswith(_TRACES):  # in the place of a function of torch while it is traced
+            return f"{function.__module__}.{function.__qualname__}"
         cells = [_content_of_cell(c) for c in function.__closure__ or ()]
         marks = [item for item in vars(function).items() if not item[0].startswith("_torchdynamo")]
         given = (function.__defaults__, function.__kwdefaults__, *cells, *marks)
@@ -155,7 +162,7 @@ def _is_data(value: Any) -> bool:
         return all(map(_is_data, value))
     if isinstance(value, dict):
         return all(map(_is_data, value.values()))
-    return isinstance(value, (*_PLAIN, *_NAMED, torch.Tensor))
+    return isinstance(value, (*PLAIN, *_NAMED, torch.Tensor))
 
 
 def _is_array(value: Any) -> bool:

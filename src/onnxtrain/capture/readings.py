@@ -92,7 +92,7 @@ def _reading(
     given = [without.from_tensor(t, static_shapes=True) for t in tensors]
     named |= {id(x): f"input {i}" for i, x in enumerate(given)}
     args, kwargs = schema.restore(given)
-    watched, calls = _Watched(Describer(named)), _Calls(named)
+    watched, calls = CodeWatch(Describer(named)), _Calls(named)
     try:
         state = _state(module, Describer(named), ignored)
         quiet, kept = recording(), untouched(module, (), ignored)
@@ -128,8 +128,16 @@ def _form(tensor: torch.Tensor) -> str:
     return f"{type(tensor).__name__} {tensor.dtype} {tuple(tensor.shape)} {tensor.device} {tensor.requires_grad}"
 
 
-class _Watched:
-    """The code that runs, with the global names and closures that it can see, and variables of the environment."""
+class CodeWatch:
+    """The code that runs, with the global names and closures that it can see, and variables of the environment.
+
+    Args:
+        describer: describes what is seen.
+
+    Attributes:
+        found: what was seen.
+        unreadable: what is not known to be the same in another process; empty where there is nothing.
+    """
 
     def __init__(self, describer: Describer) -> None:
         self.found: set[str] = set()
@@ -141,7 +149,7 @@ class _Watched:
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Watch what runs within it."""
-        sys.setprofile(self._event)
+        sys.setprofile(self.event)
         try:
             yield
         finally:
@@ -153,7 +161,8 @@ class _Watched:
         self._known.clear()
         self._cells.clear()
 
-    def _event(self, frame: types.FrameType, event: str, arg: Any) -> None:
+    def event(self, frame: types.FrameType, event: str, arg: Any) -> None:
+        """What ``sys.setprofile`` calls."""
         if event == "call":
             code = frame.f_code
             if code is _ENVIRONMENT:
@@ -178,7 +187,7 @@ class _Watched:
             seen = [f"{n}={self._describer.text(v)}" for n, v in zip(code.co_freevars, cells, strict=True)]
             seen += [f"{n}={self._describer.text(v)}" for n, v in _globals(code, frame)]
         finally:
-            sys.setprofile(self._event)
+            sys.setprofile(self.event)
         self.found.add(f"{code.co_qualname} {code_digest(code)} {' '.join(seen)}")
 
 
@@ -270,3 +279,14 @@ def digest_of_files(files: Collection[str]) -> str:
         path = Path(file)
         digest.update(repr((file, path.read_bytes() if path.is_file() else None)).encode())
     return digest.hexdigest()
+
+
+def ambient() -> tuple[Any, ...]:
+    """What torch's own switches say."""
+    kinds = [k for k in ("cpu", torch.accelerator.current_accelerator(check_available=True)) if k is not None]
+    kinds = [k if isinstance(k, str) else k.type for k in kinds]
+    autocast = [(k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds]
+    attention = torch.backends.cuda
+    kernels = (attention.flash_sdp_enabled(), attention.mem_efficient_sdp_enabled(), attention.math_sdp_enabled())
+    switches = (torch._C.is_grad_enabled(), torch.are_deterministic_algorithms_enabled())
+    return (autocast, torch.get_default_dtype(), switches, kernels)

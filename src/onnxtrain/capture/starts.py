@@ -16,7 +16,7 @@ from onnxtrain.capture.cache import START, GraphCache, versions
 from onnxtrain.capture.captured import Captured, Traced
 from onnxtrain.capture.descriptions import Describer
 from onnxtrain.capture.left_behind import Place
-from onnxtrain.capture.readings import Reading, UnreadableError, digest_of_files, reading
+from onnxtrain.capture.readings import Reading, UnreadableError, ambient, digest_of_files, reading
 from onnxtrain.capture.schema import Schema, flatten
 from onnxtrain.capture.size_guards import SizeGuards
 from onnxtrain.capture.source_lines import is_users, places_in
@@ -151,16 +151,5 @@ def start_of(
 def _name(read: Reading, schema: Schema, tensors: Sequence[torch.Tensor], settings: Sequence[Any]) -> str:
     described = Describer({})
     inputs = [(t.dtype, tuple(t.shape), t.stride(), t.device, t.requires_grad) for t in tensors]
-    parts = (versions(), _ambient(), *map(described.text, (schema.constants, schema.objects, tuple(settings))))
+    parts = (versions(), ambient(), *map(described.text, (schema.constants, schema.objects, tuple(settings))))
     return hashlib.sha256(repr((read.digest, str(schema.spec), inputs, parts)).encode()).hexdigest() + START
-
-
-def _ambient() -> tuple[Any, ...]:
-    """What torch's own switches say."""
-    kinds = [k for k in ("cpu", torch.accelerator.current_accelerator(check_available=True)) if k is not None]
-    kinds = [k if isinstance(k, str) else k.type for k in kinds]
-    autocast = [(k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds]
-    attention = torch.backends.cuda
-    kernels = (attention.flash_sdp_enabled(), attention.mem_efficient_sdp_enabled(), attention.math_sdp_enabled())
-    switches = (torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled())
-    return (autocast, torch.get_default_dtype(), switches, kernels)

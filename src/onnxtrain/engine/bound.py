@@ -26,6 +26,7 @@ from onnxtrain.errors import BackendError
 from onnxtrain.gradient import origins_of_outputs
 from onnxtrain.ir.graphs import ForwardGraph
 from onnxtrain.ir.traits import Trait, traits_of
+from onnxtrain.ir.unfolding import NotRepeatedError
 from onnxtrain.optimize.rows import RowSet, Sizes, text_of
 from onnxtrain.options import Options
 
@@ -90,6 +91,7 @@ class BoundGraph:
         self.graph, self.owned, self.options, self.report = graph, owned, options, report
         self.path, self.place_of, self.compare = path or Path(), place_of, compare
         self.signature = graph.signature
+        self._short = graph.short or graph  # what variants are made of, as long as its layers stay alike
         self.seen = frozenset(self.signature.outputs[p] for p in self.path.outputs)
         self._variants: dict[tuple[_Names, _Names, _Names, frozenset[RowSet], _Same], Compiled] = {}
         self._row_plans: dict[tuple[_Names, _Names, _Names, bool, _Same], RowPlan] = {}
@@ -240,7 +242,7 @@ class BoundGraph:
             shown |= {n: strict or n in self.seen for n in beside if n not in late}
             with self.report.stage("skip"):
                 trained = {*self.signature.parameters, *differentiable}  # a mask that is learned hides nothing
-                plan = RowPlan(self.graph, trained, shown, late, same, self.options)
+                plan = RowPlan(self._short, trained, shown, late, same, self.options)
             self.report.passes += plan.passes
             self._row_plans[key] = plan
         return self._row_plans[key]
@@ -256,7 +258,8 @@ class BoundGraph:
                 _LOG.warning("no rows are dropped: the backend cannot inspect batches: %s", error.what)
                 plan.inspection, plan.sets = None, []
                 return NOTHING
-        found, _ = self._inspectors[id(plan)].executable.forward(list(inputs.values()))
+        given = [inputs[name] for name in plan.inspection.graph.signature.inputs]
+        found, _ = self._inspectors[id(plan)].executable.forward(given)
         return plan.batch([as_torch(t) for t in found], sizes)
 
     def _compile_inspection(self, graph: ForwardGraph) -> Compiled:
@@ -280,14 +283,27 @@ class BoundGraph:
         same = frozenset(() if plan is None else plan.same.items())
         key = (tuple(differentiable), tuple(outputs), () if plan is None else plan.outputs, active, same)
         if key not in self._variants:
-            graph = self.graph
-            if plan is not None:
-                with self.report.stage("skip"):
-                    graph = plan.packed(active).graph
-            made = compile_graph(graph, differentiable, outputs, self.options, self.report, self.owned.device)
+            made = self._compiled(differentiable, outputs, plan, active)
             self._variants[key] = made
             self._watched[id(made)] = _visible(made)
         return self._variants[key]
+
+    def _compiled(
+        self, differentiable: Sequence[str], outputs: Sequence[str], plan: RowPlan | None, active: frozenset[RowSet]
+    ) -> Compiled:
+        graph = self._short
+        if plan is not None:
+            with self.report.stage("skip"):
+                graph = plan.packed(active).graph
+        try:
+            return compile_graph(graph, differentiable, outputs, self.options, self.report, self.owned.device)
+        except NotRepeatedError as error:
+            _LOG.info("the step is built of all layers: %s", error)
+            self._short = self.graph
+            self._inspectors.clear()
+            for known in self._row_plans.values():
+                known.become(self.graph)
+            return self._compiled(differentiable, outputs, plan, active)
 
     def backward(self, differentiable: Sequence[str], outputs: Sequence[str]) -> Backward:
         """The backward pass as a graph of its own, which can be differentiated; built when first asked for.

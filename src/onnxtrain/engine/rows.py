@@ -13,6 +13,8 @@ import torch
 from onnxtrain.ir import shapes
 from onnxtrain.ir.concrete import size_of
 from onnxtrain.ir.graphs import ForwardGraph
+from onnxtrain.ir.passes import Record
+from onnxtrain.ir.unfolding import weights
 from onnxtrain.optimize import join_losses, move_selections
 from onnxtrain.optimize.rows import (
     BLIND,
@@ -82,14 +84,22 @@ class RowPlan:
         same: Mapping[str, str],
         options: Options,
     ) -> None:
-        self.options, self.same, self._packed = options, same, dict[frozenset[RowSet], Packed]()
+        self.options, self.same = options, same
+        self._given = (differentiable, shown, deferrable, same, options)
+        self.passes: list[Record] = []
+        self.become(graph)
+
+    def become(self, graph: ForwardGraph) -> None:
+        """Plan the same for another graph: the whole one, where this is for a short one."""
+        differentiable, shown, deferrable, same, options = self._given
+        self._packed: dict[frozenset[RowSet], Packed] = {}
         if same:
             graph = with_outputs(graph, graph.signature.outputs)
             shapes.rename_symbols(graph.model.graph, same)
         self.waiting = waiting_outputs(graph, differentiable, shown, deferrable)
         self.outputs = tuple(n for n in graph.signature.outputs if n not in self.waiting)
         self.graph = with_outputs(graph, self.outputs)
-        self.passes = move_selections(self.graph, check=options.verify_passes)
+        self.passes += move_selections(self.graph, check=options.verify_passes)
         kept = {name: shown.get(name, True) for name in self.outputs}
         self.liveness = Liveness(self.graph, differentiable, kept)
         found = chosen_sets(self.liveness) if options.drops_rows else []
@@ -98,6 +108,10 @@ class RowPlan:
         self._limits: dict[tuple[int, ...], dict[RowSet, float]] = {}
         inspected = self.inspection.graph.model.graph.num_nodes() if self.inspection is not None else 0
         self._costs = {s: _Cost(self.liveness, self.packed(frozenset(self.sets)), s, inspected) for s in self.sets}
+
+    def of(self, graph: ForwardGraph) -> RowPlan:
+        """The same of another graph: of the whole one, where this is of a short one."""
+        return RowPlan(graph, *self._given)
 
     def packed(self, active: frozenset[RowSet]) -> Packed:
         """The graph that computes these sets' rows, and the outputs that do not wait."""
@@ -185,24 +199,26 @@ class _Cost:
 
     def __init__(self, liveness: Liveness, packed: Packed, rows: RowSet, inspected: int) -> None:
         inside = {n: a for a in liveness.attentions for n in a.nodes}
-        nodes = []
+        nodes, graph, layers = [], packed.graph.model.graph, packed.graph.layers
+        often = weights(liveness.graph.model.graph, layers), weights(graph, layers)
         for node in liveness.graph.model.graph:
             value = node.outputs[0] if node not in inside else inside[node].output
             needed = liveness.rows_of(value)
             if needed is not None and needed.rows == rows:
                 nodes.append(node)
-        self.computed = flops(nodes)
-        self.moved = sum(_width(n, packed, rows) for n in packed.graph.model.graph if n.op_type in _MOVERS)
+        self.computed = flops(nodes, often[0])
+        self.moved = sum(_width(n, packed, rows) * often[1].get(n, 1) for n in graph if n.op_type in _MOVERS)
         self.started = inspected + packed.nodes.get(rows, 0)
         found = [(a, liveness.rows_of(a.output)) for a in liveness.attentions if a.is_plain]
-        self.attended = [a.space[0] for a, needed in found if needed is not None and needed.rows == rows]
+        found = [(a, needed) for a, needed in found if needed is not None and needed.rows == rows]
+        self.attended = [(a.space[0], often[0].get(a.nodes[-1], 1)) for a, _ in found]
 
     def limit(self, total: int, sizes: Mapping[str, int]) -> float:
         """The share of rows above which packing costs more than it saves; forward and backward are three forwards."""
         if not set(self.computed.symbols) <= set(sizes):
             return _LARGEST
         work = 3 * self.computed.evaluate(sizes)
-        sequences = sum(size_of(batch, sizes) for batch in self.attended)
+        sequences = sum(size_of(batch, sizes) * often for batch, often in self.attended)
         fixed = torch.get_num_threads() * (_START * self.started + _SEQUENCE * sequences)
         limit = 1.0 - (_MOVE * self.moved * total + fixed) / work if work else 0.0
         return min(_LARGEST, limit) if limit > _SMALLEST else 0.0

@@ -145,6 +145,7 @@ def explain_rows(bound: BoundGraph) -> Iterator[str]:
         yield "no row could be dropped yet: the module was not trained, or the options forbid it"
         return
     chosen, plan = bound.latest_choice
+    plan = plan.of(bound.graph) if plan.graph.layers else plan
     batch, liveness = chosen.batch, plan.liveness
     if plan.sets and not batch.held:
         yield "all rows of the last batch were computed: it is too small for the rest to pay"

@@ -8,6 +8,7 @@ from collections.abc import Container, Iterator
 import onnx_ir as ir
 
 from onnxtrain.errors import GraphError
+from onnxtrain.ir.layers import Layers
 
 BACKWARD = "onnxtrain.backward"  # key in Node.meta: the node was emitted by the gradient builder
 RECOMPUTED = "onnxtrain.recomputed"  # key in Node.meta: a copy that computes a value of the forward pass again
@@ -63,10 +64,19 @@ class Signature:
 
 @dataclasses.dataclass
 class ForwardGraph:
-    """A captured forward pass: an ONNX model and who its inputs and outputs are."""
+    """A captured forward pass: an ONNX model and who its inputs and outputs are.
+
+    Args:
+        model: the model.
+        signature: its inputs and outputs.
+        layers: rows of layers of which it has only some, so that it stands for a longer graph.
+        short: the graph that stands for this one; None where there is none.
+    """
 
     model: ir.Model
     signature: Signature
+    layers: tuple[Layers, ...] = ()
+    short: ForwardGraph | None = None
 
 
 @dataclasses.dataclass

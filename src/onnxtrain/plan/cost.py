@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import onnx_ir as ir
@@ -100,9 +101,14 @@ def _integral(count: Count) -> Count:
     return floors.replace(sympy.floor, lambda e: _QUOTIENT(*sympy.fraction(sympy.together(e))))
 
 
-def flops(nodes: Iterable[ir.Node]) -> Flops:
-    """The operations of a graph (which is iterable) or of some nodes; what cannot be counted is named in the result."""
-    return _collect((node, count_of) for node in nodes)
+def flops(nodes: Iterable[ir.Node], weights: Mapping[ir.Node, int] = MappingProxyType({})) -> Flops:
+    """The operations of a graph (which is iterable) or of some nodes; what cannot be counted is named in the result.
+
+    Args:
+        nodes: the nodes.
+        weights: how often those count that count more than once.
+    """
+    return _collect(((node, count_of) for node in nodes), weights)
 
 
 def training_flops(forward: ForwardGraph, differentiable: Iterable[str]) -> Flops:
@@ -124,7 +130,7 @@ def training_flops(forward: ForwardGraph, differentiable: Iterable[str]) -> Flop
     return _collect([*((n, count_of) for n in nodes), *((n, backward) for n in on_the_way)])
 
 
-def _collect(parts: Iterable[tuple[ir.Node, Formula]]) -> Flops:
+def _collect(parts: Iterable[tuple[ir.Node, Formula]], weights: Mapping[ir.Node, int] = MappingProxyType({})) -> Flops:
     found: dict[str, list[Count]] = {}
     uncounted: dict[str, None] = {}
     for node, formula in parts:
@@ -134,7 +140,7 @@ def _collect(parts: Iterable[tuple[ir.Node, Formula]]) -> Flops:
             uncounted[describe(node)] = None
             continue
         if count != 0:
-            found.setdefault(node.op_type, []).append(count)
+            found.setdefault(node.op_type, []).append(count * weights.get(node, 1))
     return Flops({name: sympy.Add(*counts) for name, counts in found.items()}, tuple(uncounted))
 
 

@@ -59,7 +59,7 @@ def with_outputs(graph: ForwardGraph, names: Collection[str]) -> ForwardGraph:
     model.graph.outputs.extend(kept)
     remove_unread(model.graph)
     chosen = tuple(n for n in graph.signature.outputs if n in names)
-    return ForwardGraph(model, dataclasses.replace(graph.signature, outputs=chosen))
+    return ForwardGraph(model, dataclasses.replace(graph.signature, outputs=chosen), graph.layers)
 
 
 def _whole(liveness: Liveness, value: ir.Value) -> bool:

@@ -16,6 +16,7 @@ from onnxtrain.ir import shapes
 from onnxtrain.ir.bodies import remove_unread
 from onnxtrain.ir.builder import Builder
 from onnxtrain.ir.graphs import ForwardGraph
+from onnxtrain.ir.unfolding import weights
 from onnxtrain.optimize.rows.attention import Attention, Mask
 from onnxtrain.optimize.rows.choice import node_rows
 from onnxtrain.optimize.rows.demand import Liveness
@@ -78,6 +79,7 @@ class _Packer:
         self.taken: dict[tuple[object, ...], Value] = {}
         self.everything: dict[tuple[shapes.Dim, ...], Value] = {}
         self.nodes: dict[RowSet, int] = {}
+        self.weights = weights(source.model.graph, source.layers)
         originals = source.model.graph
         self.copies = dict(zip(originals, self.graph, strict=True))
         pairs = [*zip(originals.inputs, self.graph.inputs, strict=True)]
@@ -102,7 +104,7 @@ class _Packer:
         self.graph.outputs.extend(outputs)
         remove_unread(self.graph)
         signature = dataclasses.replace(self.signature, rows=tuple(self.inputs))
-        return Packed(ForwardGraph(self.model, signature), self.inputs, self.nodes, zeros)
+        return Packed(ForwardGraph(self.model, signature, self.liveness.graph.layers), self.inputs, self.nodes, zeros)
 
     def _named(self, value: Value) -> Value:
         """An output in its padded shape, under its own name."""
@@ -146,7 +148,12 @@ class _Packer:
             if len(self.graph) > before and new.producer() is not None and new not in operands:
                 new.name = f"{old.name}_rows"
             self.packed[old] = (layout, rows, new)
-        self.nodes[rows] = self.nodes.get(rows, 0) + 1
+        self._note(node, rows)
+
+    def _note(self, node: ir.Node, rows: RowSet) -> None:
+        original = self.original[node.outputs[0]].producer()
+        weight = 1 if original is None else self.weights.get(original, 1)
+        self.nodes[rows] = self.nodes.get(rows, 0) + weight
 
     def _take(self, x: Value, operand: Operand, y: Value, wide: Layout, rows: RowSet) -> Value:
         """An operand over the rows of a set; as it is where it has none."""
@@ -324,7 +331,7 @@ class _Packer:
         made.name = f"{attention.output.name}_rows"
         if rows is not None:
             self.packed[node.outputs[0]] = ((0, 2), rows, made)
-            self.nodes[rows] = self.nodes.get(rows, 0) + 1
+            self._note(node, rows)
             return True
         shape = self.sizes.vector(op, batch, queries, *(shapes.known_dims(attention.output)[a] for a in (1, 3)))
         dense = op.Transpose(op.Reshape(made, shape, allowzero=1), perm=[0, 2, 1, 3])

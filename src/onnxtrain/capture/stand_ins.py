@@ -1,0 +1,451 @@
+"""Layers that are not traced: where layers are alike, three and the last are, and the others have stand-ins.
+
+A stand-in is called in the place of its layer and gives tensors like those that the layer gives. What it is trusted
+on is seen, not guessed: the first layers are watched while they are traced, in all that they read and write, and a
+stand-in compares what it is given with what they were. Where anything is otherwise, or somebody asks a stand-in for
+more than a call, the module is traced as a whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import logging
+import random
+import sys
+import types
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch.utils import _pytree as pytree
+
+from onnxtrain.capture.call_forms import form_of_value
+from onnxtrain.capture.descriptions import Describer
+from onnxtrain.capture.left_behind import Watch
+from onnxtrain.capture.like_layers import HOOKS, Row, names_within
+from onnxtrain.capture.readings import CodeWatch, ambient
+from onnxtrain.errors import ContentError
+from onnxtrain.ir.layers import KEPT, Layers
+
+T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
+_OTHERS = (bytes, complex)
+_TABLES = ("_parameters", "_buffers", "_modules")
+_TORCH = Path(torch.__file__).parent
+_MODULE_FILE = str(Path("nn", "modules", "module.py"))
+_MAY_ASK = (
+    str(Path(__file__).parents[1]),
+    *(str(_TORCH / part) for part in ("fx", "export", "_export", "_functorch", "_dynamo", "_subclasses")),
+    *(str(_TORCH / "nn" / "utils" / part) for part in ("stateless.py", "_named_member_accessor.py")),
+)
+
+
+class UnlikeError(Exception):
+    """A layer is not what the layers that stand for it are."""
+
+
+@torch.library.custom_op("onnxtrain::like_layer", mutates_args=(), schema="(Tensor x, bool is_next) -> Tensor")
+def like_layer(x: torch.Tensor, is_next: bool) -> torch.Tensor:
+    """What a stand-in gives; it is taken out of the recorded calls, so that the layer after it reads ``x``."""
+    raise RuntimeError("onnxtrain::like_layer stands for a layer while a module is traced; it does not run")
+
+
+@like_layer.register_fake
+def _(x: torch.Tensor, is_next: bool) -> torch.Tensor:
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+
+
+def _no_gradient(ctx: Any, *dys: Any) -> Any:
+    raise RuntimeError("a stand-in is differentiated in its graph")
+
+
+like_layer.register_autograd(_no_gradient)
+_LIKE = torch.ops.onnxtrain.like_layer.default
+
+
+class StandIns:
+    """The stand-ins of a module's rows while it is traced.
+
+    Args:
+        rows: the rows.
+        ignored: names of attributes that do not concern the forward pass.
+
+    Attributes:
+        unlike: why the rows are not what they seemed; empty as long as they are.
+    """
+
+    def __init__(self, rows: Sequence[Row], ignored: Collection[str] = ()) -> None:
+        self.unlike = ""
+        self._rows = [_Calls(row, ignored, self._refuse) for row in rows]
+
+    @property
+    def layers(self) -> tuple[Layers, ...]:
+        """The rows of which layers have stand-ins."""
+        return tuple(calls.row.layers for calls in self._rows)
+
+    @contextlib.contextmanager
+    def standing(self) -> Iterator[None]:
+        """Within it the stand-ins are in their places."""
+        with contextlib.ExitStack() as stack:
+            for calls in self._rows:
+                stack.enter_context(calls.standing())
+            yield
+
+    def take_out(self, program: torch.export.ExportedProgram) -> None:
+        """Take what stand-ins gave out of a recorded program.
+
+        Raises:
+            UnlikeError: a layer was read by something else than the layer after it, or was not called in its turn.
+        """
+        if not self.unlike:
+            for calls in self._rows:
+                calls.check_called()
+        if self.unlike:
+            raise UnlikeError(self.unlike)
+        for module in program.graph_module.modules():
+            if isinstance(module, torch.fx.GraphModule):
+                _take_out(module.graph)
+
+    def _refuse(self, why: str) -> UnlikeError:
+        self.unlike = self.unlike or why
+        return UnlikeError(why)
+
+
+def with_stand_ins(rows: Sequence[Row], ignored: Collection[str], trace: Callable[[StandIns], T]) -> T:
+    """A trace with stand-ins for layers; without them where these are not what they seemed.
+
+    Args:
+        rows: layers that are alike.
+        ignored: names of attributes that do not concern the forward pass.
+        trace: traces, and has what the stand-ins gave taken out.
+    """
+    if rows and sys.getprofile() is None:
+        stand_ins = StandIns(rows, ignored)
+        try:
+            with stand_ins.standing():
+                return trace(stand_ins)
+        except ContentError:
+            raise
+        except Exception as error:
+            _LOG.info("all layers are traced: %s", stand_ins.unlike or error)
+        finally:
+            sys.setprofile(None)
+    return trace(StandIns(()))
+
+
+def _take_out(graph: torch.fx.Graph) -> None:
+    order = {node: at for at, node in enumerate(graph.nodes)}
+    given = [node for node in graph.nodes if node.target is _LIKE]
+    for node in given:
+        source: Any = node.args[0]
+        readers = [n for n in source.users if n is not node and order[n] > order[node]]
+        is_read = node.args[1] and source.target is not _LIKE and any(n.target is not _LIKE for n in readers)
+        if is_read or (not node.args[1] and node.users) or (_LIKE in [n.target for n in node.users][1:]):
+            raise UnlikeError("what a layer gives is read by something else than the next layer")
+        if len(node.users) > 1 and any(n.target is _LIKE for n in node.users):
+            raise UnlikeError("what a layer gives is read by something else than the next layer")
+    for node in given:
+        node.replace_all_uses_with(node.args[0])
+        graph.erase_node(node)
+
+
+class _Calls:
+    """The calls of one row's layers.
+
+    Args:
+        row: the layers.
+        ignored: names of attributes that do not concern the forward pass.
+        refuse: notes why they are not alike, and gives the error.
+    """
+
+    def __init__(self, row: Row, ignored: Collection[str], refuse: Callable[[str], UnlikeError]) -> None:
+        self.row, self._ignored, self._refuse = row, ignored, refuse
+        self._kept = {id(m): place for place, m in enumerate(row.kept)}
+        self._attributes: list[list[dict[str, int]]] = []
+        self._seen: list[_Seen] = []  # of the layers that are traced
+        self._next = 0  # of the row
+        self._watched: tuple[Any, ...] = ()
+        self._latest: Sequence[Any] = ()
+
+    @contextlib.contextmanager
+    def standing(self) -> Iterator[None]:
+        """Within it the stand-ins are in their places, and the other layers are watched."""
+        children, first = self.row.owner._modules, self.row.layers.first
+        missing = dict(enumerate(self.row.modules[KEPT - 1 : -1], first + KEPT - 1))
+        made = {str(n): _stand_in(layer, n - first, self) for n, layer in missing.items()}
+        with contextlib.ExitStack() as stack:
+            for layer in self.row.kept:
+                stack.callback(layer.register_forward_pre_hook(self._begin, with_kwargs=True).remove)
+                stack.callback(layer.register_forward_hook(self._end, with_kwargs=True).remove)
+            self._attributes = [_attributes(layer) for layer in self.row.kept]
+            for path, name in self.row.differing:
+                stack.enter_context(self._unread(path, name, map(id, made.values())))
+            stack.callback(children.update, {str(n): layer for n, layer in missing.items()})
+            children.update(made)
+            yield
+
+    def check_called(self) -> None:
+        """Note where not every layer was called once, in its turn."""
+        if self._next != len(self.row.modules):
+            self._refuse(f"of {self.row.layers} {self._next} are called in turn")
+
+    @contextlib.contextmanager
+    def _unread(self, path: str, name: str, stand_ins: Iterable[int]) -> Iterator[None]:
+        """Watch an attribute that differs: what reads it is not alike."""
+        owner = type(self.row.modules[0].get_submodule(path))
+        parts = {id(layer.get_submodule(path)) for layer in self.row.kept} | ({*stand_ins} if not path else set())
+        before = vars(owner).get(name, _Unread)
+        setattr(owner, name, _Unread(name, parts, self))
+        try:
+            yield
+        finally:
+            if before is _Unread:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)
+
+    def refuse(self, why: str) -> UnlikeError:
+        """Note why the layers are not alike; gives the error."""
+        return self._refuse(f"{self.row.layers}: {why}")
+
+    def _turn(self, place: int) -> None:
+        if place != self._next:
+            raise self.refuse("they are not called in turn")
+        self._next += 1
+
+    def _begin(self, layer: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        place = self._kept[id(layer)]
+        self._turn(len(self.row.modules) - 1 if place == KEPT - 1 else place)
+        if _attributes(layer) != self._attributes[place]:
+            raise self.refuse("a layer is not what it was before the call")
+        given = _Given(args, kwargs)
+        self._check_given(given)
+        code = CodeWatch(Describer(names_within(layer), while_traced=True))
+        self._watched = given, Watch(layer, self._ignored), _state(layer), code
+        if place:
+            sys.setprofile(self._watched[-1].event)
+
+    def _end(self, layer: torch.nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+        sys.setprofile(None)
+        given, watch, state, code = self._watched
+        found, why = frozenset(code.found), code.unreadable
+        code.release()
+        changes = watch.changes()
+        if changes.buffers or changes.left or changes.reformed or _state(layer) != state:
+            why = "a call leaves something behind"
+        if not given.is_same(_Given(args, kwargs)):
+            why = "a call changes what it is given"
+        if len(self._seen) > 1 and found != self._seen[1].code:
+            why = "the code reads something else in each"
+        if why:
+            raise self.refuse(why)
+        self._seen.append(_Seen(given, _Leaves(result), found))
+        self._latest, self._watched = self._seen[-1].result.leaves, ()
+        if len(self._seen) == KEPT:  # tensors of a trace that there still are after it would be kept by somebody
+            self._seen, self._latest = [], ()
+
+    def _check_given(self, given: _Given) -> None:
+        """Whether what a layer is given is what the one before was: the same tensors, and what that one gave."""
+        if not self._seen:
+            return
+        then = self._seen[-1].given
+        if given.spec != then.spec or given.ambient != then.ambient:
+            raise self.refuse("they are given other arguments")
+        for index, (x, y) in enumerate(zip(given.leaves, then.leaves, strict=True)):
+            is_same = _is_same(x, y) or (self._place(x) is not None and _form(x) == _form(y))
+            if not is_same:
+                raise self.refuse(f"argument {index} is another one for each")
+
+    def _place(self, argument: Any) -> int | None:
+        """Which of the results of the layer before an argument is."""
+        places = [i for i, made in enumerate(self._latest) if made is argument]
+        return places[0] if places and isinstance(argument, torch.Tensor) else None
+
+    def skip(self, number: int, args: Any, kwargs: Any) -> Any:
+        """What a layer that is not traced gives: what the next one is given is like what it was given itself.
+
+        Args:
+            number: of the layer in the row.
+            args: its positional arguments.
+            kwargs: its keyword arguments.
+        """
+        self._turn(number)
+        given, like = _Given(args, kwargs), self._seen[KEPT - 2]
+        self._check_given(given)
+        before = self._seen[KEPT - 3].result.leaves
+        roles = [next((i for i, made in enumerate(before) if made is x), None) for x in like.given.leaves]
+        if roles != [self._place(x) for x in given.leaves]:
+            raise self.refuse("they are given other results of the layer before")
+        made = [self._result(i, x, given, like, roles) for i, x in enumerate(like.result.leaves)]
+        self._latest = made
+        return pytree.tree_unflatten(made, like.result.spec)
+
+    def _result(self, index: int, result: Any, given: _Given, like: _Seen, roles: Sequence[int | None]) -> Any:
+        if not isinstance(result, torch.Tensor):
+            _form(result)
+            return result
+        same = next((i for i, x in enumerate(like.given.leaves) if x is result), None)
+        if same is not None:
+            return given.leaves[same]
+        if index not in roles:
+            return torch.ops.onnxtrain.like_layer(result, False)
+        source = given.leaves[roles.index(index)]
+        if _form(result) != _form(source):
+            raise self.refuse(f"result {index} is of another form than what the layer is given")
+        return torch.ops.onnxtrain.like_layer(source, True)
+
+
+class _Leaves:
+    """The leaves of a value, and their structure."""
+
+    def __init__(self, value: Any) -> None:
+        self.leaves, self.spec = pytree.tree_flatten(value)
+
+
+class _Given(_Leaves):
+    """What a layer is given: its arguments, and torch's modes."""
+
+    def __init__(self, args: Any, kwargs: Any) -> None:
+        super().__init__((args, kwargs))
+        self.ambient = ambient()
+
+    def is_same(self, other: _Given) -> bool:
+        """Whether both are the same tensors and equal values."""
+        return self.spec == other.spec and all(map(_is_same, self.leaves, other.leaves))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Seen:
+    """What was seen of a layer that was traced: what it was given, what it gave, and what its code read."""
+
+    given: _Given
+    result: _Leaves
+    code: frozenset[str]
+
+
+def _is_same(x: Any, y: Any) -> bool:
+    """Whether two arguments are one tensor, or equal values."""
+    return x is y if isinstance(x, torch.Tensor) or isinstance(y, torch.Tensor) else _form(x) == _form(y)
+
+
+def _form(value: Any) -> Any:
+    """All that a trace knows of a value but which tensor it is; the user's code asks nothing of it by this.
+
+    Raises:
+        UnknownFormError: it is more than that.
+    """
+    with torch._C.DisableTorchFunction():
+        base = isinstance(value, torch.Tensor) and value._base is not None
+        return (base, form_of_value(value)) if not isinstance(value, _OTHERS) else (type(value), value)
+
+
+def _attributes(layer: torch.nn.Module) -> list[dict[str, int]]:
+    """The identities of all that the parts of a layer hold but for parameters and buffers, which a trace exchanges."""
+    found = []
+    for part in layer.modules():
+        own = vars(part)
+        found.append({n: id(x) for table in (own, own["_modules"]) for n, x in table.items()})
+        found[-1] |= {n: len(own[n]) for n in (*HOOKS, "_parameters", "_buffers")}
+    return found
+
+
+def _state(layer: torch.nn.Module) -> Any:
+    """What a call may change that is no attribute: contents, and what Python and numpy draw next."""
+    numpy: Any = sys.modules.get("numpy")
+    drawn = random.getstate(), None if numpy is None else str(numpy.random.get_state())
+    return [t._version for t in (*layer.parameters(), *layer.buffers())], drawn
+
+
+class _Unread:
+    """An attribute that nobody may read: it is another one in each layer."""
+
+    def __init__(self, name: str, parts: Collection[int], calls: _Calls) -> None:
+        self._name, self._parts, self._calls = name, parts, calls
+
+    def __get__(self, owner: Any, kind: type) -> Any:
+        if owner is None:
+            raise AttributeError(self._name)
+        if id(owner) in self._parts:
+            self._calls.refuse(f"{self._name} is read, which is another one in each")
+        try:
+            return vars(owner)[self._name]
+        except KeyError:
+            raise AttributeError(self._name) from None
+
+    def __set__(self, owner: Any, value: Any) -> None:
+        vars(owner)[self._name] = value
+
+    def __delete__(self, owner: Any) -> None:
+        del vars(owner)[self._name]
+
+
+def _stand_in(layer: torch.nn.Module, number: int, calls: _Calls) -> torch.nn.Module:
+    """A module of the layer's class that has none of its parts."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return calls.skip(number, args, kwargs)
+
+    def missing(self: Any, name: str) -> Any:
+        calls.refuse(f"{name} is asked of one of them")
+        raise AttributeError(name)
+
+    def assigned(self: Any, name: str, value: Any) -> None:
+        calls.refuse(f"{name} of one of them is set")
+        object.__setattr__(self, name, value)
+
+    members = {"__call__": call, "__getattr__": missing, "__setattr__": assigned, "__module__": __name__}
+    made = object.__new__(type(type(layer).__name__, (type(layer),), members))
+    vars(made).update(vars(layer))
+    vars(made).update({name: _Empty(calls) for name in _TABLES}, forward=functools.partial(call, made))
+    return made
+
+
+class _Empty(dict[str, Any]):
+    """The parameters, buffers or parts of a stand-in, of which torch is told that there are none.
+
+    Who else asks for them, to sum what the weights weigh say, would get too few.
+    """
+
+    def __init__(self, calls: _Calls) -> None:
+        super().__init__()
+        self._calls = calls
+
+    def _asked(self) -> None:
+        frame: types.FrameType | None = sys._getframe(2)
+        while frame is not None and frame.f_code.co_filename.endswith(_MODULE_FILE):
+            frame = frame.f_back
+        if frame is not None and not frame.f_code.co_filename.startswith(_MAY_ASK):
+            self._calls.refuse("somebody asks for all parameters or parts")
+
+    def __iter__(self) -> Iterator[str]:
+        self._asked()
+        return iter(())
+
+    def __getitem__(self, name: str) -> Any:
+        self._asked()
+        raise KeyError(name)
+
+    def __contains__(self, name: object) -> bool:
+        self._asked()
+        return False
+
+    def items(self) -> Any:
+        """Nothing."""
+        self._asked()
+        return {}.items()
+
+    def keys(self) -> Any:
+        """Nothing."""
+        self._asked()
+        return {}.keys()
+
+    def values(self) -> Any:
+        """Nothing."""
+        self._asked()
+        return {}.values()
+
+
+__all__ = ["StandIns", "UnlikeError"]

@@ -1,0 +1,450 @@
+"""Short graphs made whole: of a row of layers that are alike a short graph has four, and the others are copies of one.
+
+A row that has passed a stage is taken apart by what its nodes depend on, not by where they came from. In the forward
+pass a node belongs to the latest layer whose parameters it depends on, in the backward pass to the earliest. So each
+layer, numbered 0 to 3, has a slice in either pass. Slice 1 and slice 2 must be the same but for being one layer apart,
+which is checked node by node: that is what makes a row. Further layers are what slice 2 is, one layer further each.
+
+Where a node stands in the whole row is told by its *shift*, by how many layers it is further than in the short graph:
+none up to slice 2, 1 and more for the copies of slice 2, and for slice 3 as many as layers are missing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.ir import shapes
+from onnxtrain.ir.bodies import bodies_of
+from onnxtrain.ir.graphs import ForwardGraph, Signature, TrainingGraph, free_name, is_backward
+from onnxtrain.ir.layers import KEPT, Layers
+from onnxtrain.ir.python_calls import is_call
+
+_BEFORE, _AFTER = -1, KEPT  # labels of what depends on no layer: in the forward pass, in the backward pass
+_MODEL, _COPIED, _LAST = 1, 2, 3  # slices: the one that is compared, the one that is copied, the one that ends the row
+
+
+class NotRepeatedError(Exception):
+    """The layers of a short graph are not alike any more, so that it does not tell what a longer one is."""
+
+
+def whole(graph: ForwardGraph) -> ForwardGraph:
+    """The forward pass that a short one stands for; the short one is not changed.
+
+    Raises:
+        NotRepeatedError: its layers are not alike.
+    """
+    model, signature = ir.Model(graph.model.graph.clone(), ir_version=graph.model.ir_version), graph.signature
+    for layers in graph.layers:
+        _Unfolding(model.graph, layers, signature.outputs, {}).run()
+        signature = _whole_signature(signature, layers)
+    _order_inputs(model.graph, signature.inputs)
+    return ForwardGraph(model, signature, short=graph)
+
+
+def make_whole(training: TrainingGraph, layers: Sequence[Layers]) -> TrainingGraph:
+    """The training graph that a short one stands for; the short one is used up.
+
+    Raises:
+        NotRepeatedError: its layers are not alike.
+    """
+    model, signature, gradients = training.model, training.signature, training.gradients
+    for row in layers:
+        unfolding = _Unfolding(model.graph, row, signature.outputs, gradients)
+        unfolding.run()
+        signature, gradients = _whole_signature(signature, row), unfolding.gradients
+    _order_inputs(model.graph, (*signature.inputs, *training.output_gradients.values()))
+    return dataclasses.replace(training, signature=signature, gradients=gradients)
+
+
+def whole_names(names: Iterable[str], layers: Layers) -> tuple[str, ...]:
+    """Names of a short graph's inputs with those of the missing layers, which follow on their like, layer by layer."""
+    found: list[str] = []
+    block: list[str] = []
+    for name in (*names, ""):
+        place = layers.place(name)
+        if place is not None and place[0] == _COPIED:
+            block.append(place[1])
+        elif block:
+            found += [layers.name(_COPIED + c, rest) for c in range(1, layers.missing + 1) for rest in block]
+            block = []
+        found += [name] if name else []
+    return tuple(found)
+
+
+def weights(graph: ir.Graph, layers: Sequence[Layers]) -> dict[ir.Node, int]:
+    """How many nodes of the whole graph each node of a short one stands for, where that is more than one."""
+    found: dict[ir.Node, int] = {}
+    for row in layers:
+        labels = Slices(graph, row).of_node
+        found |= {n: found.get(n, 1) * (1 + row.missing) for n, label in labels.items() if label == _COPIED}
+    return found
+
+
+def short_names(names: Sequence[str], layers: Sequence[Layers]) -> tuple[str, ...]:
+    """Names of a whole graph's inputs without those of the layers that a short one does not have.
+
+    Raises:
+        NotRepeatedError: not all layers have the same of them.
+    """
+    found = tuple(n for n in names if not any(row.is_missing(n) for row in layers))
+    again = found
+    for row in layers:
+        again = whole_names(again, row)
+    if {*again} != {*names}:
+        raise NotRepeatedError("not all layers are trained alike")
+    return found
+
+
+def _whole_signature(signature: Signature, layers: Layers) -> Signature:
+    origins = signature.origins
+    return dataclasses.replace(
+        signature,
+        parameters=whole_names(signature.parameters, layers),
+        buffers=whole_names(signature.buffers, layers),
+        differentiable=whole_names(signature.differentiable, layers),
+        origins=origins and {o: frozenset(whole_names(sorted(names), layers)) for o, names in origins.items()},
+    )
+
+
+def _order_inputs(graph: ir.Graph, names: Iterable[str]) -> None:
+    named = {str(v.name): v for v in graph.inputs}
+    graph.inputs.clear()
+    graph.inputs.extend(named[name] for name in names)
+
+
+class Slices:
+    """The layers of a short graph's row to which its nodes and values belong.
+
+    Args:
+        graph: a short graph.
+        layers: the row.
+        gradients: name of a parameter or input to the output that is its gradient.
+
+    Attributes:
+        of_node: 0 to 3, or what is before or after all of them.
+        of_value: the same.
+    """
+
+    def __init__(self, graph: ir.Graph, layers: Layers, gradients: Mapping[str, str] = MappingProxyType({})) -> None:
+        self.of_value: dict[ir.Value, int] = {}
+        for value in graph.inputs:
+            place = layers.place(str(value.name))
+            self.of_value[value] = _BEFORE if place is None else place[0]
+        self.of_node: dict[ir.Node, int] = {}
+        nodes = list(graph)
+        forward = [n for n in nodes if not is_backward(n)]
+        for node in forward:
+            self.put(node, max((self.of_value.get(v, _BEFORE) for v in node.inputs if v is not None), default=_BEFORE))
+        self._within(forward)
+        backward = [n for n in nodes if is_backward(n)]
+        for node in backward:
+            known = (self.of_value.get(v, _BEFORE) for v in node.inputs if v is not None)
+            self.put(node, min((label for label in known if label != _BEFORE), default=_AFTER))
+        places = ((output, layers.place(name)) for name, output in gradients.items())
+        self._ends(backward, {output: place[0] for output, place in places if place is not None})
+
+    def put(self, node: ir.Node, label: int) -> None:
+        """Let a node belong to a layer."""
+        self.of_node[node] = label
+        self.of_value.update(dict.fromkeys(node.outputs, label))
+
+    def _within(self, forward: Sequence[ir.Node]) -> None:
+        """What depends on no layer, but is computed for one of them alone, belongs to that one."""
+        for node in reversed(forward):
+            if self.of_node[node] == _BEFORE and not any(v.is_graph_output() for v in node.outputs):
+                read = {use.node for v in node.outputs for use in v.uses()}
+                labels = {self.of_node[reader] for reader in read if reader in self.of_node}  # not of the backward pass
+                if len(labels) == 1:
+                    self.put(node, labels.pop())
+
+    def _ends(self, backward: Sequence[ir.Node], results: Mapping[str, int]) -> None:
+        """What is computed for the gradient of a parameter alone belongs to the parameter's layer."""
+        ends: set[ir.Node] = set()
+        for node in reversed(backward):
+            read = {use.node for v in node.outputs for use in v.uses()}
+            given = {results[str(v.name)] for v in node.outputs if v.name in results}
+            labels = given | {self.of_node[reader] for reader in read}
+            if read <= ends and len(labels) == 1 and min(labels) >= self.of_node[node]:
+                ends.add(node)
+                self.put(node, labels.pop())
+
+
+class _Unfolding:
+    """One row of a short graph, made whole in place.
+
+    Args:
+        graph: the graph.
+        layers: the row.
+        outputs: names of the outputs that a layer may not give.
+        gradients: name of a parameter or input to the output that is its gradient.
+    """
+
+    def __init__(self, graph: ir.Graph, layers: Layers, outputs: Collection[str], gradients: Mapping[str, str]) -> None:
+        self.graph, self.layers, self.outputs, self.gradients = graph, layers, outputs, dict(gradients)
+        self.slices = Slices(graph, layers, self.gradients)
+        self.inputs = {str(v.name): v for v in graph.inputs}
+        self.place = {v: p for n, v in self.inputs.items() if (p := layers.place(n)) is not None}
+        self.further: dict[ir.Value, ir.Value] = {}  # a value and what it is one layer further
+        self.nearer: dict[ir.Value, ir.Value] = {}
+        self.fixed: set[ir.Value] = set()  # what each layer reads alike
+        self.sizes: dict[str, str] = {}  # names of sizes, and what they are one layer further
+        self.copies: dict[tuple[ir.Value, int], ir.Value] = {}
+        self.names = {str(v.name) for n in graph for v in n.outputs} | {*self.inputs}
+
+    def run(self) -> None:
+        """Insert the missing layers.
+
+        Raises:
+            NotRepeatedError: the layers are not alike.
+        """
+        nodes = list(self.graph)
+        forward = [n for n in nodes if not is_backward(n)]
+        backward = nodes[len(forward) :]
+        if not all(map(is_backward, backward)):
+            raise NotRepeatedError("the backward pass does not follow on the forward pass")
+        periods = [self._compare(part) for part in (forward, backward)]
+        self._check_readers()
+        self._add_inputs()
+        copied = [n for n in nodes if self.slices.of_node[n] == _COPIED]
+        self._add_values(copied)
+        copies = {n: [self._copy(n, c) for c in range(1, self.layers.missing + 1)] for n in copied}
+        for node in nodes:
+            self._point_again(node)
+        self._give_gradients()
+        self.graph.remove(nodes)
+        self.graph.extend(self._in_order(forward, copies, periods[0], is_backward=False))
+        self.graph.extend(self._in_order(backward, copies, periods[1], is_backward=True))
+
+    def _compare(self, nodes: Sequence[ir.Node]) -> int:
+        """By how many nodes one layer is behind its like, which must be as many for all its nodes.
+
+        Nodes of the later layer that have no like belong to the one after it: a row of which only some is needed.
+        """
+        at = {n: i for i, n in enumerate(nodes)}
+        model, copied = ([n for n in nodes if self.slices.of_node[n] == s] for s in (_MODEL, _COPIED))
+        periods, waiting = set[int](), iter(copied)
+        for a in model:
+            for b in waiting:
+                if self._is_match(a, b):
+                    periods.add(abs(at[b] - at[a]))
+                    break
+                self.slices.put(b, _LAST)
+            else:
+                raise NotRepeatedError(f"nothing in the next layer is as {a.op_type} ({a.name})")
+        for b in waiting:
+            self.slices.put(b, _LAST)
+        if len(periods) > 1:
+            raise NotRepeatedError("the nodes of two layers are in another order")
+        return periods.pop() if periods else 0
+
+    def _is_match(self, a: ir.Node, b: ir.Node) -> bool:
+        """Whether two nodes are alike, one layer apart; takes note of it."""
+        if not _are_alike(a, b):
+            return False
+        read = [(x, y) for x, y in zip(a.inputs, b.inputs, strict=True) if x is not None and y is not None]
+        made = list(zip(a.outputs, b.outputs, strict=True))
+        if not all(self._correspond(x, y) for x, y in read) or not all(self._are_of_one_form(x, y) for x, y in made):
+            return False
+        if any(self.further.get(x, y) is not y or self.nearer.get(y, x) is not x for x, y in made):
+            return False
+        read = [(x, y) for x, y in read if x not in self.place and not x.is_initializer()]
+        self.fixed |= {x for x, y in read if x is y}
+        for x, y in (*(pair for pair in read if pair[0] not in self.fixed), *made):
+            self.further[x], self.nearer[y] = y, x
+            for one, other in zip(shapes.dims_of(x) or (), shapes.dims_of(y) or (), strict=True):
+                if one != other:
+                    self.sizes[str(one)] = str(other)
+        return True
+
+    def _correspond(self, x: ir.Value, y: ir.Value) -> bool:
+        """Whether the second is what the first is one layer further, or both are one for all layers."""
+        if x in self.place or y in self.place:
+            one, other = self.place.get(x), self.place.get(y)
+            return one is not None and other is not None and (one[0] + 1, one[1]) == other
+        if x is y:
+            between = self._label(x) in (_MODEL, _COPIED)
+            return not between and x not in self.further and x not in self.nearer
+        if x.is_initializer() or y.is_initializer():
+            return x.is_initializer() and y.is_initializer() and _are_equal(x.const_value, y.const_value)
+        one, other = self._label(x), self._label(y)
+        if not 0 <= one < _LAST or other != one + 1 or {x, y} & self.fixed or not self._are_of_one_form(x, y):
+            return False
+        return self.further.get(x, y) is y and self.nearer.get(y, x) is x
+
+    def _are_of_one_form(self, x: ir.Value, y: ir.Value) -> bool:
+        """Whether two values have one type and the same sizes, or such as are named after each."""
+        if x.dtype != y.dtype or shapes.data_of(x) != shapes.data_of(y):
+            return False
+        one, other = shapes.dims_of(x), shapes.dims_of(y)
+        if one is None or other is None or len(one) != len(other):
+            return one is other
+        return all(a == b or self._are_like_sizes(a, b) for a, b in zip(one, other, strict=True))
+
+    def _are_like_sizes(self, a: shapes.Dim, b: shapes.Dim) -> bool:
+        """Whether two sizes have no name but that of a value, which is another in each layer."""
+        if isinstance(a, int) or isinstance(b, int) or not (a.value or "").isidentifier():
+            return False
+        return bool(b.value) and self.sizes.get(str(a.value), b.value) == b.value
+
+    def _label(self, value: ir.Value) -> int:
+        return self.slices.of_value.get(value, _BEFORE)
+
+    def _check_readers(self) -> None:
+        """A layer is read by those beside it, and by nothing else."""
+        between = [v for n, label in self.slices.of_node.items() if label in (_MODEL, _COPIED) for v in n.outputs]
+        for value in (*between, *self.place):
+            readers = {self.slices.of_node.get(use.node, _AFTER) for use in value.uses()}
+            if any(abs(self._label(value) - reader) > 1 for reader in readers):
+                raise NotRepeatedError(f"{value.name} is read outside of its row")
+        results = {*self.gradients.values()}
+        for value in between:
+            if value.is_graph_output() and (value.name in self.outputs or value.name not in results):
+                raise NotRepeatedError(f"{value.name} is an output")
+
+    def _add_inputs(self) -> None:
+        """Add the parameters and buffers of the missing layers."""
+        for value, (place, rest) in self.place.items():
+            for c in range(1, self.layers.missing + 1) if place == _COPIED else ():
+                name = self.layers.name(_COPIED + c, rest)
+                self.inputs[name] = _described(value, name)
+                self.graph.inputs.append(self.inputs[name])
+
+    def _add_values(self, copied: Sequence[ir.Node]) -> None:
+        """Make the values of the missing layers."""
+        for value in (v for n in copied for v in n.outputs):
+            for c in range(1, self.layers.missing + 1):
+                name = value.name and free_name(f"{value.name}_layer{self.layers.first + _COPIED + c}", self.names)
+                self.names.add(str(name))
+                self.copies[value, c] = _described(value, name)
+                self.copies[value, c].shape = self._shape(value, c)
+
+    def _shape(self, value: ir.Value, shift: int) -> ir.Shape | None:
+        """The shape of a value so many layers further: sizes that are named after a layer's values have other names."""
+        own = {*self.sizes.values()} if self.sizes else ()
+        dims = shapes.dims_of(value)
+        if dims is None or not any(isinstance(d, ir.SymbolicDim) and d.value in own for d in dims):
+            return value.shape
+        names = [d.value if isinstance(d, ir.SymbolicDim) and d.value in own else None for d in dims]
+        return ir.Shape([d if n is None else f"{n}_layer{shift}" for d, n in zip(dims, names, strict=True)])
+
+    def _copy(self, node: ir.Node, shift: int) -> ir.Node:
+        made = ir.Node(
+            node.domain,
+            node.op_type,
+            [None if v is None else self._at(v, shift) for v in node.inputs],
+            list(node.attributes.values()),
+            outputs=[self.copies[v, shift] for v in node.outputs],
+            name=node.name and f"{node.name}_layer{self.layers.first + _COPIED + shift}",
+            metadata_props=dict(node.metadata_props),
+        )
+        made.meta.update(node.meta)
+        return made
+
+    def _at(self, value: ir.Value, shift: int) -> ir.Value:
+        """What a value of the short graph is in the whole one, so many layers further.
+
+        Raises:
+            NotRepeatedError: nothing tells.
+        """
+        try:
+            if value in self.place:
+                place, rest = self.place[value]
+                return self.inputs[self.layers.name(place + shift, rest)]
+            label = self._label(value)
+            if value in self.fixed or label in (_BEFORE, _AFTER):
+                return value
+            if label == _LAST:
+                return value if shift == self.layers.missing else self._at(self.nearer[value], shift + 1)
+            if label == _COPIED:
+                return value if not shift else self.copies[value, shift]
+            return value if not shift else self._at(self.further[value], shift - 1)
+        except KeyError:
+            raise NotRepeatedError(f"{value.name} has nothing like it in another layer") from None
+
+    def _point_again(self, node: ir.Node) -> None:
+        """Let a node of the short graph read what it reads in the whole one."""
+        label = self.slices.of_node[node]
+        shift = self.layers.missing if label >= _LAST else 0
+        for index, value in enumerate(node.inputs):
+            other = _BEFORE if value is None else self._label(value)
+            if value is None or (min(label, other) <= 0 and max(label, other) >= _LAST):  # of the ends of the row
+                continue
+            if (now := self._at(value, shift)) is not value:
+                node.replace_input_with(index, now)
+
+    def _give_gradients(self) -> None:
+        """Let the gradients of the missing layers be outputs of the graph."""
+        named = {str(v.name): v for v in self.graph.outputs}
+        made: dict[str, ir.Value] = {}
+        for name, output in self.gradients.items():
+            for shift in self._shifts(name, named[output]):
+                place = self.layers.place(name)
+                own = name if place is None else self.layers.name(place[0] + shift, place[1])
+                made[own] = self._at(named[output], shift)
+        order = whole_names(self.gradients, self.layers)
+        if {*order} != {*made}:
+            raise NotRepeatedError("not every layer has the gradients that the others have")
+        others = [v for v in self.graph.outputs if v.name not in {*self.gradients.values()}]
+        self.gradients = {name: str(made[name].name) for name in order}
+        self.graph.outputs.clear()
+        self.graph.outputs.extend([*others, *(made[name] for name in order)])
+
+    def _shifts(self, name: str, gradient: ir.Value) -> Iterable[int]:
+        """How many layers further a gradient is, once for each layer that has it."""
+        label, place = self._label(gradient), self.layers.place(name)
+        if place is None:
+            if label in (_MODEL, _COPIED):
+                raise NotRepeatedError(f"the gradient of {name} comes from within the row")
+            return (0 if label <= 0 else self.layers.missing,)
+        if label not in range(KEPT):
+            raise NotRepeatedError(f"the gradient of {name} comes from outside of the row")
+        if label == _COPIED:
+            return range(self.layers.missing + 1)
+        return (self.layers.missing if label == _LAST else 0,)
+
+    def _in_order(
+        self, nodes: Sequence[ir.Node], copies: Mapping[ir.Node, Sequence[ir.Node]], period: int, is_backward: bool
+    ) -> list[ir.Node]:
+        """The nodes of a pass as they would be in a graph of the whole row."""
+        missing, found = self.layers.missing, list[tuple[int, ir.Node]]()
+        end = max((at for at, n in enumerate(nodes) if n in copies), default=0)
+        for at, node in enumerate(nodes):
+            label = self.slices.of_node[node]
+            is_later = label <= _COPIED if is_backward else label >= _LAST
+            if label in (_BEFORE, _AFTER):
+                is_later = at > end
+            found.append((at + missing * period * is_later, node))
+            for c, copy in enumerate(copies.get(node, ()), 1):
+                found.append((at + (missing - c if is_backward else c) * period, copy))
+        return [node for _, node in sorted(found, key=lambda entry: entry[0])]
+
+
+def _described(value: ir.Value, name: str | None) -> ir.Value:
+    """Another value of the same form."""
+    made = ir.Value(name=name, type=value.type, shape=value.shape)
+    made.meta.update(value.meta)
+    return made
+
+
+def _are_alike(a: ir.Node, b: ir.Node) -> bool:
+    """Whether two nodes do the same with what they are given."""
+    if (a.domain, a.op_type, len(a.inputs), len(a.outputs)) != (b.domain, b.op_type, len(b.inputs), len(b.outputs)):
+        return False
+    if is_call(a) or bodies_of(a) or bodies_of(b) or a.attributes.keys() != b.attributes.keys():
+        return False
+    if a.meta != b.meta or any((x is None) != (y is None) for x, y in zip(a.inputs, b.inputs, strict=True)):
+        return False
+    return all(_are_equal(x.value, b.attributes[name].value) for name, x in a.attributes.items())
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    if isinstance(one, ir.TensorProtocol) and isinstance(other, ir.TensorProtocol):
+        x, y = one.numpy(), other.numpy()
+        return one.dtype == other.dtype and np.array_equal(x, y) and x.tobytes() == y.tobytes()
+    return type(one) is type(other) and one == other
