@@ -16,7 +16,7 @@ import torch
 from onnxtrain.capture.descriptions import PLAIN, Describer, TooMuchError
 from onnxtrain.ir.layers import KEPT, Layers
 
-_LEAST = KEPT + 2  # layers of a row: of fewer, all are traced
+LEAST = KEPT + 2  # layers of a row: of fewer, all are traced
 _TABLES = frozenset(torch.nn.Module().__dict__) - {"training"}
 HOOKS = tuple(n for n in _TABLES if n.endswith("_hooks") and "state_dict" not in n)
 
@@ -84,14 +84,14 @@ def _rows(
     ignored: Collection[str],
 ) -> Iterator[Row]:
     """The rows among children of one class."""
-    if len(children) < _LEAST:
+    if len(children) < LEAST:
         return
     run: list[tuple[int, torch.nn.Module]] = []
     differing: set[tuple[str, str]] = set()
     for number, child in (*children, (0, None)):
         differs = None if child is None or not run else _differences(run[-1][1], child, owners, ignored)
         if run and differs is None:
-            if len(run) >= _LEAST:
+            if len(run) >= LEAST:
                 row = Layers(path, run[0][0], run[-1][0])
                 yield Row(row, owner, tuple(m for _, m in run), frozenset(differing))
             run, differing = [], set()

@@ -50,6 +50,12 @@ class Layers:
         """The name of a parameter or buffer of the layer at a place of the whole row."""
         return ".".join(filter(None, (self.prefix, str(self.first + place), rest)))
 
+    @property
+    def told(self) -> str:
+        """Which layers were not traced, as ``explain`` says it."""
+        names = [self.name(place, "") for place in (KEPT - 1, self.last - self.first - 1, KEPT - 2)]
+        return "{} to {} were not traced: they are as {}".format(*names)
+
     def __str__(self) -> str:
         """As the log and ``explain`` name them."""
         return f"{self.name(0, '')} to {self.last}"

@@ -19,7 +19,7 @@ def explain(sessions: Sessions) -> str:
     for number, entry in enumerate(sessions.entries, 1):
         lines += [f"graph {number}: captured at call {entry.first}, because", *(f"    {r}" for r in entry.reasons)]
         served = f"  served {_count(entry.served, 'call')} in {_mode(entry)} mode"
-        lines += [served, _trace(entry), *_path(entry), *_sizes(entry)]
+        lines += [served, _trace(entry), *_layers(entry), *_path(entry), *_sizes(entry)]
         lines += [f"  {variant}" for variant in entry.session.bound.variants()]
     return "\n".join(lines)
 
@@ -58,6 +58,11 @@ def _trace(entry: Entry) -> str:
         return "  not traced: taken from the graph cache"
     again = f", {report.known} of them written from the record of others" if report.known else ""
     return f"  traced: {_count(report.recorded + report.known, 'operator call')}{again}"
+
+
+def _layers(entry: Entry) -> list[str]:
+    """The layers that were not traced, and which they are as."""
+    return [f"  {row.told}" for row in entry.session.bound.report.layers]
 
 
 def _path(entry: Entry) -> list[str]:

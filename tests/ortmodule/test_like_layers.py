@@ -1,0 +1,383 @@
+"""Layers that are alike: four of them are traced, and what is built of these is what all of them compute."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from onnxtrain import ORTModule
+from onnxtrain.capture import like_layers
+from tests.parity import captures, pair, same_step
+
+COUNT, WIDTH = 8, 6
+SHAPES = ((5, 4), (3, 4), (1, 4))
+
+
+class Block(nn.Module):
+    """A layer with a number of its own, which it does not read."""
+
+    def __init__(self, number: int = 0) -> None:
+        super().__init__()
+        self.number = number
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 9), nn.Linear(9, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.tanh(self.up(self.norm(x))))
+
+
+class Stack(nn.Module):
+    """Layers one after the other, between others."""
+
+    def __init__(self, layers: list[nn.Module]) -> None:
+        super().__init__()
+        self.first, self.layers, self.last = nn.Linear(4, WIDTH), nn.ModuleList(layers), nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.last(x)
+
+
+def blocks(kind: Callable[[int], nn.Module] = Block, count: int = COUNT) -> list[nn.Module]:
+    """Layers of a kind, each made with its number."""
+    return [kind(number) for number in range(count)]
+
+
+def rows(wrapped: ORTModule) -> int:
+    """How many rows of layers of the first graph had stand-ins."""
+    return len(wrapped.__dict__["_sessions"].entries[0].session.bound.report.layers)
+
+
+def check(module: nn.Module, expected: int) -> ORTModule:
+    """Train a step of a module at several sizes beside eager PyTorch; whether its layers had stand-ins."""
+    wrapped, eager = pair(module.double())
+    for shape in SHAPES:
+        same_step(wrapped, eager, torch.randn(shape, dtype=torch.float64))
+    assert rows(wrapped) == expected
+    return wrapped
+
+
+def test_a_number_that_nobody_reads_is_no_difference() -> None:
+    wrapped = check(Stack(blocks()), 1)
+    assert captures(wrapped) == 1
+
+
+class ReadsNumber(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (1 + self.number)
+
+
+class Alternates(Block):
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.window = 2 + number % 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).roll(self.window, 1)
+
+
+class Rate(Block):
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.rate = number / 10
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + (super().forward(x) - x) * (1 - self.rate)
+
+
+class Keeps(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept = super().forward(x)
+        return self.kept
+
+
+class Shared(Block):
+    TABLE = nn.Linear(WIDTH, WIDTH)
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.table = self.TABLE
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.table(super().forward(x))
+
+
+def counting() -> Callable[[int], nn.Module]:
+    """Layers that count their calls in a closure, and compute by that."""
+    calls = [0]
+
+    class Counts(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            calls[0] = calls[0] % COUNT + 1
+            return super().forward(x) * calls[0]
+
+    return Counts
+
+
+_SCALE = 1.0
+
+
+def scaling() -> Callable[[int], nn.Module]:
+    """Layers that set a global number for the one after."""
+
+    class Scales(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            global _SCALE
+            made = super().forward(x) * _SCALE
+            _SCALE = _SCALE % COUNT + 1
+            return made
+
+    return Scales
+
+
+@pytest.mark.parametrize("kind", [ReadsNumber, Alternates, Rate, Shared, Keeps], ids=lambda k: k.__name__)
+def test_layers_that_differ_are_all_traced(kind: type[Block]) -> None:
+    check(Stack(blocks(kind)), 0)
+
+
+@pytest.mark.parametrize("kind", [counting, scaling])
+def test_layers_that_count_are_all_traced(kind: Callable[[], Callable[[int], nn.Module]]) -> None:
+    module = Stack(blocks(kind())).double()
+    wrapped = ORTModule(module)
+    x = torch.randn(5, 4, dtype=torch.float64)
+    torch.testing.assert_close(wrapped(x), module(x))
+    assert rows(wrapped) == 0
+
+
+class Hands(Stack):
+    """The layers write into a list that the whole gives them."""
+
+    def __init__(self) -> None:
+        super().__init__(blocks())
+        self.scales: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, seen = self.first(x), []
+        for layer in self.layers:
+            x = layer(x)
+            seen.append(x.mean())
+        return self.last(x) + torch.stack(seen).sum()
+
+
+class Chooses(Stack):
+    """One layer in the middle is called in another way."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for place, layer in enumerate(self.layers):
+            x = layer(x * 2) if place == 5 else layer(x)
+        return self.last(x)
+
+
+class Reads(Stack):
+    """What a layer in the middle gives is read at the end."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, seen = self.first(x), []
+        for layer in self.layers:
+            x = layer(x)
+            seen.append(x)
+        return self.last(x + seen[4])
+
+
+class ReadsThird(Reads):
+    def forward(self, x: Tensor) -> Tensor:
+        x, seen = self.first(x), []
+        for layer in self.layers:
+            x = layer(x)
+            seen.append(x)
+        return self.last(x + seen[2])
+
+
+class ReadsFirst(Reads):
+    def forward(self, x: Tensor) -> Tensor:
+        x = first = self.layers[0](self.first(x))
+        for layer in self.layers[1:]:
+            x = layer(x)
+        return self.last(x + first)
+
+
+class Weighs(Stack):
+    """All weights are summed up within the forward pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + sum(p.square().sum() for p in self.layers.parameters())
+
+
+class WeighsParts(Stack):
+    def forward(self, x: Tensor) -> Tensor:
+        found = [m.weight.square().sum() for m in self.modules() if isinstance(m, nn.Linear)]
+        return super().forward(x) + sum(found)
+
+
+class LooksInside(Stack):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.layers[5].up.weight.mean()
+
+
+class Twice(Stack):
+    """The layers are called twice."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for layer in (*self.layers, *self.layers):
+            x = layer(x)
+        return self.last(x)
+
+
+class Backwards(Stack):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for layer in reversed(self.layers):
+            x = layer(x)
+        return self.last(x)
+
+
+class Skips(Stack):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for layer in self.layers[:-1]:
+            x = layer(x)
+        return self.last(x)
+
+
+class Straight(Stack):
+    """The layers' forward is called, not they."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for layer in self.layers:
+            x = layer.forward(x)
+        return self.last(x)
+
+
+class ThroughNone(Stack):
+    """Gradients are switched off for one layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for place, layer in enumerate(self.layers):
+            with torch.set_grad_enabled(place != 5):
+                x = layer(x)
+        return self.last(x)
+
+
+WHOLES = (Hands, Chooses, Reads, ReadsThird, Weighs, WeighsParts, LooksInside, Twice, Backwards, Straight, ThroughNone)
+
+
+@pytest.mark.parametrize("kind", [*WHOLES, Skips], ids=lambda k: k.__name__)
+def test_layers_that_are_used_in_another_way_are_all_traced(kind: type[Stack]) -> None:
+    check(kind() if kind is Hands else kind(blocks()), 0)
+
+
+def test_what_the_first_layer_gives_may_be_read_at_the_end() -> None:
+    check(ReadsFirst(blocks()), 1)
+
+
+def test_layers_in_a_sequential() -> None:
+    check(nn.Sequential(nn.Linear(4, WIDTH), *blocks(count=9), nn.Linear(WIDTH, 2)), 1)
+
+
+def test_layers_that_are_frozen_are_a_row_of_their_own() -> None:
+    module = Stack(blocks(count=13))
+    for layer in module.layers[:6]:
+        layer.requires_grad_(False)
+    check(module, 2)
+
+
+def test_a_hook_on_one_layer_breaks_the_row() -> None:
+    module = Stack(blocks())
+    module.layers[4].up.register_forward_hook(lambda part, args, result: result * 2)
+    check(module, 0)
+
+
+def test_layers_with_buffers() -> None:
+    class Buffered(Block):
+        def __init__(self, number: int) -> None:
+            super().__init__()
+            self.register_buffer("shift", torch.randn(WIDTH))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + self.shift  # type: ignore[operator]
+
+    check(Stack(blocks(Buffered)), 1)
+
+
+def test_layers_that_write_their_buffers_are_all_traced() -> None:
+    class Normalizes(Block):
+        def __init__(self, number: int) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(WIDTH)  # type: ignore[assignment]
+
+    wrapped, eager = pair(Stack(blocks(Normalizes)).double())
+    for shape in SHAPES[:2]:
+        same_step(wrapped, eager, torch.randn(shape, dtype=torch.float64))
+    assert rows(wrapped) == 0
+
+
+def test_a_row_after_another() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = Stack(blocks()), Stack(blocks(count=7))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.one(x) + self.other(x)
+
+    check(Both(), 2)
+
+
+def _programs(module: nn.Module, least: int) -> list[list[str]]:
+    """The source of both passes, values numbered in their order."""
+    torch.manual_seed(0)
+    wrapped = ORTModule(module)
+    with mock.patch.object(like_layers, "LEAST", least):
+        wrapped(torch.randn(5, 4)).square().sum().backward()
+    found = []
+    for which in ("forward", "backward"):
+        names: dict[str, str] = {}
+        text = [line.partition("#")[0] for line in wrapped.source(which).splitlines()]
+        found.append([re.sub(r"\b[a-z_]\w*", lambda m: names.setdefault(m[0], f"v{len(names)}"), t) for t in text])
+    return found
+
+
+def test_the_program_is_that_of_all_layers() -> None:
+    module = Stack(blocks(count=10))
+    assert _programs(module, like_layers.LEAST) == _programs(module, 10**9)
+
+
+def test_dropout_draws_what_it_would() -> None:
+    class Drops(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.dropout(super().forward(x), 0.3, self.training)
+
+    module, made = Stack(blocks(Drops)), []
+    for least in (like_layers.LEAST, 10**9):
+        wrapped = ORTModule(module)
+        with mock.patch.object(like_layers, "LEAST", least):
+            torch.manual_seed(7)
+            made.append(wrapped(torch.ones(5, 4)))
+        assert rows(wrapped) == (least == like_layers.LEAST)
+    assert torch.equal(*made)
+
+
+def test_a_second_start_knows_which_layers_stand_for_all(tmp_path: Any) -> None:
+    x = torch.randn(5, 4)
+    for count in (8, 9, 8):
+        torch.manual_seed(count)
+        module = Stack(blocks(count=count))
+        wrapped, eager = pair(module, cache_dir=tmp_path)
+        same_step(wrapped, eager, x)
+        assert rows(wrapped) == 1
+
+
+def test_explain_names_the_layers() -> None:
+    wrapped = check(Stack(blocks()), 1)
+    assert "layers.3 to layers.6 were not traced: they are as layers.2" in wrapped.explain()
