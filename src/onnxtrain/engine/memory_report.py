@@ -105,6 +105,46 @@ class MemoryReport:
         return "  " + " | ".join(drawn) + f"\n  forward{' | backward' if len(drawn) > 1 else ''}"
 
 
+@dataclasses.dataclass(frozen=True)
+class Planned:
+    """A step as it is planned for a batch.
+
+    Args:
+        fit: the graph without a budget, and as it fits.
+        inputs: of the graph that fits, by name.
+        sizes: the sizes of named dimensions that it is planned for.
+        trained: names of the parameters that receive a gradient.
+    """
+
+    fit: Fit
+    inputs: Mapping[str, torch.Tensor]
+    sizes: Mapping[str, int]
+    trained: Sequence[str]
+
+    @property
+    def footprint(self) -> Footprint:
+        """What the step needs.
+
+        Raises:
+            BackendError: the backend cannot tell.
+        """
+        return needed(self.fit.compiled, self.sizes, self.inputs)
+
+
+def planned(bound: BoundGraph, tensors: Sequence[torch.Tensor]) -> Planned:
+    """How a step of a graph on the user's tensors is planned, which is not run.
+
+    Raises:
+        BudgetError: the step cannot be made to fit.
+    """
+    inputs = dict(zip(bound.signature.inputs, bound.inputs(tensors), strict=True))
+    differentiable = bound.differentiable_of(inputs) if torch.is_grad_enabled() else []
+    chosen, fit = bound.planned(inputs, differentiable, bound.expected.names)
+    sizes = fit.sizes if bound.options.worst_case is not None else bound.sizes_of(chosen, inputs)
+    owned = {*bound.signature.parameters, *bound.signature.buffers}
+    return Planned(fit, inputs | chosen.named_rows, sizes, [name for name in differentiable if name in owned])
+
+
 def memory_report(bound: BoundGraph, tensors: Sequence[torch.Tensor]) -> MemoryReport:
     """The memory of a step of a graph on the user's tensors, which is not run.
 
@@ -112,23 +152,18 @@ def memory_report(bound: BoundGraph, tensors: Sequence[torch.Tensor]) -> MemoryR
         BackendError: the backend cannot tell.
         BudgetError: the step cannot be made to fit.
     """
-    inputs = dict(zip(bound.signature.inputs, bound.inputs(tensors), strict=True))
-    differentiable = bound.differentiable_of(inputs) if torch.is_grad_enabled() else []
-    chosen, fit = bound.planned(inputs, differentiable, bound.expected.names)
-    step, worst = inputs | chosen.named_rows, bound.options.worst_case is not None
-    sizes = fit.sizes if worst else bound.sizes_of(chosen, inputs)
-    parameters = {*bound.signature.parameters, *bound.signature.buffers}
-    trained = [inputs[name] for name in differentiable if name in parameters]
+    plan = planned(bound, tensors)
+    signature, step = bound.signature, plan.inputs
     return MemoryReport(
-        footprint=needed(fit.compiled, sizes, step),
-        before=needed(fit.base, sizes, step),
-        weights=sum(inputs[name].nbytes for name in parameters),
-        inputs=sum(inputs[name].nbytes for name in bound.signature.user_inputs),
-        gradients=sum(x.nbytes for x in trained),
-        chosen=fit.chosen,
+        footprint=plan.footprint,
+        before=needed(plan.fit.base, plan.sizes, step),
+        weights=sum(step[name].nbytes for name in {*signature.parameters, *signature.buffers}),
+        inputs=sum(step[name].nbytes for name in signature.user_inputs),
+        gradients=sum(step[name].nbytes for name in plan.trained),
+        chosen=plan.fit.chosen,
         budget=bound.options.memory_budget,
-        sizes=sizes,
-        largest=_largest(bound, fit, sizes, step),
+        sizes=plan.sizes,
+        largest=_largest(bound, plan.fit, plan.sizes, step),
     )
 
 

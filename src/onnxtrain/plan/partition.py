@@ -38,11 +38,13 @@ def make_plan(graph: TrainingGraph | ForwardGraph) -> Plan:
 
 
 def _move_sizes_to_forward(forward: list[ir.Node], backward: list[ir.Node]) -> tuple[list[ir.Node], list[ir.Node]]:
-    """Sizes of forward values are taken in the forward pass: saving them costs a few bytes, not the value."""
-    made = {v for n in forward for v in n.outputs}
-    early = [n for n in backward if n.domain == "" and n.op_type in ("Shape", "Size") and n.inputs[0] in made]
-    moved = set(early)
-    return forward + early, [n for n in backward if n not in moved]
+    """Sizes of forward values are taken where these are made: a few bytes are saved, and no value is held for them."""
+    early: dict[ir.Value | None, list[ir.Node]] = {v: [] for n in forward for v in n.outputs}
+    rest = []
+    for node in backward:
+        is_size = node.domain == "" and node.op_type in ("Shape", "Size")
+        (early.get(node.inputs[0], rest) if is_size else rest).append(node)
+    return [m for n in forward for m in (n, *(size for v in n.outputs for size in early[v]))], rest
 
 
 def _move_to_backward(

@@ -53,8 +53,8 @@ class _Timeline:
         self._owners = owners(n for n in nodes if not is_backward(n))
         self._named = {str(v.name): v for v in (*graph.inputs, *(v for n in nodes for v in n.outputs))}
         moments = course(plan, sizes)
-        places = {str(m.node.outputs[0].name): i for i, m in enumerate(moments)}
-        self._places = {n: places[name] for n in nodes if n.outputs and (name := str(n.outputs[0].name)) in places}
+        places = {v.name: i for i, m in enumerate(moments) for v in m.node.outputs if v.name}
+        self._places = {n: places[v.name] for n in nodes for v in n.outputs if v.name in places}
         self._before = np.array([m.before for m in moments], dtype=np.int64)
         self._most = np.array([m.most for m in moments], dtype=np.int64)
         self._more = np.zeros(len(moments), dtype=np.int64)  # that a node needs while it runs

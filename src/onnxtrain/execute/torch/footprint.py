@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import linecache
-import re
 import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -144,8 +143,9 @@ class Watch(TorchDispatchMode):
     def _end_line(self) -> None:
         if self._at[0]:
             part, line = self._at
-            first = re.split(r",? ", line, maxsplit=1)[0]
-            self._uses.append(Use(part, line, self._values[part].get(first, ""), self._most, self._now))
+            known = self._values[part]
+            first = next((known[name] for name in line.partition(" = ")[0].split(", ") if name in known), "")
+            self._uses.append(Use(part, line, first, self._most, self._now))
         self._most = self._now
 
 
