@@ -50,10 +50,10 @@ def add_to(commands: Any) -> None:
         "--batch-statistics", action="store_true", help="BatchNormalization takes the statistics of the batch"
     )
     parser.add_argument(
-        "--memory-budget", type=_budget, metavar="BYTES", help="of a step beside weights: 64MiB, 0.5 for half, or min"
+        "--memory-budget", type=budget, metavar="BYTES", help="of a step beside weights: 64MiB, 0.5 for half, or min"
     )
     parser.add_argument(
-        "--worst-case", nargs="+", type=_shape, metavar="INPUT=SIZES", help="shapes for the budget, such as ids=16,128"
+        "--worst-case", nargs="+", type=shape, metavar="INPUT=SIZES", help="shapes for the budget, such as ids=16,128"
     )
     parser.add_argument("--nominal", action="store_true", help="also write nominal_checkpoint: forms without content")
     parser.add_argument("--ort", action="store_true", help="also write .ort twins")
@@ -122,7 +122,7 @@ def _artifacts(given: argparse.Namespace) -> int:
     return 0
 
 
-def _budget(text: str) -> int | float | str:
+def budget(text: str) -> int | float | str:
     """A number where it is one, a share where it has a point, else text for ``Options`` to read."""
     for kind in (int, float):
         with contextlib.suppress(ValueError):
@@ -130,7 +130,7 @@ def _budget(text: str) -> int | float | str:
     return text
 
 
-def _shape(text: str) -> tuple[str, tuple[int, ...]]:
+def shape(text: str) -> tuple[str, tuple[int, ...]]:
     """The name and the sizes of an input."""
     name, _, sizes = text.rpartition("=")
     if not name:

@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -86,6 +87,28 @@ class MemoryReport:
         path = Path(path)
         path.write_text(page(str(self), self.footprint, self.before), encoding="utf-8")
         return path
+
+    def as_dict(self) -> dict[str, Any]:
+        """All that is told, in types that JSON has; lines of the program are told as a person reads them."""
+        return {
+            "peak": self.peak,
+            "without_budget": self.before.peak,
+            "saved": self.footprint.saved,
+            "weights": self.weights,
+            "inputs": self.inputs,
+            "gradients": self.gradients,
+            "budget": self.budget,
+            "largest_batch": self.largest,
+            "sizes": dict(self.sizes),
+            "timeline": [
+                {"part": u.part, "line": label(u.line), "most": u.most, "rest": u.rest} for u in self.footprint.uses
+            ],
+            "at_the_peak": [{"line": label(line), "bytes": size} for line, size in self.footprint.holders],
+            "computed_again": [
+                {"operators": [n.op_type for n in c.nodes], "values": list(c.dropped), "bytes": c.gain}
+                for c in self.chosen
+            ],
+        }
 
     def _budget(self) -> list[str]:
         if self.budget is None:

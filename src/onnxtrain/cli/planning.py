@@ -1,0 +1,129 @@
+"""``onnxtrain plan``: what memory a training step needs, before there is one."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from onnxtrain.cli.artifacts import budget, shape
+from onnxtrain.errors import GraphError, OptionError, first_line
+from onnxtrain.options import Options
+
+_EXAMPLES = """examples:
+  onnxtrain plan model.onnx --sizes ids=16,128 labels=16 --budget 512MiB --html memory.html
+  onnxtrain plan package.module:function --budget 0.5
+
+The function takes nothing and returns a module and a batch: a tuple of arguments, a dict of keyword arguments, or one
+argument.
+"""
+
+
+def add_to(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "plan",
+        help="what memory a training step needs, and what it would compute again to need less",
+        description="Tell the peak of a training step, when it is, what holds it up, and how a budget would be kept. "
+        "Nothing is computed.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("what", help="the .onnx file, or package.module:function")
+    parser.add_argument("--budget", type=budget, metavar="BYTES", help="of a step beside weights: 64MiB, 0.5, or min")
+    parser.add_argument(
+        "--sizes",
+        nargs="+",
+        type=shape,
+        default=(),
+        metavar="INPUT=SIZES",
+        help="shapes of a file's inputs: ids=16,128",
+    )
+    parser.add_argument(
+        "--worst-case", nargs="+", type=shape, metavar="INPUT=SIZES", help="shapes of a module's largest batch"
+    )
+    parser.add_argument(
+        "--train", nargs="+", default=(), metavar="NAME", help="initializers of a file, patterns too; default: all"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page with a picture")
+    parser.set_defaults(run=_plan)
+
+
+def _plan(given: argparse.Namespace) -> int:
+    module, _, function = given.what.rpartition(":")
+    is_module = bool(module) and not given.what.endswith(".onnx") and function.isidentifier()
+    report = _of_module(module, function, given) if is_module else _of_file(given)
+    print(json.dumps(report.as_dict(), indent=1, ensure_ascii=False) if given.json else report)
+    if given.html is not None:
+        report.save(given.html)
+    return 0
+
+
+def _of_file(given: argparse.Namespace) -> Any:
+    """The report of an ``.onnx`` file."""
+    from onnxtrain.execute import backend
+
+    backend("torch")  # an error that says what to install where it is not there
+    from onnxtrain.engine.model_memory import model_memory
+    from onnxtrain.files import check_file
+    from onnxtrain.ir.reading import read_forward
+    from onnxtrain.optimize import optimize
+
+    _refuse(given, "worst_case", "a file is planned for --sizes")
+    check_file(given.what, GraphError, "give the path of an .onnx file, or package.module:function")
+    options = Options(memory_budget=given.budget, backend="torch")
+    graph = read_forward(given.what, given.train)
+    optimize(graph, options, check=False)
+    return model_memory(graph, dict(given.sizes), options)
+
+
+def _of_module(module: str, function: str, given: argparse.Namespace) -> Any:
+    """The report of the module and the batch that a function returns."""
+    _refuse(given, "sizes", "a module is planned for the batch beside it, or for --worst-case")
+    _refuse(given, "train", "a module trains what requires a gradient")
+    made, batch = _returned(_function(module, function), given.what)
+    from onnxtrain.ortmodule import ORTModule
+
+    worst = dict(given.worst_case) if given.worst_case else None
+    wrapped = ORTModule(made, options=Options(memory_budget=given.budget, worst_case=worst))
+    if isinstance(batch, Mapping):
+        return wrapped.memory_report(**batch)
+    return wrapped.memory_report(*(batch if isinstance(batch, tuple | list) else (batch,)))
+
+
+def _refuse(given: argparse.Namespace, option: str, why: str) -> None:
+    if getattr(given, option):
+        name = option.replace("_", "-")
+        raise OptionError(f"--{name} says nothing about {given.what}: {why}", cure=f"leave --{name} out")
+
+
+def _function(module: str, name: str) -> Callable[[], Any]:
+    """A function of a module of Python, which may lie in this folder.
+
+    Raises:
+        OptionError: there is no such module or function.
+    """
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except ImportError as error:
+        raise OptionError(
+            f"{module} cannot be imported: {first_line(error)}", cure="give package.module:function"
+        ) from error
+    finally:
+        sys.path.remove(str(Path.cwd()))
+    if not callable(found):
+        raise OptionError(f"{module} has no function {name}", cure="give package.module:function")
+    return found
+
+
+def _returned(function: Callable[[], Any], what: str) -> tuple[Any, Any]:
+    found = function()
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise OptionError(f"{what} returns a {type(found).__name__}", cure="return a module and a batch")
+    return found
