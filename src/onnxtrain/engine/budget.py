@@ -228,13 +228,22 @@ class _Fitting:
         return self._least()
 
     def _least(self) -> int:
-        """The number of choices with which a step needs least, of those that were tried."""
+        """The number of choices with which a step needs least, of those that were tried.
+
+        All of them are tried, too: of what comes last the estimate often says too much.
+        """
+        self._try_least()
+        self._need(len(self._curve) - 1)
+        self._try_least()
+        return min(self._made, key=lambda n: (self._need(n), n))
+
+    def _try_least(self) -> None:
+        """Try the number of choices with which the estimate is least, until one was tried already."""
         for _ in range(_TRIES):
             count = min(range(len(self._curve)), key=lambda n: (self._curve[n] + self._missing(n), n))
             if count in self._made:
                 break
             self._need(count)
-        return min(self._made, key=lambda n: (self._need(n), n))
 
     def _missing(self, count: int) -> int:
         """What the estimate lacks, of the nearest number of choices that was tried."""
