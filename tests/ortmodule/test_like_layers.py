@@ -334,18 +334,22 @@ def test_a_row_after_another() -> None:
     check(Both(), 2)
 
 
+def _numbered(source: str) -> list[str]:
+    """A program whose names are numbered in their order."""
+    names: dict[str, str] = {}
+
+    def number(found: re.Match[str]) -> str:
+        return names.setdefault(found[0], f"v{len(names)}")
+
+    return [re.sub(r"\b[a-z_]\w*", number, line.partition("#")[0]) for line in source.splitlines()]
+
+
 def _programs(module: nn.Module, least: int) -> list[list[str]]:
-    """The source of both passes, values numbered in their order."""
-    torch.manual_seed(0)
+    """The source of both passes."""
     wrapped = ORTModule(module)
     with mock.patch.object(like_layers, "LEAST", least):
         wrapped(torch.randn(5, 4)).square().sum().backward()
-    found = []
-    for which in ("forward", "backward"):
-        names: dict[str, str] = {}
-        text = [line.partition("#")[0] for line in wrapped.source(which).splitlines()]
-        found.append([re.sub(r"\b[a-z_]\w*", lambda m: names.setdefault(m[0], f"v{len(names)}"), t) for t in text])
-    return found
+    return [_numbered(wrapped.source(which)) for which in ("forward", "backward")]
 
 
 def test_the_program_is_that_of_all_layers() -> None:
