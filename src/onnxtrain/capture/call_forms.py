@@ -57,7 +57,7 @@ class Results:
 def _are_new(result: Any, given: Sequence[Any]) -> bool:
     """Whether a call returned tensors that have memory of their own, each its own, and sizes that were there before."""
     made = result if isinstance(result, tuple | list) else (result,)
-    if not all(isinstance(x, FakeTensor) for x in made) or unbacked_of(made) - unbacked_of(given):
+    if not all(isinstance(x, FakeTensor) and is_plain(x) for x in made) or unbacked_of(made) - unbacked_of(given):
         return False
     memories = [x.untyped_storage()._cdata for x in (*made, *given) if isinstance(x, torch.Tensor)]
     return len(set(memories)) == len(memories)
@@ -93,8 +93,7 @@ def form_of_value(value: Any) -> Any:
         UnknownFormError: it may depend on more.
     """
     if isinstance(value, FakeTensor):
-        is_plain = value.layout == torch.strided and not value.is_conj() and not value.is_neg()
-        if not is_plain or has_content(value.constant) or value.real_tensor is not None:
+        if not is_plain(value) or has_content(value.constant) or value.real_tensor is not None:
             raise UnknownFormError
         sizes = tuple(map(_number, (*value.shape, *value.stride(), value.storage_offset())))
         return (value.dtype, value.device, value.requires_grad, value.dim(), *sizes)
@@ -103,6 +102,11 @@ def form_of_value(value: Any) -> Any:
     if isinstance(value, _PLAIN):
         return type(value), value
     raise UnknownFormError
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether strides tell what a tensor shows of its memory; torch's lazy conjugates are marked beside them."""
+    return tensor.layout == torch.strided and not tensor.is_conj() and not tensor.is_neg()
 
 
 def has_content(constant: torch.Tensor | None) -> bool:

@@ -21,7 +21,7 @@ from torch.fx.experimental import proxy_tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from onnxtrain.capture.call_forms import NUMBERS, Form, anew, form_of, has_content, is_of_form, unbacked_of
+from onnxtrain.capture.call_forms import NUMBERS, Form, anew, form_of, has_content, is_of_form, is_plain, unbacked_of
 from onnxtrain.capture.replaced import replaced
 from onnxtrain.capture.substitutes import substitute
 from onnxtrain.capture.told_results import told
@@ -151,7 +151,7 @@ def _form_of_call(func: Any, spec: Any, leaves: Sequence[Any], slots: Sequence[A
 def _known(tracer: Any, func: Any, leaves: Sequence[Any], result: Any, last: Any) -> _Known | None:
     """What was recorded of a call; None where that does not tell what another call returns."""
     results = result if isinstance(result, tuple | list) else (result,)
-    if not results or not all(isinstance(r, FakeTensor) for r in results):
+    if not results or not all(isinstance(r, FakeTensor) and is_plain(r) for r in results):
         return None
     nodes = _nodes_after(tracer.graph, last)
     if sum(n.target is func for n in nodes) != 1 or unbacked_of(results) - unbacked_of(leaves):

@@ -30,6 +30,8 @@ Overload: TypeAlias = torch._ops.OpOverload
 
 
 _VIEWS = (torch.ops.aten.reshape.default, torch.ops.aten.contiguous.default)  # which are as simple as they can be
+# whose nodes are the same for all types; others of complex numbers torch.onnx would write for pairs of real ones
+_OF_ANY_TYPE = (torch.ops.aten.detach.default,)
 
 
 class Translator:
@@ -71,7 +73,7 @@ class Translator:
 
     def _verdict(self, call: torch.fx.Node) -> bool | None:
         """Whether a call has a translation; False where that is wrong, None where there is none."""
-        is_complex = _is_complex(call)
+        is_complex = _is_complex(call) and call.target not in _OF_ANY_TYPE
         if (is_complex or stays_whole(call)) and aten.can_be_node(call):
             return False
         if _is_made_of_views(call.target):

@@ -18,6 +18,7 @@ from torch.fx import GraphModule, Node
 from onnxtrain.capture.lowering.aliases import Aliases, arguments_of, is_of_size, is_strided, name_of
 from onnxtrain.capture.lowering.batched import Batched, batched, prepares, unbatched
 from onnxtrain.capture.lowering.calls import Calls, UnknownCallError, Verdict
+from onnxtrain.capture.lowering.complex_views import is_complex
 from onnxtrain.capture.lowering.functional import functional_of, is_view_in_place, returns_also, written_by
 from onnxtrain.capture.lowering.types import Region, cast_to
 from onnxtrain.capture.lowering.writer import ORIGINS, Writer
@@ -192,8 +193,8 @@ class Lowering:
 
     def _stopped(self, result: Any) -> Any:
         value = result.meta["val"] if isinstance(result, Node) else None
-        is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
-        return self._writer.call(_ops.detach.default, (result,), val=value) if is_float else result
+        stops = isinstance(value, torch.Tensor) and _may_have_gradient(value)
+        return self._writer.call(_ops.detach.default, (result,), val=value) if stops else result
 
     def _write(self, node: Node, written: Sequence[str], aliases: Aliases) -> None:
         """Write the call that returns what an in-place one writes; the tensor is that from now on."""
@@ -204,6 +205,8 @@ class Lowering:
             return aliases.add(node, self._issue(target, args, kwargs, node.meta.get("val")))
         if name_of(node.target) in ("copy_", "fill_") and isinstance(args[1], Node):
             made = aliases.content(args[1])
+        elif name_of(node.target) == "zero_":
+            made = 0
         else:
             args, kwargs = aliases.contents((args, kwargs))
             made = self._issue(target, args, kwargs)
@@ -214,16 +217,21 @@ class Lowering:
         old = changed.meta["val"]
         if not isinstance(made, Node) or not isinstance(made.meta["val"], torch.Tensor):
             made = self._issue(_ops.full_like.default, (aliases.content(changed), made), {})
-        made = cast_to(self._writer, made, old.dtype)
+        made = self._of_type(made, old.dtype)
         if not is_of_size(made.meta["val"], old):
             made = self._issue(_ops.expand_as.default, (made, aliases.content(changed)), {}, old)
         if not self._calls.region.gradients:
             made = self._stopped(made)
-        elif name_of(node.target) in _OVERWRITTEN and old.is_floating_point():
+        elif name_of(node.target) in _OVERWRITTEN and _may_have_gradient(old):
             never = self._issue(_ops.full.default, ([], False), {"dtype": torch.bool, "device": old.device})
             made = self._issue(_ops.where.self, (never, aliases.content(changed), made), {}, old)
         aliases.write(changed, made)
         aliases.same(node, changed)
+
+    def _of_type(self, made: Node, dtype: torch.dtype) -> Node:
+        if made.meta["val"].dtype != dtype and (dtype.is_complex or is_complex(made)):
+            return self._issue(_ops._to_copy.default, (made,), {"dtype": dtype})  # which no node of ONNX casts
+        return cast_to(self._writer, made, dtype)
 
     def _write_beside(self, node: Node, changed: Sequence[Node], made: Any, aliases: Aliases) -> None:
         """Take apart what an operator returned, the last of it what it writes to arguments."""
@@ -257,6 +265,11 @@ def _at_line(node: Node) -> Iterator[None]:
 
 def _inputs_of(module: GraphModule) -> list[Node]:
     return [n for n in module.graph.nodes if n.op == "placeholder"]
+
+
+def _may_have_gradient(value: torch.Tensor) -> bool:
+    """Whether tensors of this type may, as complex ones may."""
+    return value.is_floating_point() or value.is_complex()
 
 
 def _moves_statistics(node: Node) -> bool:

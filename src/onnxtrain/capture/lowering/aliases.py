@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from onnxtrain.capture.lowering.complex_views import conjugated, scattered, whole_of
 from onnxtrain.capture.lowering.functional import functional_of, is_view_in_place, written_by
 from onnxtrain.capture.lowering.strides import offset_of, order_in_memory, refused_strides
 from onnxtrain.capture.lowering.writer import Writer
@@ -153,20 +154,23 @@ class Aliases:
         name, above, call = name_of(view.target), self.content(parent), self._call
         given = {k: self.contents(v) for k, v in arguments_of(view).items()}
         if name == "select":
-            return call(aten.select_scatter.default, (above, content, given.get("dim"), given.get("index")))
+            return self._scatter(aten.select_scatter.default, above, content, given.get("dim"), given.get("index"))
         if name == "slice":
             rest = [given.get("dim", 0), given.get("start"), given.get("end"), given.get("step", 1)]
-            return call(aten.slice_scatter.default, (above, content, *rest))
+            return self._scatter(aten.slice_scatter.default, above, content, *rest)
         if name == "narrow":
             end = self._sum(given["start"], given["length"])
-            return call(aten.slice_scatter.default, (above, content, given["dim"], given["start"], end))
+            return self._scatter(aten.slice_scatter.default, above, content, given["dim"], given["start"], end)
         if name == "diagonal":
             rest = [given.get("offset", 0), given.get("dim1", 0), given.get("dim2", 1)]
             return call(aten.diagonal_scatter.default, (above, content, *rest))
         if name == "unfold" and _are_apart(view, parent):
             return self._inverse_of_windows(above, content, given["dimension"], given["size"], given["step"])
         if (order := _order_of(name, given, parent)) is not None:
-            return call(aten.permute.default, (content, [order.index(i) for i in range(len(order))]))
+            made = call(aten.permute.default, (content, [order.index(i) for i in range(len(order))]))
+            return conjugated(name, made, call)
+        if (made := whole_of(name, above, content, call)) is not None:
+            return made
         if name in _SHAPES and parent.meta["val"].numel() == view.meta["val"].numel():
             return call(aten.reshape.default, (content, self._writer.sizes(above)))
         raise _refused(view)
@@ -178,27 +182,30 @@ class Aliases:
         for place in range(size):
             column = self._call(aten.select.int, (content, -1, place))
             where = (axis, place, self._sum(length, place), step)
-            above = self._call(aten.slice_scatter.default, (above, column, *where))
+            above = self._scatter(aten.slice_scatter.default, above, column, *where)
         return above
 
     def _inverse_of_part(self, part: Node, parts: Node, content: Any) -> Any:
         """The tensor that was split, where one part of it has another content."""
-        above, call = self.content(parts.args[0]), self._call
+        above = self.content(parts.args[0])
         index: Any = part.args[1]
         dim = _axis_of_parts(parts)
         if dim is None:
             raise _refused(parts)
         if name_of(parts.target) == "unbind":
-            return call(aten.select_scatter.default, (above, content, dim, index))
+            return self._scatter(aten.select_scatter.default, above, content, dim, index)
         sizes = [self._size_of_part(parts, i, dim) for i in range(index + 1)]
         start = functools.reduce(self._sum, sizes[:-1], 0)
-        return call(aten.slice_scatter.default, (above, content, dim, start, self._sum(start, sizes[-1])))
+        return self._scatter(aten.slice_scatter.default, above, content, dim, start, self._sum(start, sizes[-1]))
 
     def _size_of_part(self, parts: Node, index: int, dim: int) -> Any:
         size = parts.meta["val"][index].shape[dim]
         if isinstance(size, int):
             return size
         return self._writer.call(aten.sym_size.int, (self._writer.part(self.content(parts), index), dim))
+
+    def _scatter(self, target: Any, above: Any, part: Any, dim: int | None, *rest: Any) -> Any:
+        return scattered(target, above, part, dim, rest, self._call)
 
     def _call(self, target: Any, args: tuple[Any, ...]) -> Any:
         return self._issue(target, args, {})
@@ -256,7 +263,7 @@ def _is_same(view: Node, of: Node) -> bool:
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return False
     return (
-        a.dtype == b.dtype
+        (a.dtype, a.is_conj(), a.is_neg()) == (b.dtype, b.is_conj(), b.is_neg())
         and is_of_size(a, b)
         and tuple(map(str, a.stride())) == tuple(map(str, b.stride()))
         and str(a.storage_offset()) == str(b.storage_offset())
@@ -268,7 +275,7 @@ def _order_of(name: str, given: dict[str, Any], parent: Node) -> list[int] | Non
     rank = parent.meta["val"].dim()
     if name == "permute":
         return [d % rank for d in given["dims"]]
-    if name in ("t", "t_", "numpy_T", "mT", "matrix_H", "adjoint"):
+    if name in ("t", "t_", "numpy_T", "mT", "mH", "matrix_H", "adjoint"):
         pair = (0, 1) if name in ("t", "t_") else (-2, -1)
         return list(reversed(range(rank))) if name == "numpy_T" or rank < 2 else _swapped(rank, *pair)
     if name in ("transpose", "transpose_", "swapaxes", "swapdims"):

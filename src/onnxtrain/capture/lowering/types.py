@@ -112,6 +112,8 @@ def promoted(
 
 def _of_one_type(writer: Writer, target: Any, args: Sequence[Any]) -> tuple[Any, Any, Any, torch.dtype] | None:
     dtype = writer.result(target, args, {}).dtype
+    if dtype.is_complex:
+        return None  # which no node of ONNX casts to
     wider = tuple(_promote(writer, a, dtype) if isinstance(a, list | tuple) else a for a in args)
     return None if wider == tuple(args) else (target, wider, {}, dtype)
 
