@@ -148,3 +148,21 @@ def test_an_example_that_cannot_be_larger_fails_in_silence(monkeypatch: pytest.M
     captured = capture(Product(), (torch.ones(4, 1),), {})
     assert shapes.dims_of(captured.graph.model.graph.inputs[0])[1] == 1  # type: ignore[index]
     assert not told and logger.getEffectiveLevel() <= logging.ERROR
+
+
+class Largest(torch.nn.Module):
+    """Compares a size with 2, which each symbol is taken to be, where torch.export stands in for Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        scale = max(y.shape, default=1) + min((y.shape[0], 0), (1, 5))[1]
+        return (y * scale).sum()
+
+
+@pytest.mark.parametrize("rows", [(1, 3, 2), (3, 1, 2)])
+def test_the_largest_of_sizes_of_which_one_is_1(rows: tuple[int, ...]) -> None:
+    check(Largest(), [torch.randn(count, 4) for count in rows], graphs=2)

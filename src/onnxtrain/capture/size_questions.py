@@ -11,6 +11,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch._export import non_strict_utils
 from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
@@ -131,5 +132,8 @@ _UNINTERESTING = symbolic_shapes.uninteresting_files
 
 @functools.cache
 def _machinery() -> set[str]:
-    """The files of torch's machinery of sizes, and this one, which stands in between; none that may be the user's."""
-    return {file for file in _UNINTERESTING() if not is_users(file)} | {__file__}
+    """The files of torch's machinery of sizes, and those that stand in between; none that may be the user's.
+
+    These are this one, and what torch.export has the user call for ``max`` and ``min``.
+    """
+    return {file for file in _UNINTERESTING() if not is_users(file)} | {__file__, non_strict_utils.__file__}
