@@ -76,3 +76,19 @@ def test_a_query_that_sees_no_key_gets_zeros(kind: str, dropout: float) -> None:
         return x
 
     compare(attend, torch.randn(2, 2, 5, 8, dtype=torch.float64))
+
+
+AS_NEW: dict[str, Callable[[Tensor], Tensor]] = {
+    "median": lambda x: x[:1].expand(5, -1).contiguous().median(0).values,
+    "nanmedian": lambda x: x.new_full((x.shape[0], 2), 3.0).nanmedian(0)[0] * x.sum(),
+    "pairs, permuted": lambda x: torch.view_as_complex(torch.stack([x, x * 2], 0).permute(1, 2, 0).contiguous()).abs(),
+    "pairs, filled": lambda x: torch.view_as_complex(torch.ones(x.shape[0], 2, dtype=x.dtype)).real * x[:, 0],
+    "pairs that begin in the middle": lambda x: torch.view_as_complex(x.flatten()[1:5].clone().view(2, 2)).abs(),
+    "other types of numbers": lambda x: torch.ones(x.shape[0], 2).view(torch.int16).double() * x,
+}
+
+
+@pytest.mark.parametrize("name", AS_NEW)
+def test_what_is_new_in_eager_lies_as_if_it_were(name: str) -> None:
+    """A graph expands, permutes and slices where eager PyTorch makes a copy."""
+    compare(AS_NEW[name], torch.randn(3, 4, dtype=torch.float64))

@@ -14,6 +14,12 @@ from onnxtrain.execute.torch.registry import lowering
 from onnxtrain.ir.graphs import DOMAIN
 
 Tensor = torch.Tensor
+_IN_ONE_PIECE = (
+    frozenset(  # medians read an expanded axis beyond its end; the others ask for the strides of new tensors
+        ("aten::median.dim", "aten::nanmedian.dim", "aten::view_as_complex", "aten::view.dtype")
+    )
+)
+_LARGEST = 16  # elements of one byte in one of the largest type
 
 
 @lowering("ATen", domain=DOMAIN, view=True)
@@ -125,8 +131,15 @@ def _replayed(state: Tensor | None, device: str) -> Iterator[None]:
 
 def _call(inputs: Sequence[Tensor | None], operator: str, overload: str, arguments: str, keywords: str) -> Any:
     function, takes_tensor, args, kwargs = _parsed(operator, overload, arguments, keywords)
+    inputs = [x if x is None else _in_one_piece(x) for x in inputs] if operator in _IN_ONE_PIECE else inputs
     given = [_number(_decode(a, inputs), takes) for a, takes in zip(args, takes_tensor, strict=False)]
     return function(*given, **{k: _decode(a, inputs) for k, a in kwargs.items()})
+
+
+def _in_one_piece(x: Tensor) -> Tensor:
+    """A tensor as it lies when it is new: a graph expands, slices and permutes where eager PyTorch copies."""
+    is_new = x.is_contiguous() and x.storage_offset() % _LARGEST == 0
+    return x if is_new else x.clone(memory_format=torch.contiguous_format)
 
 
 @functools.lru_cache(4096)
