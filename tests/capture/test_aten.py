@@ -121,6 +121,16 @@ def test_what_torch_onnx_would_translate_otherwise(name: str) -> None:
     assert "ATen(" in wrapped.graph("captured")
 
 
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic", "trilinear"])
+def test_scales_of_images_in_double_precision(mode: str) -> None:
+    """ONNX's are in float32."""
+    axes = (None,) * (3 if mode == "trilinear" else 2)
+    images = torch.randn(4, 6, dtype=torch.float64)
+    exact = compare(lambda x: F.interpolate(x[axes], scale_factor=1.5, mode=mode), images)
+    wrapped = compare(lambda x: F.interpolate(x[axes], scale_factor=1.7, mode=mode), images)
+    assert "ATen(" in wrapped.graph("captured") and "ATen(" not in exact.graph("captured")
+
+
 @pytest.mark.parametrize("order", [1, 2, float("inf"), -float("inf")])
 @pytest.mark.parametrize("dims", [{}, {"keepdim": True}, {"dim": 1}, {"dim": (0, 1), "keepdim": True}])
 def test_norms(order: float, dims: dict[str, object]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import torch
 
@@ -108,6 +109,14 @@ def pads_what_is_cut(node: torch.fx.Node) -> bool:
 def has_a_scale_of_its_own(node: torch.fx.Node) -> bool:
     """Torch's smoothing kernel follows a scale that is given, or the distance of corners, ONNX's the sizes."""
     return bool(node.args[2]) or any(scale is not None for scale in (*node.args[3:], *node.kwargs.values()))
+
+
+@whole(aten.upsample_bilinear2d.vec, aten.upsample_bicubic2d.vec, aten.upsample_trilinear3d.vec)
+def has_a_scale_in_double_precision(node: torch.fx.Node) -> bool:
+    """Resize has scales in float32."""
+    scales = node.args[3] if len(node.args) > 3 else node.kwargs.get("scale_factors")
+    given: Any = [] if scales is None or node.meta["val"].dtype != torch.float64 else scales
+    return any(isinstance(s, float) and s != float(np.float32(s)) for s in given)
 
 
 @whole(aten.pixel_shuffle.default, aten.pixel_unshuffle.default)
