@@ -246,6 +246,18 @@ def _windows_written(x: Tensor) -> Tensor:
     return windows.sin().sum((1, 2)) * y.sum(1)
 
 
+def _views_that_no_operator_promises(x: Tensor) -> Tensor:
+    """Operators that return memory of their argument where nothing is left to do."""
+    y, column = x * 1, x[:, 0] * 1
+    torch.einsum("ij->ji", y)[0] = 1
+    torch.einsum("ii->i", y[:3, :3]).mul_(2)
+    F.alpha_dropout(y, 0.5, training=False).mul_(3)
+    torch.moveaxis(y, 0, 1)[1].add_(1)
+    rows, columns = torch.meshgrid(column, x[0], indexing="ij")
+    column.mul_(2)
+    return y * rows + columns
+
+
 def _truth_written(x: Tensor) -> Tensor:
     """Autograd does not notice it, and passes gradients as if it were not there."""
     y, z = x * 2, (x * 3).round()
@@ -291,6 +303,7 @@ PIECES = {
         _itself_without_gradient,
         _written_after_nothing_was_dropped,
         _windows_written,
+        _views_that_no_operator_promises,
         _truth_written,
     )
 }
@@ -342,6 +355,13 @@ def test_strides_of_a_memory_that_is_not_known_are_refused() -> None:
         capture(module, (torch.randn(5, 4, dtype=torch.float64),), {})
 
 
+def test_strides_written_to_a_part_of_a_memory_are_refused() -> None:
+    """The copy that eager PyTorch makes is one of the whole memory."""
+    code = lambda x: torch.as_strided_scatter(torch.stack([x, x])[1], x[0, :2], (2,), (1,), 1)  # noqa: E731
+    with pytest.raises(CaptureError, match="as_strided_scatter on a part"):
+        capture(Piece(code), (torch.randn(5, 4, dtype=torch.float64),), {})
+
+
 def test_the_line_that_writes_to_an_input_is_named() -> None:
     class Writes(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -359,6 +379,7 @@ OVERWRITTEN: dict[str, Callable[[Tensor], Tensor]] = {
     "with zeros": lambda x: x.mul(2).zero_(),
     "with another tensor": lambda x: x.clone().copy_(torch.ones(4)),
     "with random numbers": lambda x: x.clone().normal_() * 0,
+    "by an operator that returns": lambda x: torch.fill(x, 0.5),
     "a whole slice": lambda x: x.clone()[:].fill_(0.5),
     "detached before": lambda x: x.detach().clone().fill_(0.5),
 }

@@ -15,11 +15,20 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from onnxtrain.capture.lowering.aliases import Aliases, arguments_of, is_of_size, is_strided, name_of
+from onnxtrain.capture.lowering.aliases import (
+    Aliases,
+    arguments_of,
+    is_of_size,
+    is_strided,
+    memory_of,
+    name_of,
+)
 from onnxtrain.capture.lowering.batched import Batched, batched, prepares, unbatched
 from onnxtrain.capture.lowering.calls import Calls, UnknownCallError, Verdict
 from onnxtrain.capture.lowering.complex_views import is_complex
+from onnxtrain.capture.lowering.expansions import expansion
 from onnxtrain.capture.lowering.functional import functional_of, is_view_in_place, returns_also, written_by
+from onnxtrain.capture.lowering.strides import order_in_memory, refused_strides
 from onnxtrain.capture.lowering.types import Region, cast_to
 from onnxtrain.capture.lowering.writer import ORIGINS, Writer
 from onnxtrain.capture.source_lines import user_line
@@ -152,7 +161,8 @@ class Lowering:
             self._normalize(node, aliases)
         elif written := written_by(target):
             self._write(node, written, aliases)
-        else:
+        elif not (_is_hidden_view(node) and self._taken_apart(node, aliases)):
+            _refuse_strides_of_a_part(node)
             args, kwargs = aliases.contents((node.args, dict(node.kwargs)))
             aliases.add(node, self._issue(_SAME.get(target, target), args, kwargs, node.meta.get("val")))
 
@@ -191,6 +201,26 @@ class Lowering:
         left = [self._stopped(r) if stopped else r for r in results]
         self._left[node] = list(zip(returned, left, strict=True))
 
+    def _taken_apart(self, node: Node, aliases: Aliases) -> bool:
+        """Write the views that a call is made of, if torch says them and the call need not stay whole."""
+        if node.target in self._whole:
+            return False
+        with self._calls.region.enter():
+            found = expansion(self._writer, node.target, node.args, node.kwargs)
+        if found is None:
+            return False
+        module, given = found
+        for inner, outer in zip(_inputs_of(module), given, strict=True):
+            aliases.same(inner, outer)
+        with self._writer.from_operator(node.target):
+            results = self._written(module, aliases)
+        (returned,) = (n.args[0] for n in module.graph.nodes if n.op == "output")
+        if isinstance(results, tuple | list):
+            self._left[node] = list(zip(returned, results, strict=True))
+        else:
+            aliases.same(node, returned)
+        return True
+
     def _stopped(self, result: Any) -> Any:
         value = result.meta["val"] if isinstance(result, Node) else None
         stops = isinstance(value, torch.Tensor) and _may_have_gradient(value)
@@ -203,10 +233,8 @@ class Lowering:
         if is_view_in_place(node.target):
             args, kwargs = aliases.contents((args, kwargs))
             return aliases.add(node, self._issue(target, args, kwargs, node.meta.get("val")))
-        if name_of(node.target) in ("copy_", "fill_") and isinstance(args[1], Node):
-            made = aliases.content(args[1])
-        elif name_of(node.target) == "zero_":
-            made = 0
+        if name_of(node.target) in ("copy_", "fill_", "zero_"):
+            made = aliases.content(args[1]) if len(args) > 1 else 0
         else:
             args, kwargs = aliases.contents((args, kwargs))
             made = self._issue(target, args, kwargs)
@@ -279,6 +307,28 @@ def _moves_statistics(node: Node) -> bool:
     named = arguments_of(node)
     has_channels = named["input"].meta["val"].dim() > 1
     return has_channels and bool(named["training"]) and isinstance(named["running_mean"], Node)
+
+
+def _is_hidden_view(node: Node) -> bool:
+    """Whether a call returned memory of an argument though its operator promises none: ``einsum("ij->ji", x)`` does."""
+    target: Any = node.target
+    if any(made.alias_info is not None for made in target._schema.returns):
+        return False
+    memory = memory_of(node.meta.get("val"))
+    return memory is not None and any(memory_of(a.meta.get("val")) == memory for a in node.all_input_nodes)
+
+
+def _refuse_strides_of_a_part(node: Node) -> None:
+    """What is written by strides is a copy of all the memory that a tensor is in.
+
+    Raises:
+        CaptureError: the tensor is a part of it, or lies there in another order.
+    """
+    if node.target is not _ops.as_strided_scatter.default:
+        return
+    whole = arguments_of(node)["self"].meta["val"]
+    if order_in_memory(whole) != list(range(whole.dim())):
+        raise refused_strides("as_strided_scatter")
 
 
 def _remove_unread_numbers(graph: torch.fx.Graph) -> None:

@@ -281,7 +281,7 @@ def _order_of(name: str, given: dict[str, Any], parent: Node) -> list[int] | Non
     if name in ("transpose", "transpose_", "swapaxes", "swapdims"):
         pair = [v for k, v in given.items() if k in ("dim0", "dim1", "axis0", "axis1")]
         return _swapped(rank, *pair)
-    if name == "movedim":
+    if name in ("movedim", "moveaxis"):
         probe = torch.empty(*range(2, rank + 2), device="meta")
         moved = torch.movedim(probe, given["source"], given["destination"])
         return [size - 2 for size in moved.shape]

@@ -37,11 +37,11 @@ def offset_of(value: torch.Tensor) -> int:
     return offset
 
 
-def refused_strides() -> CaptureError:
+def refused_strides(name: str = "as_strided") -> CaptureError:
     """The error for strides of a memory whose order is not known."""
     return CaptureError(
-        "the forward pass calls as_strided on a part of a tensor",
-        cure="call it on a copy, x.contiguous().as_strided(...), or use unfold, transpose and slices",
+        f"the forward pass calls {name} on a part of a tensor",
+        cure=f"call it on a copy, x.clone().contiguous().{name}(...), or use unfold, transpose and slices",
     )
 
 

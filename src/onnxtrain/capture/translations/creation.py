@@ -56,6 +56,14 @@ def full_like(x, value, dtype=None, **_: Any):
     return op.Expand(typed(value, dtype or x.dtype), op.Shape(x))
 
 
+@translation(aten.fill.Scalar, aten.fill.Tensor)
+def fill(x, value):
+    """A number in the place of all others; torch says that it requires a gradient, of zeros, if they did."""
+    if not x.dtype.is_floating_point():
+        return op.Expand(typed(value, x.dtype), op.Shape(x))
+    return op.Where(op.Constant(value=ir.tensor(False)), x, typed(value, x.dtype))
+
+
 @translation(aten.zeros_like.default, aten.empty_like.default)
 def zeros_like(x, dtype=None, **_: Any):
     """Zeros in the shape of another tensor."""
