@@ -56,6 +56,19 @@ def _at_places_of(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     return y + x.index_reduce(0, index, rows, "prod") + x.index_fill(0, index, 2.0)
 
 
+def _at_one_place(x: torch.Tensor) -> torch.Tensor:
+    """At what one number of a tensor says, beside places, axes and slices."""
+    place, places = x.detach().sum(1).argmax() % 2, torch.tensor([0, 1])
+    y = x.reshape(-1, 2, 3) * 1
+    y[:, place] = x[0, :3]
+    y[place, 1] *= 2
+    y[..., place] += 1
+    y[place, :, places] = 3
+    y[None, y.shape[0] - 1, place - 1] = x[1, 0]
+    read = y[place, :, places] * y[places, :, place] + y[place, ..., places] + y[places, None, -1 - place].sum()
+    return y.flatten(1) * read.sum() * y[y.shape[0] - 1, 1, places].sum()
+
+
 def scores(steps: int, batch: int) -> torch.Tensor:
     return torch.randn(steps, batch, 6).log_softmax(-1)
 
@@ -145,6 +158,7 @@ CALLS: dict[str, tuple[Callable[..., Any], list[tuple[torch.Tensor, ...]]]] = {
     ),
     "diagonals": (_diagonals, [(torch.rand(n, 4),) for n in (2, 5)]),
     "indices of one place": (_at_places_of, [(torch.rand(n, 3), torch.tensor(1)) for n in (2, 4)]),
+    "one place among others": (_at_one_place, [(torch.rand(n, 6),) for n in (2, 4)]),
     "indices into nothing": (_at_places_of, [(torch.rand(0, 0, 3), torch.zeros(0, dtype=torch.long))]),
     "places beyond nothing": (
         lambda x, i: x.index_fill(-1, i, 2.0) + (x * 1).index_fill_(1, i, 3.0) + x.index_add(1, i, x.new_ones(0, 2)),

@@ -19,12 +19,15 @@ def take(input: Tensor, index: Tensor) -> Any:
 
 @substitute(Tensor.__getitem__)
 def getitem(self: Tensor, index: Any) -> Any:
-    """All of it or nothing, under a condition."""
+    """All of it or nothing, under a condition; at a place beside several."""
     given = index if isinstance(index, tuple) else (index,)
-    if not any(map(_is_condition, given)):
-        return NotImplemented
-    whole, places = _with_axes(self, given)
-    return whole[places]
+    if any(map(_is_condition, given)):
+        whole, places = _with_axes(self, given)
+        return whole[places]
+    if any(map(_is_place, given)) and any(isinstance(i, Tensor) and i.dim() for i in given):
+        whole, rest = _at_places(self, given)
+        return whole[rest]
+    return NotImplemented
 
 
 @substitute(Tensor.__setitem__)
@@ -33,6 +36,10 @@ def setitem(self: Tensor, index: Any, value: Any) -> Any:
     if isinstance(index, tuple) and any(map(_is_condition, index)):
         whole, places = _with_axes(self, index)
         whole[places] = value
+        return None
+    if isinstance(index, tuple) and any(map(_is_place, index)):
+        whole, rest = _at_places(self, index)
+        whole[rest] = value
         return None
     if isinstance(index, Tensor) and index.dim() and _is_other_number(value, self) and index.dtype == torch.bool:
         self[index] = value.to(self.dtype)  # where one number is written, torch brings it to the type
@@ -89,6 +96,21 @@ def fill_diagonal_(self: Tensor, fill_value: Any, wrap: bool = False) -> Any:
 
 def _is_condition(index: Any) -> bool:
     return isinstance(index, Tensor) and index.dtype == torch.bool and not index.dim()
+
+
+def _is_place(index: Any) -> bool:
+    """Whether an index is one place that a symbol says: a size, or what one number of a tensor is read as."""
+    return isinstance(index, torch.SymInt)
+
+
+def _at_places(whole: Tensor, index: tuple[Any, ...]) -> tuple[Tensor, tuple[Any, ...]]:
+    """The view at the places of an index, and the rest of it, which is an index into that."""
+    while found := [i for i, part in enumerate(index) if _is_place(part)]:
+        before, behind = index[: found[0]], index[found[0] + 1 :]
+        is_far = any(i is Ellipsis for i in before)
+        axis = whole.dim() - 1 - sum(map(_axes, behind)) if is_far else sum(map(_axes, before))
+        whole, index = whole.select(axis, index[found[0]]), (*before, *behind)
+    return whole, index or (...,)
 
 
 def _is_other_number(value: Any, whole: Tensor) -> bool:
