@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import copy
 import logging
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -166,3 +167,37 @@ class Largest(torch.nn.Module):
 @pytest.mark.parametrize("rows", [(1, 3, 2), (3, 1, 2)])
 def test_the_largest_of_sizes_of_which_one_is_1(rows: tuple[int, ...]) -> None:
     check(Largest(), [torch.randn(count, 4) for count in rows], graphs=2)
+
+
+CUT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "the first": lambda y: y[1:].sum(1),
+    "the last": lambda y: y[:-1].flatten(),
+    "either end": lambda y: (y[:-1] - y[1:]).square(),
+    "joined": lambda y: torch.cat([y[:-1], y[1:]]),
+    "repeated": lambda y: y[None, :-1].repeat(2, 1, 1),
+    "no more than one": lambda y: y[:1] * 2 + y[-1:].sum(),
+}
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_what_is_cut_off_of_a_selection_of_nothing(name: str) -> None:
+    """Symbols are positive, but not those that content decides on."""
+
+    class Selects(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.linspace(0.5, 1.5, 4))
+
+        def forward(self, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+            return CUT[name]((x * self.weight)[chosen])
+
+    wrapped, eager = ORTModule(Selects()), Selects()
+    for count in (2, 0, 1, 3):
+        results = []
+        for module in (wrapped, eager):
+            x = torch.arange(12.0).view(3, 4).requires_grad_()
+            y = module(x, torch.arange(3) < count)
+            (y * 2).sum().backward()
+            results.append((y, x.grad, next(module.parameters()).grad))
+        torch.testing.assert_close(*results)
+    assert captures(wrapped) == 1

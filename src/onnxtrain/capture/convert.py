@@ -21,6 +21,8 @@ from onnxtrain.ir.bodies import close_bodies
 from onnxtrain.ir.graphs import SOURCE, ForwardGraph, Signature
 from onnxtrain.ir.python_calls import CALL, HANDLE, is_call
 
+_OF_CONTENT = re.compile(r"u\d+")  # how torch names a size that content decides on
+
 Refusals: TypeAlias = Callable[[ForwardGraph], Iterable[ir.Node]]
 
 
@@ -217,12 +219,22 @@ def _with_names(dim: ir.SymbolicDim, renamed: dict[str, str]) -> shapes.Dim:
     if dim.value.isidentifier():
         return ir.SymbolicDim(renamed.get(dim.value, dim.value))
     expression = _parse(dim.value)
-    if expression is None:
+    if expression is None or _may_be_below_zero(expression):
         return ir.SymbolicDim(None)
     names: Any = {
         s: sympy.Symbol(renamed.get(str(s), str(s)), integer=True, positive=True) for s in expression.free_symbols
     }
     return shapes.simplify(ir.SymbolicDim(expression.subs(names)))
+
+
+def _may_be_below_zero(expression: sympy.Expr) -> bool:
+    """Whether a size is told by numbers that content decides on, and torch took these for more than 0.
+
+    Of ``x[mask][1:]`` it says ``u0 - 1``.
+    """
+    found = [s for s in expression.free_symbols if _OF_CONTENT.fullmatch(str(s))]
+    counts = {s: sympy.Symbol(str(s), integer=True, nonnegative=True) for s in found}
+    return bool(found) and not expression.subs(counts).is_nonnegative
 
 
 def _parse(text: str) -> sympy.Expr | None:

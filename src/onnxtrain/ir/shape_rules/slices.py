@@ -43,7 +43,7 @@ def slice_(node: ir.Node) -> Sequence[Facts]:
         sliced = data[slice(starts[0], _clip(ends[0]), steps[0])]  # type: ignore
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         axis %= len(dims)
-        length = _sliced(dims[axis], start, end, step)
+        length = _sliced(dims[axis], start, end, step, _may_be_empty(dims[axis], node))
         dims[axis] = fresh_dim(node.outputs[0], axis) if length is None else length
     return [Facts(dtype_of(x), tuple(dims), sliced)]
 
@@ -52,7 +52,16 @@ def _clip(end: Dim) -> int | None:
     return None if isinstance(end, int) and abs(end) > 2**31 else end  # type: ignore[return-value]
 
 
-def _sliced(dim: Dim, start: Dim, end: Dim, step: Dim) -> Dim | None:
+def _may_be_empty(dim: Dim, node: ir.Node) -> bool:
+    """Whether an axis may have no element: the graph's inputs have some, what content decides on may be nothing."""
+    if isinstance(dim, int):
+        return dim == 0
+    given = () if node.graph is None else node.graph.inputs
+    dims = [d for v in given for d in v.shape or () if isinstance(d, ir.SymbolicDim)]
+    return dim.value is None or not dim.free_symbols() <= set().union(*(d.free_symbols() for d in dims))
+
+
+def _sliced(dim: Dim, start: Dim, end: Dim, step: Dim, may_be_empty: bool) -> Dim | None:
     if isinstance(dim, int) and all(isinstance(v, int) for v in (start, end, step)):
         return len(range(dim)[slice(start if step > 0 else max(start, -dim), end, step)])  # type: ignore
     if step != 1:
@@ -60,13 +69,15 @@ def _sliced(dim: Dim, start: Dim, end: Dim, step: Dim) -> Dim | None:
     huge = isinstance(end, int) and end >= 2**31
     if start == 0 and (huge or end == dim):
         return dim
+    if may_be_empty:
+        return None
     if isinstance(start, int) and start >= 0 and (huge or end == dim):
         return _shorter(dim, start)
     if start == 0 and isinstance(end, int) and end < 0:
         return _shorter(dim, -end)
     if isinstance(start, int) and start < 0 and huge:
         return -start if isinstance(dim, int) or start == -1 else None
-    if start == 0 and end == 1:  # no dimension is empty
+    if start == 0 and end == 1:
         return 1
     return None
 
