@@ -121,6 +121,17 @@ def _written_to_out(x: Tensor) -> Tensor:
     return y * x
 
 
+def _made_in_out(x: Tensor) -> Tensor:
+    """In the type of what is there, not in the one that is the default."""
+    y, steps = torch.empty(x.shape[0], x.shape[0], dtype=x.dtype), x.new_empty(x.shape[0])
+    torch.eye(*y.shape, out=y)
+    torch.linspace(0, 1, x.shape[0], out=steps)
+    y = y * steps + torch.full(y.shape, 0.1, out=torch.empty_like(y))
+    resized = torch.empty(0, dtype=x.dtype)
+    torch.mul(x.detach(), 2, out=resized)
+    return y @ x * torch.arange(0, 4, out=x.new_empty(4)) * resized
+
+
 def _written_without_gradient(x: Tensor) -> Tensor:
     scale = torch.ones(4, dtype=x.dtype)
     with torch.no_grad():
@@ -282,6 +293,7 @@ PIECES = {
         _masked,
         _in_place_activations,
         _written_to_out,
+        _made_in_out,
         _written_without_gradient,
         _axes_inserted_in_place,
         _counts_that_become_numbers,

@@ -246,7 +246,7 @@ class Lowering:
         if not isinstance(made, Node) or not isinstance(made.meta["val"], torch.Tensor):
             made = self._issue(_ops.full_like.default, (aliases.content(changed), made), {})
         made = self._of_type(made, old.dtype)
-        if not is_of_size(made.meta["val"], old):
+        if not is_of_size(made.meta["val"], old) and "out" not in written:  # which is resized
             made = self._issue(_ops.expand_as.default, (made, aliases.content(changed)), {}, old)
         if not self._calls.region.gradients:
             made = self._stopped(made)

@@ -13,6 +13,7 @@ from onnxtrain.errors import CaptureError
 
 _ops = torch.ops.aten
 _NAMED = {"normal_": _ops.normal_functional.default}  # the only one that is not named as the rule says
+_CHOSEN = frozenset(("dtype", "layout", "device", "pin_memory"))  # by the caller, where no ``out`` is there to say it
 _BESIDE = "_functional"  # how torch names what returns, besides its results, what another operator writes
 
 
@@ -49,6 +50,11 @@ def functional_of(node: Node, written: Sequence[str]) -> tuple[Any, tuple[Any, .
     left = target._schema.arguments[len(node.args) :]
     asked = {a.name for a in found._schema.arguments if not a.has_default_value()}
     kwargs |= {a.name: a.default_value for a in left if a.name in asked and a.name not in kwargs and not a.is_out}
+    if _CHOSEN & set(_names_of(found)) - set(
+        _names_of(target)
+    ):  # what makes a tensor makes one like that which is there
+        out: Any = node.kwargs["out"]
+        kwargs |= {"dtype": out.meta["val"].dtype, "device": out.meta["val"].device}
     return found, tuple(node.args), kwargs
 
 
@@ -63,7 +69,8 @@ def _functional(target: Any, written: tuple[str, ...]) -> Any:
     if name in _NAMED:
         return _NAMED[name]
     if written == ("out",):
-        return next((o for o in _overloads(namespace, name) if _asks_for_the_same(o, target)), None)
+        same = (o for o in _overloads(namespace, name) if _asks_for_the_same(o, target, _CHOSEN))
+        return next(same, None)
     if not name.endswith("_") or len(written) > 1:
         return next((o for o in _overloads(namespace, f"{name}{_BESIDE}") if _asks_for_the_same(o, target)), None)
     plain = f"__{name[3:]}" if name.startswith("__i") else name.removesuffix("_")  # __iand__ writes, __and__ returns
@@ -78,10 +85,13 @@ def _overloads(namespace: str, name: str) -> list[Any]:
     return [] if packet is None else [getattr(packet, overload) for overload in packet.overloads()]
 
 
-def _asks_for_the_same(candidate: Any, target: Any) -> bool:
+def _asks_for_the_same(candidate: Any, target: Any, but: frozenset[str] = frozenset()) -> bool:
+    """Whether an operator that writes nothing takes the same arguments, but for some that it takes besides."""
     if candidate._schema.is_mutable:
         return False
-    return _names_of(candidate) == _names_of(target) and _types_of(candidate) == _types_of(target)
+    besides = but - set(_names_of(target))
+    pairs = [(n, t) for n, t in zip(_names_of(candidate), _types_of(candidate), strict=True) if n not in besides]
+    return pairs == list(zip(_names_of(target), _types_of(target), strict=True))
 
 
 def _names_of(target: Any) -> list[str]:
