@@ -233,7 +233,7 @@ def _may_be_below_zero(expression: sympy.Expr) -> bool:
     Of ``x[mask][1:]`` it says ``u0 - 1``.
     """
     found = [s for s in expression.free_symbols if _OF_CONTENT.fullmatch(str(s))]
-    counts = {s: sympy.Symbol(str(s), integer=True, nonnegative=True) for s in found}
+    counts: Any = {s: sympy.Symbol(str(s), integer=True, nonnegative=True) for s in found}
     return bool(found) and not expression.subs(counts).is_nonnegative
 
 
