@@ -215,7 +215,7 @@ def _traced(
                 functions=_functions(options),
                 ignored=options.ignored_attributes,
                 answers=answers,
-                whole=is_whole,
+                short=not is_whole,
             )
         count = traced.flat.result.recorded
         report.recorded, report.known = count.recorded, count.known

@@ -269,7 +269,64 @@ class ThroughNone(Stack):
         return self.last(x)
 
 
-WHOLES = (Hands, Chooses, Reads, ReadsThird, Weighs, WeighsParts, LooksInside, Twice, Backwards, Straight, ThroughNone)
+class Doubles(Stack):
+    """What a layer gives is changed in place before the next one has it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for layer in self.layers:
+            x = layer(x)
+            x.mul_(0.5)
+        return self.last(x)
+
+
+class Shifts(Stack):
+    """What all layers are given is changed in place between two of them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, shift = self.first(x), torch.zeros_like(x[:, :1])
+        for layer in self.layers:
+            x = layer(x + shift)
+            shift.add_(0.5)
+        return self.last(x)
+
+
+class Detaches(Stack):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for place, layer in enumerate(self.layers):
+            x = layer(x.detach() if place == 4 else x)
+        return self.last(x)
+
+
+class Toggles(Stack):
+    """One layer runs in another mode."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for place, layer in enumerate(self.layers):
+            layer.train(place != 5)
+            x = layer(x)
+        return self.last(x)
+
+
+WHOLES = (
+    Hands,
+    Doubles,
+    Shifts,
+    Detaches,
+    Toggles,
+    Chooses,
+    Reads,
+    ReadsThird,
+    Weighs,
+    WeighsParts,
+    LooksInside,
+    Twice,
+    Backwards,
+    Straight,
+    ThroughNone,
+)
 
 
 @pytest.mark.parametrize("kind", [*WHOLES, Skips], ids=lambda k: k.__name__)

@@ -44,7 +44,7 @@ def trace(
     functions: Functions | None = None,
     ignored: Collection[str] = (),
     answers: Answers | None = None,
-    whole: bool = False,
+    short: bool = False,
 ) -> Traced:
     """Record one call of a module.
 
@@ -59,7 +59,7 @@ def trace(
         ignored: names of attributes that do not concern the forward pass.
         answers: what looks at the content of tensors saw; empty where there was no rehearsal yet; None where there will
             be none: checks are left out.
-        whole: whether all layers are traced, where layers are alike too.
+        short: whether of layers that are alike only some are traced, so that the graph is a short one (``ir.layers``).
 
     Raises:
         UnsupportedDataError: an input or output has a type that a graph cannot take.
@@ -72,7 +72,7 @@ def trace(
     fixed = _axes(tensors) if static_shapes else frozenset(constant)
 
     def traced(stand_ins: StandIns) -> Traced:
-        flat = FlatModule(module, inputs, autocast, functions, ignored, answers, repeated)
+        flat = FlatModule(module, inputs, autocast, functions, ignored, answers, repeated, stand_ins.begin)
         owned = [*dict(module.named_parameters()), *dict(module.named_buffers())]
         names = input_names(module.forward, args, kwargs, inputs.numbers, owned)
         program = _program(flat, _told_apart(tensors), names, fixed, fill)
@@ -82,7 +82,7 @@ def trace(
         return Traced(program, flat, inputs, tuple(names), buffers, sizes, layers=stand_ins.layers)
 
     with _ONE_AT_A_TIME, _parameters_of_their_own(module):
-        rows = () if whole or (answers is not None and answers.rehearsed) else rows_of(module, ignored)
+        rows = rows_of(module, ignored) if short and (answers is None or not answers.rehearsed) else ()
         made = with_stand_ins(rows, ignored, traced)
     is_asked = made.flat.result.assumed.form
     return dataclasses.replace(made, form=form_of(tensors, module.parameters())) if is_asked else made

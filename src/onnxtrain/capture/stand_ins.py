@@ -14,9 +14,7 @@ import functools
 import logging
 import random
 import sys
-import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -27,20 +25,13 @@ from onnxtrain.capture.descriptions import Describer
 from onnxtrain.capture.left_behind import Watch
 from onnxtrain.capture.like_layers import HOOKS, Row, names_within
 from onnxtrain.capture.readings import CodeWatch, ambient
+from onnxtrain.capture.stand_in_modules import Unread, stand_in
 from onnxtrain.errors import ContentError
 from onnxtrain.ir.layers import KEPT, Layers
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 _OTHERS = (bytes, complex)
-_TABLES = ("_parameters", "_buffers", "_modules")
-_TORCH = Path(torch.__file__).parent
-_MODULE_FILE = str(Path("nn", "modules", "module.py"))
-_MAY_ASK = (
-    str(Path(__file__).parents[1]),
-    *(str(_TORCH / part) for part in ("fx", "export", "_export", "_functorch", "_dynamo", "_subclasses")),
-    *(str(_TORCH / "nn" / "utils" / part) for part in ("stateless.py", "_named_member_accessor.py")),
-)
 
 
 class UnlikeError(Exception):
@@ -94,6 +85,12 @@ class StandIns:
                 stack.enter_context(calls.standing())
             yield
 
+    def begin(self) -> None:
+        """Forget the calls of an earlier trace: a call may be traced more than once."""
+        sys.setprofile(None)
+        for calls in self._rows:
+            calls.begin()
+
     def take_out(self, program: torch.export.ExportedProgram) -> None:
         """Take what stand-ins gave out of a recorded program.
 
@@ -105,9 +102,10 @@ class StandIns:
                 calls.check_called()
         if self.unlike:
             raise UnlikeError(self.unlike)
+        lengths = {row.missing for row in self.layers}
         for module in program.graph_module.modules():
             if isinstance(module, torch.fx.GraphModule):
-                _take_out(module.graph)
+                _take_out(module.graph, lengths)
 
     def _refuse(self, why: str) -> UnlikeError:
         self.unlike = self.unlike or why
@@ -136,20 +134,30 @@ def with_stand_ins(rows: Sequence[Row], ignored: Collection[str], trace: Callabl
     return trace(StandIns(()))
 
 
-def _take_out(graph: torch.fx.Graph) -> None:
+def _take_out(graph: torch.fx.Graph, lengths: Collection[int]) -> None:
+    """Take out of a graph what stand-ins gave: chains as long as there are stand-ins, with nothing in between."""
     order = {node: at for at, node in enumerate(graph.nodes)}
     given = [node for node in graph.nodes if node.target is _LIKE]
     for node in given:
         source: Any = node.args[0]
-        readers = [n for n in source.users if n is not node and order[n] > order[node]]
-        is_read = node.args[1] and source.target is not _LIKE and any(n.target is not _LIKE for n in readers)
-        if is_read or (not node.args[1] and node.users) or (_LIKE in [n.target for n in node.users][1:]):
+        later = [n for n in source.users if order[n] > order[node]]
+        is_read = node.args[1] and source.target is not _LIKE and later  # a layer that was traced
+        is_shared = len(node.users) > 1 and any(n.target is _LIKE for n in node.users)
+        if is_read or is_shared or (not node.args[1] and node.users):
             raise UnlikeError("what a layer gives is read by something else than the next layer")
-        if len(node.users) > 1 and any(n.target is _LIKE for n in node.users):
-            raise UnlikeError("what a layer gives is read by something else than the next layer")
+        if node.args[1] and source.target is not _LIKE and _length(node) not in lengths:
+            raise UnlikeError("something is done to what a layer gives before the next one has it")
     for node in given:
         node.replace_all_uses_with(node.args[0])
         graph.erase_node(node)
+
+
+def _length(node: torch.fx.Node | None) -> int:
+    """How many stand-ins follow on each other from one on."""
+    count = 0
+    while node is not None:
+        node, count = next((n for n in node.users if n.target is _LIKE), None), count + 1
+    return count
 
 
 class _Calls:
@@ -168,14 +176,17 @@ class _Calls:
         self._seen: list[_Seen] = []  # of the layers that are traced
         self._next = 0  # of the row
         self._watched: tuple[Any, ...] = ()
-        self._latest: Sequence[Any] = ()
+        self._latest = _Leaves(None)  # what the layer before gave
 
     @contextlib.contextmanager
     def standing(self) -> Iterator[None]:
         """Within it the stand-ins are in their places, and the other layers are watched."""
         children, first = self.row.owner._modules, self.row.layers.first
         missing = dict(enumerate(self.row.modules[KEPT - 1 : -1], first + KEPT - 1))
-        made = {str(n): _stand_in(layer, n - first, self) for n, layer in missing.items()}
+        made = {
+            str(n): stand_in(layer, functools.partial(self.skip, n - first), self.refuse)
+            for n, layer in missing.items()
+        }
         with contextlib.ExitStack() as stack:
             for layer in self.row.kept:
                 stack.callback(layer.register_forward_pre_hook(self._begin, with_kwargs=True).remove)
@@ -187,6 +198,10 @@ class _Calls:
             children.update(made)
             yield
 
+    def begin(self) -> None:
+        """Forget the calls of an earlier trace."""
+        self._seen, self._next, self._watched, self._latest = [], 0, (), _Leaves(None)
+
     def check_called(self) -> None:
         """Note where not every layer was called once, in its turn."""
         if self._next != len(self.row.modules):
@@ -197,12 +212,12 @@ class _Calls:
         """Watch an attribute that differs: what reads it is not alike."""
         owner = type(self.row.modules[0].get_submodule(path))
         parts = {id(layer.get_submodule(path)) for layer in self.row.kept} | ({*stand_ins} if not path else set())
-        before = vars(owner).get(name, _Unread)
-        setattr(owner, name, _Unread(name, parts, self))
+        before = vars(owner).get(name, Unread)
+        setattr(owner, name, Unread(name, parts, self.refuse))
         try:
             yield
         finally:
-            if before is _Unread:
+            if before is Unread:
                 delattr(owner, name)
             else:
                 setattr(owner, name, before)
@@ -243,9 +258,9 @@ class _Calls:
         if why:
             raise self.refuse(why)
         self._seen.append(_Seen(given, _Leaves(result), found))
-        self._latest, self._watched = self._seen[-1].result.leaves, ()
+        self._latest, self._watched = self._seen[-1].result, ()
         if len(self._seen) == KEPT:  # tensors of a trace that there still are after it would be kept by somebody
-            self._seen, self._latest = [], ()
+            self._seen, self._latest = [], _Leaves(None)
 
     def _check_given(self, given: _Given) -> None:
         """Whether what a layer is given is what the one before was: the same tensors, and what that one gave."""
@@ -255,13 +270,14 @@ class _Calls:
         if given.spec != then.spec or given.ambient != then.ambient:
             raise self.refuse("they are given other arguments")
         for index, (x, y) in enumerate(zip(given.leaves, then.leaves, strict=True)):
-            is_same = _is_same(x, y) or (self._place(x) is not None and _form(x) == _form(y))
-            if not is_same:
+            place = self._place(x)
+            is_next = place is not None and _form(x) == _form(y) and self._latest.versions[place] == _version(x)
+            if not is_next and not (_is_same(x, y) and then.versions[index] == _version(x)):
                 raise self.refuse(f"argument {index} is another one for each")
 
     def _place(self, argument: Any) -> int | None:
         """Which of the results of the layer before an argument is."""
-        places = [i for i, made in enumerate(self._latest) if made is argument]
+        places = [i for i, made in enumerate(self._latest.leaves) if made is argument]
         return places[0] if places and isinstance(argument, torch.Tensor) else None
 
     def skip(self, number: int, args: Any, kwargs: Any) -> Any:
@@ -280,8 +296,9 @@ class _Calls:
         if roles != [self._place(x) for x in given.leaves]:
             raise self.refuse("they are given other results of the layer before")
         made = [self._result(i, x, given, like, roles) for i, x in enumerate(like.result.leaves)]
-        self._latest = made
-        return pytree.tree_unflatten(made, like.result.spec)
+        result = pytree.tree_unflatten(made, like.result.spec)
+        self._latest = _Leaves(result)
+        return result
 
     def _result(self, index: int, result: Any, given: _Given, like: _Seen, roles: Sequence[int | None]) -> Any:
         if not isinstance(result, torch.Tensor):
@@ -303,6 +320,7 @@ class _Leaves:
 
     def __init__(self, value: Any) -> None:
         self.leaves, self.spec = pytree.tree_flatten(value)
+        self.versions = list(map(_version, self.leaves))
 
 
 class _Given(_Leaves):
@@ -314,7 +332,8 @@ class _Given(_Leaves):
 
     def is_same(self, other: _Given) -> bool:
         """Whether both are the same tensors and equal values."""
-        return self.spec == other.spec and all(map(_is_same, self.leaves, other.leaves))
+        are_same = self.spec == other.spec and self.versions == other.versions
+        return are_same and all(map(_is_same, self.leaves, other.leaves))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -329,6 +348,12 @@ class _Seen:
 def _is_same(x: Any, y: Any) -> bool:
     """Whether two arguments are one tensor, or equal values."""
     return x is y if isinstance(x, torch.Tensor) or isinstance(y, torch.Tensor) else _form(x) == _form(y)
+
+
+def _version(value: Any) -> int:
+    """How often a tensor was changed."""
+    with torch._C.DisableTorchFunction():
+        return value._version if isinstance(value, torch.Tensor) else 0
 
 
 def _form(value: Any) -> Any:
@@ -357,95 +382,6 @@ def _state(layer: torch.nn.Module) -> Any:
     numpy: Any = sys.modules.get("numpy")
     drawn = random.getstate(), None if numpy is None else str(numpy.random.get_state())
     return [t._version for t in (*layer.parameters(), *layer.buffers())], drawn
-
-
-class _Unread:
-    """An attribute that nobody may read: it is another one in each layer."""
-
-    def __init__(self, name: str, parts: Collection[int], calls: _Calls) -> None:
-        self._name, self._parts, self._calls = name, parts, calls
-
-    def __get__(self, owner: Any, kind: type) -> Any:
-        if owner is None:
-            raise AttributeError(self._name)
-        if id(owner) in self._parts:
-            self._calls.refuse(f"{self._name} is read, which is another one in each")
-        try:
-            return vars(owner)[self._name]
-        except KeyError:
-            raise AttributeError(self._name) from None
-
-    def __set__(self, owner: Any, value: Any) -> None:
-        vars(owner)[self._name] = value
-
-    def __delete__(self, owner: Any) -> None:
-        del vars(owner)[self._name]
-
-
-def _stand_in(layer: torch.nn.Module, number: int, calls: _Calls) -> torch.nn.Module:
-    """A module of the layer's class that has none of its parts."""
-
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return calls.skip(number, args, kwargs)
-
-    def missing(self: Any, name: str) -> Any:
-        calls.refuse(f"{name} is asked of one of them")
-        raise AttributeError(name)
-
-    def assigned(self: Any, name: str, value: Any) -> None:
-        calls.refuse(f"{name} of one of them is set")
-        object.__setattr__(self, name, value)
-
-    members = {"__call__": call, "__getattr__": missing, "__setattr__": assigned, "__module__": __name__}
-    made = object.__new__(type(type(layer).__name__, (type(layer),), members))
-    vars(made).update(vars(layer))
-    vars(made).update({name: _Empty(calls) for name in _TABLES}, forward=functools.partial(call, made))
-    return made
-
-
-class _Empty(dict[str, Any]):
-    """The parameters, buffers or parts of a stand-in, of which torch is told that there are none.
-
-    Who else asks for them, to sum what the weights weigh say, would get too few.
-    """
-
-    def __init__(self, calls: _Calls) -> None:
-        super().__init__()
-        self._calls = calls
-
-    def _asked(self) -> None:
-        frame: types.FrameType | None = sys._getframe(2)
-        while frame is not None and frame.f_code.co_filename.endswith(_MODULE_FILE):
-            frame = frame.f_back
-        if frame is not None and not frame.f_code.co_filename.startswith(_MAY_ASK):
-            self._calls.refuse("somebody asks for all parameters or parts")
-
-    def __iter__(self) -> Iterator[str]:
-        self._asked()
-        return iter(())
-
-    def __getitem__(self, name: str) -> Any:
-        self._asked()
-        raise KeyError(name)
-
-    def __contains__(self, name: object) -> bool:
-        self._asked()
-        return False
-
-    def items(self) -> Any:
-        """Nothing."""
-        self._asked()
-        return {}.items()
-
-    def keys(self) -> Any:
-        """Nothing."""
-        self._asked()
-        return {}.keys()
-
-    def values(self) -> Any:
-        """Nothing."""
-        self._asked()
-        return {}.values()
 
 
 __all__ = ["StandIns", "UnlikeError"]

@@ -13,8 +13,8 @@ import torch
 from onnxtrain.ir import shapes
 from onnxtrain.ir.concrete import size_of
 from onnxtrain.ir.graphs import ForwardGraph
+from onnxtrain.ir.layer_slices import weights
 from onnxtrain.ir.passes import Record
-from onnxtrain.ir.unfolding import weights
 from onnxtrain.optimize import join_losses, move_selections
 from onnxtrain.optimize.rows import (
     BLIND,

@@ -1,9 +1,8 @@
 """Short graphs made whole: of a row of layers that are alike a short graph has four, and the others are copies of one.
 
-A row that has passed a stage is taken apart by what its nodes depend on, not by where they came from. In the forward
-pass a node belongs to the latest layer whose parameters it depends on, in the backward pass to the earliest. So each
-layer, numbered 0 to 3, has a slice in either pass. Slice 1 and slice 2 must be the same but for being one layer apart,
-which is checked node by node: that is what makes a row. Further layers are what slice 2 is, one layer further each.
+Each layer, numbered 0 to 3, has a slice in either pass (``layer_slices``). Slice 1 and slice 2 must be the same but for
+being one layer apart, which is checked node by node: that is what makes a row. Further layers are what slice 2 is, one
+layer further each.
 
 Where a node stands in the whole row is told by its *shift*, by how many layers it is further than in the short graph:
 none up to slice 2, 1 and more for the copies of slice 2, and for slice 3 as many as layers are missing.
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,11 +20,9 @@ import onnx_ir as ir
 from onnxtrain.ir import shapes
 from onnxtrain.ir.bodies import bodies_of
 from onnxtrain.ir.graphs import ForwardGraph, Signature, TrainingGraph, free_name, is_backward
+from onnxtrain.ir.layer_slices import AFTER, BEFORE, COPIED, LAST, MODEL, Slices
 from onnxtrain.ir.layers import KEPT, Layers
 from onnxtrain.ir.python_calls import is_call
-
-_BEFORE, _AFTER = -1, KEPT  # labels of what depends on no layer: in the forward pass, in the backward pass
-_MODEL, _COPIED, _LAST = 1, 2, 3  # slices: the one that is compared, the one that is copied, the one that ends the row
 
 
 class NotRepeatedError(Exception):
@@ -68,22 +64,13 @@ def whole_names(names: Iterable[str], layers: Layers) -> tuple[str, ...]:
     block: list[str] = []
     for name in (*names, ""):
         place = layers.place(name)
-        if place is not None and place[0] == _COPIED:
+        if place is not None and place[0] == COPIED:
             block.append(place[1])
         elif block:
-            found += [layers.name(_COPIED + c, rest) for c in range(1, layers.missing + 1) for rest in block]
+            found += [layers.name(COPIED + c, rest) for c in range(1, layers.missing + 1) for rest in block]
             block = []
         found += [name] if name else []
     return tuple(found)
-
-
-def weights(graph: ir.Graph, layers: Sequence[Layers]) -> dict[ir.Node, int]:
-    """How many nodes of the whole graph each node of a short one stands for, where that is more than one."""
-    found: dict[ir.Node, int] = {}
-    for row in layers:
-        labels = Slices(graph, row).of_node
-        found |= {n: found.get(n, 1) * (1 + row.missing) for n, label in labels.items() if label == _COPIED}
-    return found
 
 
 def short_names(names: Sequence[str], layers: Sequence[Layers]) -> tuple[str, ...]:
@@ -116,63 +103,6 @@ def _order_inputs(graph: ir.Graph, names: Iterable[str]) -> None:
     named = {str(v.name): v for v in graph.inputs}
     graph.inputs.clear()
     graph.inputs.extend(named[name] for name in names)
-
-
-class Slices:
-    """The layers of a short graph's row to which its nodes and values belong.
-
-    Args:
-        graph: a short graph.
-        layers: the row.
-        gradients: name of a parameter or input to the output that is its gradient.
-
-    Attributes:
-        of_node: 0 to 3, or what is before or after all of them.
-        of_value: the same.
-    """
-
-    def __init__(self, graph: ir.Graph, layers: Layers, gradients: Mapping[str, str] = MappingProxyType({})) -> None:
-        self.of_value: dict[ir.Value, int] = {}
-        for value in graph.inputs:
-            place = layers.place(str(value.name))
-            self.of_value[value] = _BEFORE if place is None else place[0]
-        self.of_node: dict[ir.Node, int] = {}
-        nodes = list(graph)
-        forward = [n for n in nodes if not is_backward(n)]
-        for node in forward:
-            self.put(node, max((self.of_value.get(v, _BEFORE) for v in node.inputs if v is not None), default=_BEFORE))
-        self._within(forward)
-        backward = [n for n in nodes if is_backward(n)]
-        for node in backward:
-            known = (self.of_value.get(v, _BEFORE) for v in node.inputs if v is not None)
-            self.put(node, min((label for label in known if label != _BEFORE), default=_AFTER))
-        places = ((output, layers.place(name)) for name, output in gradients.items())
-        self._ends(backward, {output: place[0] for output, place in places if place is not None})
-
-    def put(self, node: ir.Node, label: int) -> None:
-        """Let a node belong to a layer."""
-        self.of_node[node] = label
-        self.of_value.update(dict.fromkeys(node.outputs, label))
-
-    def _within(self, forward: Sequence[ir.Node]) -> None:
-        """What depends on no layer, but is computed for one of them alone, belongs to that one."""
-        for node in reversed(forward):
-            if self.of_node[node] == _BEFORE and not any(v.is_graph_output() for v in node.outputs):
-                read = {use.node for v in node.outputs for use in v.uses()}
-                labels = {self.of_node[reader] for reader in read if reader in self.of_node}  # not of the backward pass
-                if len(labels) == 1:
-                    self.put(node, labels.pop())
-
-    def _ends(self, backward: Sequence[ir.Node], results: Mapping[str, int]) -> None:
-        """What is computed for the gradient of a parameter alone belongs to the parameter's layer."""
-        ends: set[ir.Node] = set()
-        for node in reversed(backward):
-            read = {use.node for v in node.outputs for use in v.uses()}
-            given = {results[str(v.name)] for v in node.outputs if v.name in results}
-            labels = given | {self.of_node[reader] for reader in read}
-            if read <= ends and len(labels) == 1 and min(labels) >= self.of_node[node]:
-                ends.add(node)
-                self.put(node, labels.pop())
 
 
 class _Unfolding:
@@ -211,7 +141,7 @@ class _Unfolding:
         periods = [self._compare(part) for part in (forward, backward)]
         self._check_readers()
         self._add_inputs()
-        copied = [n for n in nodes if self.slices.of_node[n] == _COPIED]
+        copied = [n for n in nodes if self.slices.of_node[n] == COPIED]
         self._add_values(copied)
         copies = {n: [self._copy(n, c) for c in range(1, self.layers.missing + 1)] for n in copied}
         for node in nodes:
@@ -227,18 +157,18 @@ class _Unfolding:
         Nodes of the later layer that have no like belong to the one after it: a row of which only some is needed.
         """
         at = {n: i for i, n in enumerate(nodes)}
-        model, copied = ([n for n in nodes if self.slices.of_node[n] == s] for s in (_MODEL, _COPIED))
+        model, copied = ([n for n in nodes if self.slices.of_node[n] == s] for s in (MODEL, COPIED))
         periods, waiting = set[int](), iter(copied)
         for a in model:
             for b in waiting:
                 if self._is_match(a, b):
                     periods.add(abs(at[b] - at[a]))
                     break
-                self.slices.put(b, _LAST)
+                self.slices.put(b, LAST)
             else:
                 raise NotRepeatedError(f"nothing in the next layer is as {a.op_type} ({a.name})")
         for b in waiting:
-            self.slices.put(b, _LAST)
+            self.slices.put(b, LAST)
         if len(periods) > 1:
             raise NotRepeatedError("the nodes of two layers are in another order")
         return periods.pop() if periods else 0
@@ -268,12 +198,12 @@ class _Unfolding:
             one, other = self.place.get(x), self.place.get(y)
             return one is not None and other is not None and (one[0] + 1, one[1]) == other
         if x is y:
-            between = self._label(x) in (_MODEL, _COPIED)
+            between = self._label(x) in (MODEL, COPIED)
             return not between and x not in self.further and x not in self.nearer
         if x.is_initializer() or y.is_initializer():
             return x.is_initializer() and y.is_initializer() and _are_equal(x.const_value, y.const_value)
         one, other = self._label(x), self._label(y)
-        if not 0 <= one < _LAST or other != one + 1 or {x, y} & self.fixed or not self._are_of_one_form(x, y):
+        if not 0 <= one < LAST or other != one + 1 or {x, y} & self.fixed or not self._are_of_one_form(x, y):
             return False
         return self.further.get(x, y) is y and self.nearer.get(y, x) is x
 
@@ -293,13 +223,13 @@ class _Unfolding:
         return bool(b.value) and self.sizes.get(str(a.value), b.value) == b.value
 
     def _label(self, value: ir.Value) -> int:
-        return self.slices.of_value.get(value, _BEFORE)
+        return self.slices.of_value.get(value, BEFORE)
 
     def _check_readers(self) -> None:
         """A layer is read by those beside it, and by nothing else."""
-        between = [v for n, label in self.slices.of_node.items() if label in (_MODEL, _COPIED) for v in n.outputs]
+        between = [v for n, label in self.slices.of_node.items() if label in (MODEL, COPIED) for v in n.outputs]
         for value in (*between, *self.place):
-            readers = {self.slices.of_node.get(use.node, _AFTER) for use in value.uses()}
+            readers = {self.slices.of_node.get(use.node, AFTER) for use in value.uses()}
             if any(abs(self._label(value) - reader) > 1 for reader in readers):
                 raise NotRepeatedError(f"{value.name} is read outside of its row")
         results = {*self.gradients.values()}
@@ -310,8 +240,8 @@ class _Unfolding:
     def _add_inputs(self) -> None:
         """Add the parameters and buffers of the missing layers."""
         for value, (place, rest) in self.place.items():
-            for c in range(1, self.layers.missing + 1) if place == _COPIED else ():
-                name = self.layers.name(_COPIED + c, rest)
+            for c in range(1, self.layers.missing + 1) if place == COPIED else ():
+                name = self.layers.name(COPIED + c, rest)
                 self.inputs[name] = _described(value, name)
                 self.graph.inputs.append(self.inputs[name])
 
@@ -319,7 +249,7 @@ class _Unfolding:
         """Make the values of the missing layers."""
         for value in (v for n in copied for v in n.outputs):
             for c in range(1, self.layers.missing + 1):
-                name = value.name and free_name(f"{value.name}_layer{self.layers.first + _COPIED + c}", self.names)
+                name = value.name and free_name(f"{value.name}_layer{self.layers.first + COPIED + c}", self.names)
                 self.names.add(str(name))
                 self.copies[value, c] = _described(value, name)
                 self.copies[value, c].shape = self._shape(value, c)
@@ -340,7 +270,7 @@ class _Unfolding:
             [None if v is None else self._at(v, shift) for v in node.inputs],
             list(node.attributes.values()),
             outputs=[self.copies[v, shift] for v in node.outputs],
-            name=node.name and f"{node.name}_layer{self.layers.first + _COPIED + shift}",
+            name=node.name and f"{node.name}_layer{self.layers.first + COPIED + shift}",
             metadata_props=dict(node.metadata_props),
         )
         made.meta.update(node.meta)
@@ -357,11 +287,11 @@ class _Unfolding:
                 place, rest = self.place[value]
                 return self.inputs[self.layers.name(place + shift, rest)]
             label = self._label(value)
-            if value in self.fixed or label in (_BEFORE, _AFTER):
+            if value in self.fixed or label in (BEFORE, AFTER):
                 return value
-            if label == _LAST:
+            if label == LAST:
                 return value if shift == self.layers.missing else self._at(self.nearer[value], shift + 1)
-            if label == _COPIED:
+            if label == COPIED:
                 return value if not shift else self.copies[value, shift]
             return value if not shift else self._at(self.further[value], shift - 1)
         except KeyError:
@@ -370,10 +300,10 @@ class _Unfolding:
     def _point_again(self, node: ir.Node) -> None:
         """Let a node of the short graph read what it reads in the whole one."""
         label = self.slices.of_node[node]
-        shift = self.layers.missing if label >= _LAST else 0
+        shift = self.layers.missing if label >= LAST else 0
         for index, value in enumerate(node.inputs):
-            other = _BEFORE if value is None else self._label(value)
-            if value is None or (min(label, other) <= 0 and max(label, other) >= _LAST):  # of the ends of the row
+            other = BEFORE if value is None else self._label(value)
+            if value is None or (min(label, other) <= 0 and max(label, other) >= LAST):  # of the ends of the row
                 continue
             if (now := self._at(value, shift)) is not value:
                 node.replace_input_with(index, now)
@@ -399,14 +329,14 @@ class _Unfolding:
         """How many layers further a gradient is, once for each layer that has it."""
         label, place = self._label(gradient), self.layers.place(name)
         if place is None:
-            if label in (_MODEL, _COPIED):
+            if label in (MODEL, COPIED):
                 raise NotRepeatedError(f"the gradient of {name} comes from within the row")
             return (0 if label <= 0 else self.layers.missing,)
         if label not in range(KEPT):
             raise NotRepeatedError(f"the gradient of {name} comes from outside of the row")
-        if label == _COPIED:
+        if label == COPIED:
             return range(self.layers.missing + 1)
-        return (self.layers.missing if label == _LAST else 0,)
+        return (self.layers.missing if label == LAST else 0,)
 
     def _in_order(
         self, nodes: Sequence[ir.Node], copies: Mapping[ir.Node, Sequence[ir.Node]], period: int, is_backward: bool
@@ -416,8 +346,8 @@ class _Unfolding:
         end = max((at for at, n in enumerate(nodes) if n in copies), default=0)
         for at, node in enumerate(nodes):
             label = self.slices.of_node[node]
-            is_later = label <= _COPIED if is_backward else label >= _LAST
-            if label in (_BEFORE, _AFTER):
+            is_later = label <= COPIED if is_backward else label >= LAST
+            if label in (BEFORE, AFTER):
                 is_later = at > end
             found.append((at + missing * period * is_later, node))
             for c, copy in enumerate(copies.get(node, ()), 1):

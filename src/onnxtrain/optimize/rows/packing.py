@@ -16,7 +16,7 @@ from onnxtrain.ir import shapes
 from onnxtrain.ir.bodies import remove_unread
 from onnxtrain.ir.builder import Builder
 from onnxtrain.ir.graphs import ForwardGraph
-from onnxtrain.ir.unfolding import weights
+from onnxtrain.ir.layer_slices import weights
 from onnxtrain.optimize.rows.attention import Attention, Mask
 from onnxtrain.optimize.rows.choice import node_rows
 from onnxtrain.optimize.rows.demand import Liveness
