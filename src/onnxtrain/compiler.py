@@ -88,7 +88,7 @@ class Compiled:
 
     Args:
         executable: runs forward and backward.
-        forward: the optimized forward graph.
+        forward: the optimized forward graph; a short one where the others were made of it.
         training: the training graph; None for inference.
         plan: what the backend compiled.
         report: times and passes.
@@ -101,6 +101,11 @@ class Compiled:
     plan: Plan
     report: Report
     tracked: frozenset[str] = frozenset()
+
+    @property
+    def whole_forward(self) -> ForwardGraph:
+        """The optimized forward graph of all layers."""
+        return whole(self.forward) if self.forward.layers else self.forward
 
 
 def capture_module(

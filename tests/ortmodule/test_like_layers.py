@@ -137,6 +137,48 @@ def scaling() -> Callable[[int], nn.Module]:
     return Scales
 
 
+class Settings:
+    """What layers read, and others set."""
+
+    scale = 1.0
+
+
+_SETTINGS = Settings()
+
+
+class ReadsGlobal(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * _SETTINGS.scale * _SCALE
+
+
+class SetsAttribute(Stack):
+    """A global object has another attribute for one layer in the middle."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for place, layer in enumerate(self.layers):
+            _SETTINGS.scale = 3.0 if place == 5 else 1.0
+            x = layer(x)
+        return self.last(x)
+
+
+class SetsGlobal(Stack):
+    """A global number is another one for one layer in the middle."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        global _SCALE
+        x = self.first(x)
+        for place, layer in enumerate(self.layers):
+            _SCALE = 3.0 if place == 5 else 1.0
+            x = layer(x)
+        return self.last(x)
+
+
+@pytest.mark.parametrize("kind", [SetsAttribute, SetsGlobal], ids=lambda k: k.__name__)
+def test_what_one_layer_alone_reads(kind: type[Stack]) -> None:
+    check(kind(blocks(lambda number: ReadsGlobal(number))), 0)
+
+
 @pytest.mark.parametrize("kind", [ReadsNumber, Alternates, Rate, Shared, Keeps], ids=lambda k: k.__name__)
 def test_layers_that_differ_are_all_traced(kind: type[Block]) -> None:
     check(Stack(blocks(kind)), 0)

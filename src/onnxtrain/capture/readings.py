@@ -137,11 +137,13 @@ class CodeWatch:
     Attributes:
         found: what was seen.
         unreadable: what is not known to be the same in another process; empty where there is nothing.
+        names: the global names that were seen, by the identity of their table and name: the table, and the value.
     """
 
     def __init__(self, describer: Describer) -> None:
         self.found: set[str] = set()
         self.unreadable = ""
+        self.names: dict[tuple[int, str], tuple[dict[str, Any], Any]] = {}
         self._describer = describer
         self._known: set[Any] = set()
         self._cells: list[Any] = []  # so that no identity comes again
@@ -185,10 +187,33 @@ class CodeWatch:
         sys.setprofile(None)
         try:
             seen = [f"{n}={self._describer.text(v)}" for n, v in zip(code.co_freevars, cells, strict=True)]
-            seen += [f"{n}={self._describer.text(v)}" for n, v in _globals(code, frame)]
+            for shown, table, name in _globals(code, frame):
+                seen.append(f"{shown}={self._describer.text(table[name])}")
+                self.names[id(table), name] = table, table[name]
         finally:
             sys.setprofile(self.event)
         self.found.add(f"{code.co_qualname} {code_digest(code)} {' '.join(seen)}")
+
+
+class GlobalNames:
+    """Global names that some code saw, with what they were.
+
+    Args:
+        names: as ``CodeWatch`` has them.
+    """
+
+    def __init__(self, names: Mapping[tuple[int, str], tuple[dict[str, Any], Any]]) -> None:
+        self._names = [(table, name, value, _content(value)) for (_, name), (table, value) in names.items()]
+
+    def are_the_same(self) -> bool:
+        """Whether they still are that."""
+        return all(table.get(name) is v and _content(v) == text for table, name, v, text in self._names)
+
+
+def _content(value: Any) -> str:
+    """The text of what can change without being another object."""
+    may_change = isinstance(value, list | dict | set) or type(value).__module__.partition(".")[0] not in FOREIGN
+    return Describer({}, while_traced=True).text(value) if may_change and not isinstance(value, type) else ""
 
 
 def _is_foreign(frame: types.FrameType) -> bool:
@@ -211,8 +236,11 @@ def _reader(frame: types.FrameType | None) -> types.FrameType | None:
     return None if frame is None or _is_foreign(frame) else frame
 
 
-def _globals(code: types.CodeType, frame: types.FrameType) -> Iterator[tuple[str, Any]]:
-    """The global names of a function, those of its inner ones too, and what it may read in modules that they name."""
+def _globals(code: types.CodeType, frame: types.FrameType) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """The global names of a function, those of its inner ones too, and what it may read in modules that they name.
+
+    Each as it is shown, with the table that has it, and its name there.
+    """
     names = dict.fromkeys(_names(code))
     waiting = [("", frame.f_globals), ("", frame.f_builtins)]
     done: set[int] = set()
@@ -221,7 +249,7 @@ def _globals(code: types.CodeType, frame: types.FrameType) -> Iterator[tuple[str
         for name in names:
             if name in table:
                 value = table[name]
-                yield prefix + name, value
+                yield prefix + name, table, name
                 if isinstance(value, types.ModuleType) and id(value) not in done:
                     done.add(id(value))
                     waiting.append((f"{prefix}{name}.", vars(value)))

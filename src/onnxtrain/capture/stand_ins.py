@@ -24,7 +24,7 @@ from onnxtrain.capture.call_forms import form_of_value
 from onnxtrain.capture.descriptions import Describer
 from onnxtrain.capture.left_behind import Watch
 from onnxtrain.capture.like_layers import HOOKS, Row, names_within
-from onnxtrain.capture.readings import CodeWatch, ambient
+from onnxtrain.capture.readings import CodeWatch, GlobalNames, ambient
 from onnxtrain.capture.stand_in_modules import Unread, stand_in
 from onnxtrain.errors import ContentError
 from onnxtrain.ir.layers import KEPT, Layers
@@ -246,7 +246,7 @@ class _Calls:
     def _end(self, layer: torch.nn.Module, args: Any, kwargs: Any, result: Any) -> None:
         sys.setprofile(None)
         given, watch, state, code = self._watched
-        found, why = frozenset(code.found), code.unreadable
+        found, why, names = frozenset(code.found), code.unreadable, GlobalNames(code.names)
         code.release()
         changes = watch.changes()
         if changes.buffers or changes.left or changes.reformed or _state(layer) != state:
@@ -257,7 +257,7 @@ class _Calls:
             why = "the code reads something else in each"
         if why:
             raise self.refuse(why)
-        self._seen.append(_Seen(given, _Leaves(result), found))
+        self._seen.append(_Seen(given, _Leaves(result), found, names))
         self._latest, self._watched = self._seen[-1].result, ()
         if len(self._seen) == KEPT:  # tensors of a trace that there still are after it would be kept by somebody
             self._seen, self._latest = [], _Leaves(None)
@@ -292,6 +292,8 @@ class _Calls:
         given, like = _Given(args, kwargs), self._seen[KEPT - 2]
         self._check_given(given)
         before = self._seen[KEPT - 3].result.leaves
+        if not like.names.are_the_same():
+            raise self.refuse("a global name is another in one of them")
         roles = [next((i for i, made in enumerate(before) if made is x), None) for x in like.given.leaves]
         if roles != [self._place(x) for x in given.leaves]:
             raise self.refuse("they are given other results of the layer before")
@@ -338,11 +340,12 @@ class _Given(_Leaves):
 
 @dataclasses.dataclass(frozen=True)
 class _Seen:
-    """What was seen of a layer that was traced: what it was given, what it gave, and what its code read."""
+    """What was seen of a layer that was traced: what it was given, what it gave, what its code read, global names."""
 
     given: _Given
     result: _Leaves
     code: frozenset[str]
+    names: GlobalNames
 
 
 def _is_same(x: Any, y: Any) -> bool:

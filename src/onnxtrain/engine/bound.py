@@ -21,6 +21,7 @@ from onnxtrain.engine.path_check import PathCheck
 from onnxtrain.engine.rows import DENSE, NOTHING, Batch, RowPlan, beside, rows_in_order
 from onnxtrain.engine.sizes import InputSizes
 from onnxtrain.engine.tensors import Given, Owned, as_torch
+from onnxtrain.engine.visible import visible
 from onnxtrain.engine.work import Work
 from onnxtrain.errors import BackendError
 from onnxtrain.gradient import origins_of_outputs
@@ -219,7 +220,7 @@ class BoundGraph:
                 worst |= self.latest_choice[1].most(chosen.batch.active, whole)
             sizes = {name: max(size, worst.get(name, 0)) for name, size in sizes.items()}
         fit = self.budget.fit(chosen.compiled, sizes, {**inputs, **chosen.named_rows})
-        self._watched.setdefault(id(fit.compiled), _visible(fit.compiled))
+        self._watched.setdefault(id(fit.compiled), visible(fit.compiled))
         return fit
 
     def row_plan(self, differentiable: Sequence[str], outputs: Sequence[str]) -> RowPlan:
@@ -285,7 +286,7 @@ class BoundGraph:
         if key not in self._variants:
             made = self._compiled(differentiable, outputs, plan, active)
             self._variants[key] = made
-            self._watched[id(made)] = _visible(made)
+            self._watched[id(made)] = visible(made)
         return self._variants[key]
 
     def _compiled(
@@ -397,20 +398,3 @@ def _is_scalar(value: ir.Value) -> bool:
 def _can_wait(value: ir.Value, known: Sizes) -> bool:
     """Whether an output is a tensor whose sizes are known without computing it."""
     return bool(value.shape) and all(map(known.knows, value.shape))
-
-
-def _visible(compiled: Compiled) -> frozenset[str]:
-    """Inputs and outputs that share memory with a saved value, through any number of views."""
-    graph, signature = compiled.plan.forward.graph, compiled.plan.signature
-    named = {str(v.name): v for v in (*graph.inputs, *graph.outputs)}
-    roots = {_root(named[name]) for name in compiled.plan.saved}
-    return frozenset(n for n in signature.inputs + signature.outputs if n in named and _root(named[n]) in roots)
-
-
-def _root(value: ir.Value) -> ir.Value:
-    """The value whose memory a view shares; itself where it is none."""
-    node = value.producer()
-    while node is not None and Trait.VIEW in traits_of(node) and node.inputs[0] is not None:
-        value = node.inputs[0]
-        node = value.producer()
-    return value

@@ -17,7 +17,8 @@ _STAGES = ("recall", "export", "translate", "optimize", "skip", "gradient", "pla
 def summary(bound: BoundGraph) -> str:
     """What was built for a call: nodes, saved values, gradients, and the time of each stage."""
     compiled, report = bound.latest, bound.report
-    rows = [f"forward graph    {len(compiled.forward.model.graph)} nodes, {len(bound.signature.parameters)} weights"]
+    count = len(compiled.whole_forward.model.graph)
+    rows = [f"forward graph    {count} nodes, {len(bound.signature.parameters)} weights"]
     if compiled.training is not None:
         counts = f"{len(compiled.plan.saved)} saved values, {len(compiled.plan.gradients)} gradients"
         rows.append(f"training graph   {len(compiled.training.model.graph)} nodes, {counts}")
@@ -42,7 +43,7 @@ def graph_text(compiled: Compiled, stage: str) -> str:
         ModuleError: there is no graph of that stage.
     """
     if stage == "captured":
-        return to_text(compiled.forward.model, title="forward")
+        return to_text(compiled.whole_forward.model, title="forward")
     models = {"forward": compiled.plan.forward, "backward": compiled.plan.backward}
     models["training"] = None if compiled.training is None else compiled.training.model
     model = models.get(stage)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from onnxtrain.compiler import Compiled
 from onnxtrain.ir.graphs import ForwardGraph
+from onnxtrain.ir.layer_slices import weights
+from onnxtrain.ir.unfolding import NotRepeatedError, short_names
 from onnxtrain.plan.cost import Flops, flops, training_flops
 
 
@@ -31,10 +33,20 @@ class Work:
         assert training is not None
         wanted = training.signature.differentiable
         ours = self._count(id(compiled), lambda: flops(training.model.graph))
-        eager = self._count(wanted, lambda: training_flops(self._graph, wanted))
+        eager = self._count(wanted, lambda: self._eager(wanted))
         if not {*ours.symbols, *eager.symbols} <= {*sizes}:
             return None
         return ours.evaluate(sizes), eager.evaluate(sizes)
+
+    def _eager(self, wanted: Sequence[str]) -> Flops:
+        """The operations of eager PyTorch; each layer of those that are alike is counted once."""
+        short = self._graph.short
+        try:
+            names = short_names(wanted, short.layers) if short is not None else wanted
+        except NotRepeatedError:
+            return training_flops(self._graph, wanted)
+        graph = short or self._graph
+        return training_flops(graph, names, weights(graph.model.graph, graph.layers))
 
     def _count(self, key: object, count: Callable[[], Flops]) -> Flops:
         if key not in self._known:

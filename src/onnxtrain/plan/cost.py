@@ -111,7 +111,9 @@ def flops(nodes: Iterable[ir.Node], weights: Mapping[ir.Node, int] = MappingProx
     return _collect(((node, count_of) for node in nodes), weights)
 
 
-def training_flops(forward: ForwardGraph, differentiable: Iterable[str]) -> Flops:
+def training_flops(
+    forward: ForwardGraph, differentiable: Iterable[str], weights: Mapping[ir.Node, int] = MappingProxyType({})
+) -> Flops:
     """What eager PyTorch computes for forward and backward of a forward graph.
 
     The forward's operations, and in the backward, for each input of a product that needs a gradient, a product of the
@@ -122,12 +124,13 @@ def training_flops(forward: ForwardGraph, differentiable: Iterable[str]) -> Flop
     Args:
         forward: the forward pass.
         differentiable: parameters and inputs whose gradient is wanted.
+        weights: how often nodes count that count more than once.
     """
     nodes = list(forward.model.graph)
     active = _active(forward, nodes, set(differentiable))
     backward = functools.partial(backward_count, active=active)
     on_the_way = (n for n in nodes if any(v in active for v in n.outputs))
-    return _collect([*((n, count_of) for n in nodes), *((n, backward) for n in on_the_way)])
+    return _collect([*((n, count_of) for n in nodes), *((n, backward) for n in on_the_way)], weights)
 
 
 def _collect(parts: Iterable[tuple[ir.Node, Formula]], weights: Mapping[ir.Node, int] = MappingProxyType({})) -> Flops:
