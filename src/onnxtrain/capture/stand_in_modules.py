@@ -38,7 +38,7 @@ class Unread:
         if owner is None:
             raise AttributeError(self._name)
         if id(owner) in self._parts:
-            self._refuse(f"{self._name} is read, which is another one in each")
+            raise self._refuse(f"{self._name} is read, which is another one in each")
         try:
             return vars(owner)[self._name]
         except KeyError:

@@ -86,8 +86,14 @@ class StandIns:
             yield
 
     def begin(self) -> None:
-        """Forget the calls of an earlier trace: a call may be traced more than once."""
+        """Forget the calls of an earlier trace: a call may be traced more than once.
+
+        Raises:
+            UnlikeError: the earlier one showed that layers are not alike.
+        """
         sys.setprofile(None)
+        if self.unlike:
+            raise UnlikeError(self.unlike)
         for calls in self._rows:
             calls.begin()
 
@@ -270,15 +276,10 @@ class _Calls:
         if given.spec != then.spec or given.ambient != then.ambient:
             raise self.refuse("they are given other arguments")
         for index, (x, y) in enumerate(zip(given.leaves, then.leaves, strict=True)):
-            place = self._place(x)
+            place = _place(x, self._latest)
             is_next = place is not None and _form(x) == _form(y) and self._latest.versions[place] == _version(x)
             if not is_next and not (_is_same(x, y) and then.versions[index] == _version(x)):
                 raise self.refuse(f"argument {index} is another one for each")
-
-    def _place(self, argument: Any) -> int | None:
-        """Which of the results of the layer before an argument is."""
-        places = [i for i, made in enumerate(self._latest.leaves) if made is argument]
-        return places[0] if places and isinstance(argument, torch.Tensor) else None
 
     def skip(self, number: int, args: Any, kwargs: Any) -> Any:
         """What a layer that is not traced gives: what the next one is given is like what it was given itself.
@@ -291,11 +292,11 @@ class _Calls:
         self._turn(number)
         given, like = _Given(args, kwargs), self._seen[KEPT - 2]
         self._check_given(given)
-        before = self._seen[KEPT - 3].result.leaves
+        before = self._seen[KEPT - 3].result
         if not like.names.are_the_same():
             raise self.refuse("a global name is another in one of them")
-        roles = [next((i for i, made in enumerate(before) if made is x), None) for x in like.given.leaves]
-        if roles != [self._place(x) for x in given.leaves]:
+        roles = [_place(x, before) for x in like.given.leaves]
+        if roles != [_place(x, self._latest) for x in given.leaves]:
             raise self.refuse("they are given other results of the layer before")
         made = [self._result(i, x, given, like, roles) for i, x in enumerate(like.result.leaves)]
         result = pytree.tree_unflatten(made, like.result.spec)
@@ -346,6 +347,13 @@ class _Seen:
     result: _Leaves
     code: frozenset[str]
     names: GlobalNames
+
+
+def _place(argument: Any, results: _Leaves) -> int | None:
+    """Which of the results of a layer an argument is; None where it is none."""
+    if not isinstance(argument, torch.Tensor):
+        return None
+    return next((i for i, made in enumerate(results.leaves) if made is argument), None)
 
 
 def _is_same(x: Any, y: Any) -> bool:
