@@ -9,6 +9,7 @@ from unittest import mock
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 
 from onnxtrain import ORTModule
@@ -484,3 +485,34 @@ def test_a_second_start_knows_which_layers_stand_for_all(tmp_path: Any) -> None:
 def test_explain_names_the_layers() -> None:
     wrapped = check(Stack(blocks()), 1)
     assert "layers.3 to layers.6 were not traced: they are as layers.2" in wrapped.explain()
+
+
+def _bert() -> tuple[nn.Module, dict[str, Tensor], int]:
+    ids = torch.randint(3, 90, (3, 12))
+    mask = torch.ones_like(ids)
+    mask[0, 7:] = 0
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64, "num_hidden_layers": 7}
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(**sizes, vocab_size=99))
+    return model, {"input_ids": ids, "attention_mask": mask, "labels": torch.tensor([0, 1, 0])}, 1
+
+
+def _t5() -> tuple[nn.Module, dict[str, Tensor], int]:
+    ids = torch.randint(3, 90, (3, 12))
+    sizes = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_heads": 2, "num_layers": 8, "num_decoder_layers": 8}
+    config = transformers.T5Config(**sizes, vocab_size=99, use_cache=False, decoder_start_token_id=0)
+    return transformers.T5ForConditionalGeneration(config), {"input_ids": ids, "labels": ids}, 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [_bert, _t5])
+def test_programs_of_transformers_are_those_of_all_layers(make: Callable[[], Any]) -> None:
+    """Rows of padding that are dropped, a position bias that all layers share, two rows: to the letter the same."""
+    module, batch, expected = make()
+    programs = []
+    for least in (like_layers.LEAST, 10**9):
+        wrapped = ORTModule(module)
+        with mock.patch.object(like_layers, "LEAST", least):
+            wrapped(**batch).loss.backward()
+        assert rows(wrapped) == (expected if least == like_layers.LEAST else 0)
+        programs.append([_numbered(wrapped.source(which)) for which in ("forward", "backward")])
+    assert programs[0] == programs[1]

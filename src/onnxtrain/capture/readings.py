@@ -138,11 +138,14 @@ class CodeWatch:
         found: what was seen.
         unreadable: what is not known to be the same in another process; empty where there is nothing.
         names: the global names that were seen, by the identity of their table and name: the table, and the value.
+        watch: what ``sys.setprofile`` is given. It is kept: it sets and takes away itself while it runs, and Python
+            calls what was freed.
     """
 
     def __init__(self, describer: Describer) -> None:
         self.found: set[str] = set()
         self.unreadable = ""
+        self.watch = self._event
         self.names: dict[tuple[int, str], tuple[dict[str, Any], Any]] = {}
         self._describer = describer
         self._known: set[Any] = set()
@@ -151,7 +154,7 @@ class CodeWatch:
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Watch what runs within it."""
-        sys.setprofile(self.event)
+        sys.setprofile(self.watch)
         try:
             yield
         finally:
@@ -163,8 +166,7 @@ class CodeWatch:
         self._known.clear()
         self._cells.clear()
 
-    def event(self, frame: types.FrameType, event: str, arg: Any) -> None:
-        """What ``sys.setprofile`` calls."""
+    def _event(self, frame: types.FrameType, event: str, arg: Any) -> None:
         if event == "call":
             code = frame.f_code
             if code is _ENVIRONMENT:
@@ -191,7 +193,7 @@ class CodeWatch:
                 seen.append(f"{shown}={self._describer.text(table[name])}")
                 self.names[id(table), name] = table, table[name]
         finally:
-            sys.setprofile(self.event)
+            sys.setprofile(self.watch)
         self.found.add(f"{code.co_qualname} {code_digest(code)} {' '.join(seen)}")
 
 
