@@ -149,6 +149,8 @@ def _captured(
         with report.stage("recall"):
             start = _start(module, args, kwargs, options, cache)
             captured = None if start is None else start.recalled()
+            if captured is not None and is_whole and captured.graph.layers:
+                captured = None  # kept as a short graph
     if captured is None or options.cache_verify or is_spot_check():
         traced, fresh = _traced(module, args, kwargs, options, report, numbers, answers, cache, is_whole)
         if start is not None:

@@ -28,6 +28,7 @@ from torch.utils import _pytree as pytree
 from onnxtrain.capture.descriptions import Describer, TooMuchError, code_digest
 from onnxtrain.capture.export import recording
 from onnxtrain.capture.left_outside import left_by, take_out
+from onnxtrain.capture.like_layers import names_within
 from onnxtrain.capture.rehearsal import fill_caches, same_random_numbers, untouched
 from onnxtrain.capture.schema import flatten
 from onnxtrain.capture.size_guards import repeated_among
@@ -84,9 +85,7 @@ def _reading(
 ) -> Reading:
     if sys.getprofile() is not None:
         raise UnreadableError("a profiler is at work")
-    named = {id(x): f"module {n}" for n, x in module.named_modules()}
-    named |= {id(x): f"parameter {n}" for n, x in module.named_parameters()}
-    named |= {id(x): f"buffer {n}" for n, x in module.named_buffers()}
+    named = names_within(module)
     tensors, schema = flatten((tuple(args), dict(kwargs)))
     without = FakeTensorMode(allow_non_fake_inputs=True)
     given = [without.from_tensor(t, static_shapes=True) for t in tensors]

@@ -247,7 +247,7 @@ class _Calls:
         code = CodeWatch(Describer(names_within(layer), while_traced=True))
         self._watched = given, Watch(layer, self._ignored), _state(layer), code
         if place:
-            sys.setprofile(self._watched[-1].watch)
+            sys.setprofile(code.watch)
 
     def _end(self, layer: torch.nn.Module, args: Any, kwargs: Any, result: Any) -> None:
         sys.setprofile(None)
