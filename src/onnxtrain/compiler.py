@@ -118,53 +118,102 @@ def capture_module(
     answers: Answers | None = None,
 ) -> Captured:
     """Stage 1: the forward pass of a module as an optimized graph, ready to be differentiated any number of times."""
+    capture = _Capture(module, args, kwargs, options, report, numbers, answers)
     try:
-        return _captured(module, args, kwargs, options, report, numbers, answers, options.save_onnx is not None)
+        return capture.optimized(is_whole=options.save_onnx is not None)
     except NotRepeatedError as error:
         _LOG.info("all layers are captured: %s", error)
-        return _captured(module, args, kwargs, options, report, numbers, answers, True)
+        return capture.optimized(is_whole=True)
 
 
-def _captured(
-    module: Any,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    options: Options,
-    report: Report,
-    numbers: Numbers | None,
-    answers: Answers | None,
-    is_whole: bool,
-) -> Captured:
-    """A captured call; of layers that are alike only some are, unless all are asked for.
+@dataclasses.dataclass(frozen=True)
+class _Capture:
+    """The capture of a call: recalled from the cache, or traced and translated, then optimized."""
 
-    Raises:
-        NotRepeatedError: the layers of which only some were captured are not alike in the graph.
-    """
-    from onnxtrain.capture import is_spot_check
+    module: Any
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    options: Options
+    report: Report
+    numbers: Numbers | None
+    answers: Answers | None
 
-    mode = "training" if module.training else "inference"
-    cache = graph_cache(options)
-    start, captured = None, None
-    if cache is not None and not numbers and answers is not None and not answers.rehearsed:
-        with report.stage("recall"):
-            start = _start(module, args, kwargs, options, cache)
-            captured = None if start is None else start.recalled()
-            if captured is not None and is_whole and captured.graph.layers:
-                captured = None  # kept as a short graph
-    if captured is None or options.cache_verify or is_spot_check():
-        traced, fresh = _traced(module, args, kwargs, options, report, numbers, answers, cache, is_whole)
-        if start is not None:
-            start.keep(fresh, traced, captured)
-        captured = fresh
-    graph = captured.graph
-    with report.stage("gradient"):
-        write_out_inner(graph)
-    _dump(options, "torch_exported", mode, graph.model)
-    with report.stage("optimize"):
-        graph.signature = dataclasses.replace(graph.signature, origins=origins_of_outputs(graph))
-        report.passes += optimize(graph, options, check=options.verify_passes)
-        report.layers = graph.layers
-        return dataclasses.replace(captured, graph=whole(graph)) if graph.layers else captured
+    def optimized(self, is_whole: bool) -> Captured:
+        """The captured call; of layers that are alike only some are traced, unless all are asked for.
+
+        Raises:
+            NotRepeatedError: the layers of which only some were captured are not alike in the graph.
+        """
+        captured = self._captured(is_whole)
+        graph, options, report = captured.graph, self.options, self.report
+        with report.stage("gradient"):
+            write_out_inner(graph)
+        _dump(options, "torch_exported", "training" if self.module.training else "inference", graph.model)
+        with report.stage("optimize"):
+            graph.signature = dataclasses.replace(graph.signature, origins=origins_of_outputs(graph))
+            report.passes += optimize(graph, options, check=options.verify_passes)
+            report.layers = graph.layers
+            return dataclasses.replace(captured, graph=whole(graph)) if graph.layers else captured
+
+    def _captured(self, is_whole: bool) -> Captured:
+        """The call as an earlier process kept it, or as it is traced now."""
+        from onnxtrain.capture import is_spot_check
+
+        cache = graph_cache(self.options)
+        start = None if cache is None else self._start(cache)
+        captured = None if start is None else start.recalled(is_whole)
+        if captured is None or self.options.cache_verify or is_spot_check():
+            traced, fresh = self._traced(cache, is_whole)
+            if start is not None:
+                start.keep(fresh, traced, captured)
+            captured = fresh
+        return captured
+
+    def _start(self, cache: GraphCache) -> Start | None:
+        """What the call reads, by which an earlier process may have kept its graph; None where it is not asked."""
+        from onnxtrain.capture import start_of
+
+        if self.numbers or self.answers is None or self.answers.rehearsed:
+            return None
+        options, (_, stops) = self.options, registered_by_users()
+        settings = (options.opset, options.static_shapes, options.backend, _functions(options), *stops)
+        with self.report.stage("recall"):
+            return start_of(self.module, self.args, self.kwargs, cache, settings, options.ignored_attributes)
+
+    def _traced(self, cache: GraphCache | None, is_whole: bool) -> tuple[Traced, Captured]:
+        """The call, traced and translated: again where the translation asked what a size of 1 answers otherwise."""
+        from onnxtrain.capture import translate
+
+        options, report, (_, stops) = self.options, self.report, registered_by_users()
+        constant: frozenset[Axis] = frozenset()
+        while True:
+            with report.stage("export"):
+                traced = self._trace(constant, is_whole)
+            count = traced.flat.result.recorded
+            report.recorded, report.known = count.recorded, count.known
+            with report.stage("translate"):
+                captured = translate(
+                    traced, opset=options.opset, cache=cache, refusals=_refusals(options), decisive=stops
+                )
+            is_whole = not traced.layers
+            if not (broken := captured.guards.broken_by(traced.sizes)):
+                return traced, captured
+            constant |= broken
+
+    def _trace(self, constant: frozenset[Axis], is_whole: bool) -> Traced:
+        from onnxtrain.capture import trace
+
+        options = self.options
+        return trace(
+            *(self.module, self.args, self.kwargs),
+            static_shapes=options.static_shapes,
+            constant=constant,
+            numbers=self.numbers,
+            functions=_functions(options),
+            ignored=options.ignored_attributes,
+            answers=self.answers,
+            short=not is_whole,
+        )
 
 
 def graph_cache(options: Options) -> GraphCache | None:
@@ -184,55 +233,6 @@ def _functions(options: Options) -> Functions:
     from onnxtrain.capture import Functions
 
     return Functions(options.custom_autograd, options.keep_checkpoints)
-
-
-def _start(
-    module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: Options, cache: GraphCache
-) -> Start | None:
-    """What the call reads, by which an earlier process may have kept its graph."""
-    from onnxtrain.capture import start_of
-
-    _, stops = registered_by_users()
-    settings = (options.opset, options.static_shapes, options.backend, _functions(options), *stops)
-    return start_of(module, args, kwargs, cache, settings, options.ignored_attributes)
-
-
-def _traced(
-    module: Any,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    options: Options,
-    report: Report,
-    numbers: Numbers | None,
-    answers: Answers | None,
-    cache: GraphCache | None,
-    is_whole: bool,
-) -> tuple[Traced, Captured]:
-    """A call, traced and translated: traced again where the translation asked what a size of 1 answers otherwise."""
-    from onnxtrain.capture import trace, translate
-
-    constant: frozenset[Axis] = frozenset()
-    while True:
-        with report.stage("export"):
-            traced = trace(
-                *(module, args, kwargs),
-                static_shapes=options.static_shapes,
-                constant=constant,
-                numbers=numbers,
-                functions=_functions(options),
-                ignored=options.ignored_attributes,
-                answers=answers,
-                short=not is_whole,
-            )
-        count = traced.flat.result.recorded
-        report.recorded, report.known = count.recorded, count.known
-        _, stops = registered_by_users()
-        with report.stage("translate"):
-            captured = translate(traced, opset=options.opset, cache=cache, refusals=_refusals(options), decisive=stops)
-        is_whole = not traced.layers
-        if not (broken := captured.guards.broken_by(traced.sizes)):
-            return traced, captured
-        constant |= broken
 
 
 def _refusals(options: Options) -> Callable[[ForwardGraph], list[ir.Node]] | None:
@@ -282,12 +282,7 @@ def compile_graph(
         # saved before the gradient is built, so that a failure there leaves something to look at
         _dump(options, "optimized_pre_grad", mode, graph.model)
         with report.stage("gradient"):
-            training = build_gradient(chosen, outputs)
-            report.passes += optimize_training(training, check=options.verify_passes)
-            training = make_whole(training, graph.layers) if graph.layers else training
-            apply_registered(training, device)
-            if options.cache_casts:
-                hoist_casts(training)
+            training = _training_graph(chosen, outputs, options, report, device)
     _dump(options, "optimized", mode, (training or graph).model)
     with report.stage("plan"):
         plan = make_plan(training or (whole(graph) if graph.layers else graph))
@@ -297,6 +292,19 @@ def compile_graph(
     with report.stage("compile"):
         executable = backend(options.backend).compile(plan, device, options)
     return Compiled(executable, graph, training, plan, report, frozenset(tracked_outputs(chosen)))
+
+
+def _training_graph(
+    graph: ForwardGraph, outputs: Sequence[str], options: Options, report: Report, device: str
+) -> TrainingGraph:
+    """The optimized training graph of all layers."""
+    training = build_gradient(graph, outputs)
+    report.passes += optimize_training(training, check=options.verify_passes)
+    training = make_whole(training, graph.layers) if graph.layers else training
+    apply_registered(training, device)
+    if options.cache_casts:
+        hoist_casts(training)
+    return training
 
 
 def replanned(compiled: Compiled, chosen: Sequence[Choice]) -> tuple[TrainingGraph, Plan]:

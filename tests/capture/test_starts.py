@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import cProfile
 import functools
 import logging
 import os
@@ -19,8 +21,10 @@ import numpy
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from onnxtrain import Options
+from onnxtrain import Options, ORTModule
 from onnxtrain.capture import Answers
 from onnxtrain.capture.readings import UnreadableError, reading
 from onnxtrain.compiler import Report, capture_module
@@ -390,6 +394,73 @@ def test_a_profiler_is_left_alone() -> None:
         sys.setprofile(None)
 
 
+def test_the_profile_of_a_first_step_is_whole() -> None:
+    model, profile = ORTModule(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh())), cProfile.Profile()
+    with profile:
+        model(torch.ones(3, 4)).sum().backward()
+        copy.deepcopy(TABLE)
+    assert any(entry.code is copy.deepcopy.__code__ for entry in profile.getstats())
+
+
+SHIFT = 1.0
+
+
+def _shifted(x: torch.Tensor) -> torch.Tensor:
+    return x + SHIFT
+
+
+class _Subclass(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            made = func(*(x.as_subclass(torch.Tensor) if isinstance(x, cls) else x for x in args), **(kwargs or {}))
+        return _shifted(made) if func is torch.Tensor.mul else made
+
+
+MARKED = torch.ones(4).as_subclass(_Subclass)  # type: ignore[arg-type]
+
+
+class _FunctionMode(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        return _shifted(made) if func is torch.tanh else made
+
+
+class _DispatchMode(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        return _shifted(made) if "tanh" in str(func) else made
+
+
+class _Within(torch.nn.Module):
+    """Its code runs within functions of torch."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what, self.weight = what, torch.nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.what == "subclass":
+            return torch.tanh((x * self.weight).mul(MARKED))
+        if self.what == "dispatch mode":
+            with _DispatchMode():
+                return torch.tanh(x * self.weight)
+        if self.what == "hook of autograd":
+            with torch.autograd.graph.saved_tensors_hooks(_shifted, lambda x: x):
+                return torch.tanh(x * self.weight)
+        return torch.tanh(x * self.weight)
+
+
+@pytest.mark.parametrize("what", ["subclass", "function mode", "dispatch mode", "hook of autograd"])
+def test_code_that_functions_of_torch_run_is_read(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for shift in (1.0, 2.0):
+        monkeypatch.setattr(sys.modules[__name__], "SHIFT", shift)
+        with _FunctionMode() if what == "function mode" else contextlib.nullcontext():
+            found.append(digest(_Within(what)))  # type: ignore[arg-type]
+    assert found[0] != found[1]
+
+
 def test_reading_leaves_no_trace() -> None:
     module = Net()
     module.layers[0] = torch.nn.BatchNorm1d(4)
@@ -446,6 +517,7 @@ def test_another_process_starts_without_a_trace_until_a_file_changes(tmp_path: P
         done = subprocess.run(
             [sys.executable, str(script)], env=environment, capture_output=True, text=True, check=True
         )
+        assert "FutureWarning" not in done.stderr
         return done.stdout.split()
 
     first, second = run(), run()

@@ -12,8 +12,10 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from onnxtrain import ORTModule
-from onnxtrain.capture import like_layers
+from onnxtrain import Options, ORTModule, compiler
+from onnxtrain.capture import Answers, like_layers
+from onnxtrain.compiler import Report, capture_module
+from onnxtrain.ir.unfolding import NotRepeatedError
 from tests.parity import captures, pair, same_step
 
 COUNT, WIDTH = 8, 6
@@ -480,6 +482,32 @@ def test_a_second_start_knows_which_layers_stand_for_all(tmp_path: Any) -> None:
         wrapped, eager = pair(module, cache_dir=tmp_path)
         same_step(wrapped, eager, x)
         assert rows(wrapped) == 1
+
+
+def test_a_start_of_all_layers_recalls_no_short_graph(tmp_path: Any) -> None:
+    def capture(**options: Any) -> tuple[int, bool]:
+        report, module = Report(), Stack(blocks())
+        made = Options(cache_dir=tmp_path, **options)
+        captured = capture_module(module, (torch.ones(5, 4),), {}, made, report, None, Answers())
+        assert len([p for p in captured.graph.signature.parameters if p.endswith("up.weight")]) == COUNT
+        return len(report.layers), "export" in report.seconds
+
+    with mock.patch("onnxtrain.capture.starts._CHECKED", 0.0):
+        assert [capture(), capture()] == [(1, True), (1, False)]
+        assert capture(save_onnx=tmp_path) == (0, True)  # a file is of all layers
+        assert capture(save_onnx=tmp_path) == (0, False)
+        assert capture() == (0, False)
+
+
+def test_a_short_graph_that_cannot_be_made_whole_is_recalled_no_more(tmp_path: Any) -> None:
+    x = torch.ones(5, 4)
+    torch.manual_seed(0)
+    module = Stack(blocks())
+    ORTModule(module, Options(cache_dir=tmp_path))(x)
+    with mock.patch.object(compiler, "whole", side_effect=NotRepeatedError("they are not alike")):
+        wrapped, eager = pair(module, cache_dir=tmp_path)
+        same_step(wrapped, eager, x)
+    assert rows(wrapped) == 0
 
 
 def test_explain_names_the_layers() -> None:

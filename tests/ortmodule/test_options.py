@@ -311,3 +311,17 @@ def test_the_debugger_works_in_a_module_that_is_captured() -> None:
     assert "('columns', 4" in done.stdout, done.stdout + done.stderr  # sizes are numbers to who looks
     assert "torch.Size([2, 4])" in done.stdout, done.stdout + done.stderr
     assert "torch.Size([3, 2])" in done.stdout.splitlines()[-1], done.stdout + done.stderr
+
+
+def test_options_are_taken_in_the_second_place_too() -> None:
+    wrapped = ORTModule(torch.nn.Linear(2, 2), Options(backend="reference"))
+    assert wrapped.__dict__["_options"].backend == "reference"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"options": {"backend": "torch"}}, {"debug_options": "INFO"}, {"debug_options": Options(), "options": Options()}],
+)
+def test_what_are_no_options_is_said(given: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=r"options are a (dict|str|Options), not .*Options"):
+        ORTModule(torch.nn.Linear(2, 2), **given)

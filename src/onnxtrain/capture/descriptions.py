@@ -136,7 +136,8 @@ def bytes_of(tensor: torch.Tensor) -> bytes:
 
 def content_of_tensor(tensor: torch.Tensor) -> str:
     """Type, sizes and a digest of the elements."""
-    kind = f"{tensor.dtype}{tuple(tensor.shape)}{tensor.device}{tensor.requires_grad}"
+    with torch._C.DisableTorchFunction():
+        kind = f"{tensor.dtype}{tuple(tensor.shape)}{tensor.device}{tensor.requires_grad}"
     if isinstance(tensor, FakeTensor) or tensor.is_meta:
         return kind
     try:

@@ -108,7 +108,7 @@ class FlatModule(torch.nn.Module):
         ignored: names of attributes that do not concern the forward pass.
         answers: what looks at tensors saw in a rehearsal; None where checks are to be left out and other looks refused.
         repeated: the inputs that come again (``size_guards.repeated_among``).
-        begin: is called before the module is.
+        within: gives what the call of the module runs in.
 
     Attributes:
         result: filled by the forward pass.
@@ -124,10 +124,10 @@ class FlatModule(torch.nn.Module):
         ignored: Collection[str] = (),
         answers: Answers | None = None,
         repeated: Repeated = (),
-        begin: Callable[[], None] = lambda: None,
+        within: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
     ) -> None:
         super().__init__()
-        self._begin = begin
+        self._within = within
         self.module, self._ignored, self._answers, self.repeated = module, ignored, answers, dict(repeated)
         self._inputs, self._autocast, self._functions = inputs, autocast, functions or Functions()
         self._names, self.gradients = names_of(module), True
@@ -150,9 +150,8 @@ class FlatModule(torch.nn.Module):
         buffers, watch = dict(self.module.named_buffers()), Watch(self.module, self._ignored, self._names)
         replay = Replay(self._answers or Answers(), tensors)
         looks = contextlib.nullcontext() if self._answers is None else replay.within()
-        self._begin()
         try:
-            with self._autocast.enter(), functions, sizes as self.result.assumed, Substitutes(), looks:
+            with self._autocast.enter(), functions, sizes as self.result.assumed, Substitutes(), looks, self._within():
                 result = self.module.forward(*args, **kwargs)  # the module's own hooks run at every call, outside
             changes = watch.changes()
         finally:

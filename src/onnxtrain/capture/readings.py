@@ -10,6 +10,7 @@ import builtins
 import contextlib
 import dataclasses
 import hashlib
+import inspect
 import io
 import os
 import sys
@@ -21,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.overrides import TorchFunctionMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from onnxtrain.capture.descriptions import Describer, TooMuchError, code_digest
 from onnxtrain.capture.export import recording
@@ -39,6 +41,8 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 _STANDARD = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
 _PACKAGES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
 _OPENS = (builtins.open, io.open, os.open)
+_IN_C = (types.BuiltinFunctionType, types.MethodDescriptorType, types.MethodWrapperType, types.WrapperDescriptorType)
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor))
 _ENVIRONMENT = type(os.environ).__getitem__.__code__
 
 
@@ -95,7 +99,7 @@ def _reading(
     try:
         state = _state(module, Describer(named), ignored)
         quiet, kept = recording(), untouched(module, (), ignored)
-        with quiet, same_random_numbers(), kept as taken_back, without, watched.running(), calls:
+        with quiet, same_random_numbers(), kept as taken_back, without, watched.running(), calls, Unwatched():
             module.forward(*args, **kwargs)
     except (TooMuchError, RecursionError) as error:
         raise UnreadableError(f"{type(error).__name__}: {error}") from error
@@ -194,6 +198,39 @@ class CodeWatch:
         finally:
             sys.setprofile(self.watch)
         self.found.add(f"{code.co_qualname} {code_digest(code)} {' '.join(seen)}")
+
+
+class Unwatched(TorchFunctionMode):
+    """Torch's own functions are not watched while they run, where nobody's code can run in them: there is much of it.
+
+    They are what torch has in C, and ``torch.nn.functional``; the code of others that can run in them is a tensor's of
+    a class of its own, a mode's, and a hook's of what autograd saves.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        modes = (*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack())
+        self._is_alone = all(is_ours_or_torchs(inspect.getfile(type(mode))) for mode in modes)
+        self._modes = torch._C._len_torch_dispatch_stack()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        watch = sys.getprofile()
+        if watch is None or not self._calls_nobody(func, types, args):
+            return func(*args, **(kwargs or {}))
+        sys.setprofile(None)
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            sys.setprofile(watch)
+
+    def _calls_nobody(self, func: Callable[..., Any], types: Collection[type], args: Sequence[Any]) -> bool:
+        """Whether a function is torch's, and runs torch's code only."""
+        is_torchs = isinstance(func, _IN_C) or getattr(func, "__module__", "") == "torch.nn.functional"
+        is_plain = is_torchs and _PLAIN.issuperset(types) and not any(map(callable, args))
+        are_known = self._is_alone and torch._C._len_torch_dispatch_stack() == self._modes
+        return is_plain and are_known and torch._C._autograd._top_saved_tensors_default_hooks(True) is None
 
 
 class GlobalNames:

@@ -24,7 +24,7 @@ from onnxtrain.capture.call_forms import form_of_value
 from onnxtrain.capture.descriptions import Describer
 from onnxtrain.capture.left_behind import Watch
 from onnxtrain.capture.like_layers import HOOKS, Row, names_within
-from onnxtrain.capture.readings import CodeWatch, GlobalNames, ambient
+from onnxtrain.capture.readings import CodeWatch, GlobalNames, Unwatched, ambient
 from onnxtrain.capture.stand_in_modules import Unread, stand_in
 from onnxtrain.errors import ContentError
 from onnxtrain.ir.layers import KEPT, Layers
@@ -85,17 +85,19 @@ class StandIns:
                 stack.enter_context(calls.standing())
             yield
 
-    def begin(self) -> None:
-        """Forget the calls of an earlier trace: a call may be traced more than once.
+    @contextlib.contextmanager
+    def calls(self) -> Iterator[None]:
+        """Within it the module is called; what an earlier trace saw is forgotten: a call may be traced more than once.
 
         Raises:
             UnlikeError: the earlier one showed that layers are not alike.
         """
-        sys.setprofile(None)
         if self.unlike:
             raise UnlikeError(self.unlike)
         for calls in self._rows:
             calls.begin()
+        with Unwatched() if self._rows else contextlib.nullcontext():  # without rows a profiler is somebody else's
+            yield
 
     def take_out(self, program: torch.export.ExportedProgram) -> None:
         """Take what stand-ins gave out of a recorded program.

@@ -7,6 +7,7 @@ import hashlib
 import logging
 import pickle
 import random
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -61,11 +62,15 @@ class Start:
     def __init__(self, cache: GraphCache, name: str, settle: Callable[[], None], inputs: Schema) -> None:
         self._cache, self._name, self._settle, self._inputs = cache, name, settle, inputs
 
-    def recalled(self) -> Captured | None:
-        """The captured call as an earlier process kept it; None where there is none."""
+    def recalled(self, is_whole: bool = False) -> Captured | None:
+        """The captured call as an earlier process kept it; None where there is none.
+
+        Args:
+            is_whole: a short graph (``ir.layers``) is none.
+        """
         kept = self._kept()
         graph = None if kept is None else self._cache.kept(kept.graph)
-        if kept is None or graph is None:
+        if kept is None or graph is None or (is_whole and graph.layers):
             return None
         _LOG.info("no trace: an earlier process kept the graph of this call")
         self._settle()
@@ -75,7 +80,8 @@ class Start:
     def _kept(self) -> Kept | None:
         payload = self._cache.read(self._name)
         try:
-            kept = None if payload is None else pickle.loads(payload)
+            with warnings.catch_warnings(action="ignore", category=FutureWarning):  # of torch, which asks for leaves
+                kept = None if payload is None else pickle.loads(payload)
         except Exception as error:  # a class of the module's that is elsewhere now
             _LOG.info("what is kept of this call cannot be read: %s", error)
             return None

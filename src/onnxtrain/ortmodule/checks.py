@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
-from onnxtrain.errors import DeviceError, ModuleError
+from onnxtrain.errors import DeviceError, ModuleError, OptionError
+from onnxtrain.options import Options
+from onnxtrain.ortmodule.debug import DebugOptions
 from onnxtrain.ortmodule.tensor_hooks import is_of_tensors_only
 
 TRACEABLE = "onnxtrain_traceable"  # attribute of a hook that may become part of the graph
@@ -37,6 +39,20 @@ def check_module(module: Any) -> None:
             cure="the other way round: DistributedDataParallel(ORTModule(module))",
         )
     check_sharding(module)
+
+
+def check_options(debug_options: Any, options: Any) -> None:
+    """Refuse as options what are none.
+
+    Raises:
+        OptionError: the one is no DebugOptions, or the other no Options.
+    """
+    for name, given, kind in (("debug_options", debug_options, DebugOptions), ("options", options, Options)):
+        if given is not None and not isinstance(given, kind):
+            raise OptionError(
+                f"ORTModule's {name} are a {type(given).__name__}, not {kind.__name__}",
+                cure="ORTModule(module, options=onnxtrain.Options(...))",
+            )
 
 
 def check_sharding(module: torch.nn.Module) -> None:

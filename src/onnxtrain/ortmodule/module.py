@@ -16,7 +16,7 @@ from onnxtrain.engine.summary import first_step, graph_text, phases, summary
 from onnxtrain.errors import ModuleError, OnnxTrainError
 from onnxtrain.options import Options, from_environment
 from onnxtrain.ortmodule.bypass import BypassWatch
-from onnxtrain.ortmodule.checks import check_module
+from onnxtrain.ortmodule.checks import check_module, check_options
 from onnxtrain.ortmodule.debug import DebugOptions, start_logging
 from onnxtrain.ortmodule.describe import explain, explain_memory, explain_sparsity
 from onnxtrain.ortmodule.fallback import FallbackState
@@ -49,27 +49,31 @@ class ORTModule(torch.nn.Module):
 
     Args:
         module: the module to train.
-        debug_options: log level and ONNX dumps, as in ``onnxruntime.training``.
+        debug_options: log level and ONNX dumps, as in ``onnxruntime.training``; or ``options``.
         options: backend and checks; environment variables override them.
 
     Raises:
         ModuleError: ``module`` is not an ``nn.Module`` that can be captured.
+        OptionError: the options are something else.
     """
 
     def __init__(
         self,
         module: torch.nn.Module,
-        debug_options: DebugOptions | None = None,
+        debug_options: DebugOptions | Options | None = None,
         *,
         options: Options | None = None,
     ) -> None:
+        if isinstance(debug_options, Options) and options is None:
+            debug_options, options = None, debug_options
+        check_options(debug_options, options)
         if not isinstance(module, torch.nn.Module):
             check_module(module)
         if isinstance(module, ORTModule):
             raise ModuleError("the module is an ORTModule already", cure="use it as it is")
         super().__init__()
         chosen = options or Options()
-        if debug_options is not None:
+        if isinstance(debug_options, DebugOptions):
             chosen = debug_options.apply_to(chosen)
         own = self.__dict__
         own["_wrapped"], own["_chosen"], own["_debug_options"] = module, chosen, debug_options
