@@ -10,6 +10,7 @@ import logging
 import sys
 import traceback
 import warnings
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -27,7 +28,7 @@ from onnxtrain.capture import (  # noqa: F401  (substitutes)
 from onnxtrain.capture.autograd_functions import Functions
 from onnxtrain.capture.known_calls import Count
 from onnxtrain.capture.left_behind import Place, Watch, names_of
-from onnxtrain.capture.left_outside import LeftOutsideError, take_out_of_others
+from onnxtrain.capture.left_outside import LeftOutsideError, take_out_of_others, take_out_refused
 from onnxtrain.capture.lowering.aliases import memory_of
 from onnxtrain.capture.quiet import loggers_at
 from onnxtrain.capture.recorder import recorder
@@ -64,6 +65,10 @@ class Autocast:
         return torch.autocast(self.device_type, dtype=self.dtype, enabled=True)
 
 
+class GivenUpError(Exception):
+    """Nothing is wrong with the module: it is to be traced in another way."""
+
+
 class Result:
     """What a traced forward pass returned; an object of its own, because torch.export resets attributes of modules.
 
@@ -95,6 +100,11 @@ class Result:
         self.settle: Callable[[], None] = lambda: None
         self.outside: LeftOutsideError | None = None
         self.tracked: tuple[Mapping[torch.Tensor, Any], frozenset[int]] = ({}, frozenset())
+
+    def forget(self) -> list[weakref.ref[torch.Tensor]]:
+        """Let go of what the trace recorded; the tensors that there still are, but for its inputs."""
+        (tracked, inputs), self.tracked = self.tracked, ({}, frozenset())
+        return [weakref.ref(t) for t in tracked if id(t) not in inputs]
 
 
 class FlatModule(torch.nn.Module):
@@ -313,7 +323,9 @@ def _export(
             shapes = (dynamic,) if dynamic else None  # what has no inputs (``torch.full``) has no sizes
             program = torch.export.export(module, tuple(example), dynamic_shapes=shapes, strict=False)
     except Exception as error:
-        take_out_of_others(*module.result.tracked, None, error)
+        if isinstance(error, GivenUpError):
+            error.__traceback__ = None  # its frames hold tensors
+        take_out_refused(error, module.result.forget())
         raise
     module.result.outside = take_out_of_others(*module.result.tracked, program)
     return program

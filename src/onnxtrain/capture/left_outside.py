@@ -13,7 +13,8 @@ import gc
 import sys
 import traceback
 import types
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -46,21 +47,17 @@ class LeftOutsideError(CaptureError):
 
 
 def take_out_of_others(
-    tracked: Mapping[torch.Tensor, Any],
-    inputs: Collection[int],
-    program: torch.export.ExportedProgram | None,
-    refused: Exception | None = None,
+    tracked: Mapping[torch.Tensor, Any], inputs: Collection[int], program: torch.export.ExportedProgram
 ) -> LeftOutsideError | None:
     """Take out what a trace has left outside of the module and of its program; says what it was.
 
     Args:
         tracked: what was recorded of the trace's tensors that there still are.
         inputs: the identities of its inputs.
-        program: what was traced; None where it was refused.
-        refused: what it raised.
+        program: what was traced.
     """
-    left = left_by(refused, lambda: [t for t in tracked if id(t) not in inputs])
-    if left and program is not None:  # the bodies of loops know theirs
+    left = left_by(None, lambda: [t for t in tracked if id(t) not in inputs])
+    if left:  # the bodies of loops know theirs
         parts = (m for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule))
         own = {id(x) for m in parts for n in m.graph.nodes for x in pytree.tree_leaves(n.meta.get("val"))}
         left = [t for t in left if id(t) not in own]
@@ -71,6 +68,16 @@ def take_out_of_others(
     lines = [user_line(node.meta.get("stack_trace") or "") for node in nodes]
     has_history, is_cache = any(t.requires_grad for t in left), all(map(_is_made_of_sizes, nodes))
     return LeftOutsideError(where, next(filter(None, lines), ""), has_history, is_cache)
+
+
+def take_out_refused(error: Exception, made: Collection[weakref.ref[torch.Tensor]]) -> None:
+    """Take out what a trace has left that raised.
+
+    Args:
+        error: what it raised.
+        made: its tensors.
+    """
+    take_out(left_by(error, lambda: [t for find in made if (t := find()) is not None]))
 
 
 def _is_made_of_sizes(node: torch.fx.Node) -> bool:
@@ -95,12 +102,17 @@ def left_by(refused: BaseException | None, alive: Callable[[], Iterable[torch.Te
         alive: gives the trace's tensors that there still are.
     """
     raised = refused
-    if any(isinstance(t, FakeTensor) for t in alive()):
-        while raised is not None:
-            traceback.clear_frames(raised.__traceback__)
-            raised = raised.__cause__ or raised.__context__
-        gc.collect()  # torch's control flow leaves circles
-    return [t for t in alive() if isinstance(t, FakeTensor)]
+    while raised is not None and _without_content(alive()):
+        traceback.clear_frames(raised.__traceback__)
+        raised = raised.__cause__ or raised.__context__
+    for generation in (1, 2):  # torch's control flow leaves circles; young ones where garbage waits
+        if _without_content(alive()):
+            gc.collect(generation)
+    return _without_content(alive())
+
+
+def _without_content(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    return [t for t in tensors if isinstance(t, FakeTensor)]
 
 
 def take_out(tensors: list[torch.Tensor]) -> list[str]:
@@ -112,11 +124,12 @@ def take_out(tensors: list[torch.Tensor]) -> list[str]:
     wanted: list[Any] = tensors
     passed: list[Any] = []  # what this function made, or has looked at
     where: list[str] = []
+    names = _Names()
     while wanted:
         ids = set(map(id, wanted))
         holders = [h for h in gc.get_referrers(*wanted) if not any(h is p for p in (wanted, passed, *passed))]
         passed += [wanted, holders, *holders]
-        where += filter(None, (_removed(h, ids) for h in holders))
+        where += filter(None, (_removed(h, ids, names) for h in holders))
         wanted = [h for h in holders if _is_record(h)]
     return list(dict.fromkeys(where))
 
@@ -126,7 +139,7 @@ def _is_record(holder: Any) -> bool:
     return isinstance(holder, tuple) or dataclasses.is_dataclass(type(holder))
 
 
-def _removed(holder: Any, ids: set[int]) -> str:
+def _removed(holder: Any, ids: set[int], names: _Names) -> str:
     """Where an object held what has these identities, and does no longer; empty where that is no matter."""
     if isinstance(holder, _FunctionsCache):
         holder.cache_clear()  # the function computes it again
@@ -135,28 +148,28 @@ def _removed(holder: Any, ids: set[int]) -> str:
         holder.cell_contents = None
         return "a variable of an enclosing function"
     if isinstance(holder, dict):
-        return _taken_from_table(holder, ids)
+        return _taken_from_table(holder, ids, names)
     if isinstance(holder, list | set | collections.deque):
         kept = [x for x in holder if id(x) not in ids]
         holder.clear()
         (holder.update if isinstance(holder, set) else holder.extend)(kept)
-        return _name_of(holder) or f"a {type(holder).__name__}"
+        return names.of(holder) or f"a {type(holder).__name__}"
     if _is_record(holder) or isinstance(holder, types.FrameType | type):
         return ""
     return _taken_from_attributes(holder, ids)
 
 
-def _taken_from_table(table: dict[Any, Any], ids: set[int]) -> str:
+def _taken_from_table(table: dict[Any, Any], ids: set[int], names: _Names) -> str:
     owner = _owner_of(table)
     if isinstance(owner, _FunctionsCache):
-        return _removed(owner, ids)
+        return _removed(owner, ids, names)
     if owner is not None:
         return _taken_from_attributes(owner, ids)
     kept = [(k, v) for k, v in table.items() if id(v) not in ids]
     table.clear()
     for key, value in kept:
         table[int(key) if isinstance(key, torch.SymInt) else key] = value
-    return _name_of(table) or "a table"
+    return names.of(table) or "a table"
 
 
 def _taken_from_attributes(owner: Any, ids: set[int]) -> str:
@@ -174,17 +187,26 @@ def _owner_of(table: dict[Any, Any]) -> Any:
     return next((x for x in owners if isinstance(x, _FunctionsCache) or getattr(x, "__dict__", None) is table), None)
 
 
-def _name_of(holder: Any) -> str:
-    """The name that a Python module, or a class in it, has for a container; empty where none has."""
+class _Names:
+    """The names that Python modules, and classes in them, have for containers."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, str] = {}
+
+    def of(self, holder: Any) -> str:
+        """The name of a container; empty where it has none."""
+        if not self._found:
+            for name, value in _names_of_all():
+                self._found.setdefault(id(value), name)
+        return self._found.get(id(holder), "")
+
+
+def _names_of_all() -> Iterator[tuple[str, Any]]:
     for module in list(sys.modules.values()):
         for name, value in list(getattr(module, "__dict__", {}).items()):
-            if value is holder:
-                return f"{module.__name__}.{name}"
+            yield f"{module.__name__}.{name}", value
             if issubclass(type(value), type) and value.__module__ == module.__name__:
-                inner = next((n for n, v in vars(value).items() if v is holder), None)
-                if inner is not None:
-                    return f"{value.__name__}.{inner}"
-    return ""
+                yield from ((f"{value.__name__}.{n}", v) for n, v in vars(value).items())
 
 
-__all__ = ["LeftOutsideError", "left_by", "take_out", "take_out_of_others"]
+__all__ = ["LeftOutsideError", "left_by", "take_out", "take_out_of_others", "take_out_refused"]

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from onnxtrain.capture.call_forms import form_of_value
 from onnxtrain.capture.descriptions import Describer
+from onnxtrain.capture.export import GivenUpError
 from onnxtrain.capture.left_behind import Watch
 from onnxtrain.capture.like_layers import HOOKS, Row, names_within
 from onnxtrain.capture.readings import CodeWatch, GlobalNames, Unwatched, ambient
@@ -34,7 +35,7 @@ _LOG = logging.getLogger(__name__)
 _OTHERS = (bytes, complex)
 
 
-class UnlikeError(Exception):
+class UnlikeError(GivenUpError):
     """A layer is not what the layers that stand for it are."""
 
 
@@ -117,6 +118,8 @@ class StandIns:
 
     def _refuse(self, why: str) -> UnlikeError:
         self.unlike = self.unlike or why
+        for calls in self._rows:  # they hold tensors of the trace, which ends
+            calls.begin()
         return UnlikeError(why)
 
 
