@@ -102,3 +102,33 @@ def test_a_value_of_which_only_the_size_is_read() -> None:
             y.sum().backward()
         torch.testing.assert_close(*made)
         torch.testing.assert_close(wrapped.linear.weight.grad, eager.linear.weight.grad)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    "axes", [((1, 1), (1, 3), (1, 3)), ((2, 3), (1, 3), (1, 3)), ((1, 3), (2, 3), (2, 3)), ((2, 1), (2, 3), (2, 1))]
+)
+def test_attention_broadcasts_batches_and_heads(axes: tuple[tuple[int, int], ...], masked: bool) -> None:
+    """The fused kernel does not: it reads beyond its memory."""
+
+    class Attends(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(4, dtype=torch.float64))
+
+        def forward(self, *given: torch.Tensor) -> torch.Tensor:
+            q, k, v = (x * self.weight for x in given)
+            mask = torch.arange(k.shape[2]) < 4 if masked else None
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, is_causal=not masked)
+
+    eager = Attends()
+    wrapped = ORTModule(copy.deepcopy(eager))
+    for length in (5, 6, 5):
+        given = [torch.randn(*some, length, 4, dtype=torch.float64, requires_grad=True) for some in axes]
+        copies = [x.detach().clone().requires_grad_() for x in given]
+        results = eager(*given), wrapped(*copies)
+        for result in results:
+            result.square().sum().backward()
+        torch.testing.assert_close(results[1], results[0])
+        torch.testing.assert_close([x.grad for x in copies], [x.grad for x in given])
+    torch.testing.assert_close(wrapped.weight.grad, eager.weight.grad)

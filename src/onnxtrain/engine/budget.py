@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 import torch
@@ -24,7 +24,7 @@ from onnxtrain.plan.budgets import allowed
 from onnxtrain.plan.by_hand import RECOMPUTE, candidates, layer_inputs, probe_in_force
 from onnxtrain.plan.lifetimes import peak
 from onnxtrain.plan.recompute import Choice, choices
-from onnxtrain.plan.timeline import peaks
+from onnxtrain.plan.timeline import peaks, pruned
 
 _LOG = logging.getLogger(__name__)
 _TOP = 5  # tensors that an error names
@@ -171,29 +171,41 @@ class _Fitting:
             return Fit(self.base, self.base, self.sizes, before, before)
         with self.report.stage("memory"):
             self.choices = choices(self.base.training, self.base.plan, self.sizes, self.device)
-            seen = [(u.value, u.most, u.rest) for u in before.uses] if before else []
-            self._curve = peaks(self.base.training, self.base.plan, self.sizes, self.choices, seen)
+            self._seen = [(u.value, u.most, u.rest) for u in before.uses] if before else []
+            self._curve = peaks(self.base.training, self.base.plan, self.sizes, self.choices, self._seen)
         is_least = self.options.memory_budget == "min"
         count = self._least() if is_least else self._first(most)
         compiled, footprint = self._at(count)
         found = [Fit(self.base, compiled, self.sizes, before, footprint, self.choices[:count])]
         if is_least or self._need(count) > most:
-            found += self._by_layers(before)
+            found += [self._with(chosen, before) for chosen in (*self._pruned(count), *self._by_layers())]
         fit = min(found, key=self._needed_by)
         if self._needed_by(fit) > most and not is_least:
             raise self._impossible(most, fit)
         return fit
 
-    def _by_layers(self, before: Footprint | None) -> list[Fit]:
+    def _with(self, chosen: Sequence[Choice], before: Footprint | None) -> Fit:
+        """The graph with choices."""
+        with self.report.stage("memory"):
+            compiled = recompile(self.base, chosen, self.options, self.device)
+        return Fit(self.base, compiled, self.sizes, before, self._told(compiled), chosen)
+
+    def _pruned(self, count: int) -> Iterator[Sequence[Choice]]:
+        """The first choices, and all, without those that raise the peak."""
+        assert self.base.training is not None
+        for most in sorted({count, len(self.choices)}):
+            with self.report.stage("memory"):
+                chosen = pruned(self.base.training, self.base.plan, self.sizes, self.choices[:most], self._seen)
+            if len(chosen) < most:
+                yield chosen
+
+    def _by_layers(self) -> Iterator[Sequence[Choice]]:
         """The other end of what there is: of a transformer's layers nothing is saved but what they begin with."""
         training = self.base.training
-        if training is None or not layer_inputs(n for n in training.model.graph if not is_backward(n)):
-            return []
-        with self.report.stage("memory"):
-            found = candidates(training, self.base.plan, self.sizes, self.device, probe_in_force("", 1))
-            chosen = [c.choice for c in found if c.kind == RECOMPUTE]
-            compiled = recompile(self.base, chosen, self.options, self.device)
-        return [Fit(self.base, compiled, self.sizes, before, self._told(compiled), chosen)]
+        if training is not None and layer_inputs(n for n in training.model.graph if not is_backward(n)):
+            with self.report.stage("memory"):
+                found = candidates(training, self.base.plan, self.sizes, self.device, probe_in_force("", 1))
+            yield [c.choice for c in found if c.kind == RECOMPUTE]
 
     def _told(self, compiled: Compiled) -> Footprint | None:
         """What a step needs; None where the backend cannot tell."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -34,6 +35,28 @@ def peaks(
         timeline.take(choice)
         found.append(timeline.peak)
     return found
+
+
+def pruned(
+    training: TrainingGraph, plan: Plan, sizes: Mapping[str, int], chosen: Sequence[Choice], seen: Sequence[Seen] = ()
+) -> list[Choice]:
+    """Choices without those that raise the peak: what would be computed again early, and then be there until late.
+
+    Args:
+        training: the graph.
+        plan: made of it.
+        sizes: of named dimensions.
+        chosen: what is computed again.
+        seen: what a step that computes nothing again has in use, line by line, where that is known.
+    """
+    begin, rest = _Timeline(training, plan, sizes, seen), list(chosen)
+    now = begin.after(rest)
+    while tries := [[c for c in rest if c is not one] for one in rest if now.holds_at_peak(one)]:
+        best = min(((begin.after(some), some) for some in tries), key=lambda found: found[0].peak)
+        if best[0].peak >= now.peak:
+            break
+        now, rest = best
+    return rest
 
 
 class _Timeline:
@@ -84,6 +107,21 @@ class _Timeline:
     def peak(self) -> int:
         """Most bytes at once."""
         return int(max(self._most.max(), (self._before + self._copies).max()))
+
+    def after(self, chosen: Iterable[Choice]) -> _Timeline:
+        """The same with choices, for itself."""
+        other = copy.copy(self)
+        other._before, other._most, other._copies = self._before.copy(), self._most.copy(), self._copies.copy()
+        other._held = dict(self._held)
+        for choice in chosen:
+            other.take(choice)
+        return other
+
+    def holds_at_peak(self, choice: Choice) -> bool:
+        """Whether a copy of one of its values is there where most is in use."""
+        place = int(np.maximum(self._most, self._before + self._copies).argmax())
+        spans = [self._held.get(self._owner(self._named[name])) for name in choice.dropped]
+        return any(span[0] <= place <= span[1] for span in spans if span is not None)
 
     def take(self, choice: Choice) -> None:
         """Compute values again rather than save them."""

@@ -27,7 +27,8 @@ def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False,
     if enable_gqa:
         key, value = _repeat_heads(query, key), _repeat_heads(query, value)
     learned = _is_learned(attn_mask)
-    if dropout_p == 0.0 and not learned and fixed:
+    alike = query.shape[:2] == key.shape[:2] == value.shape[:2]  # else batches or heads are broadcast
+    if dropout_p == 0.0 and not learned and fixed and alike:
         if attn_mask is None:
             op_type = "CausalScaledDotProductAttention" if is_causal else "ScaledDotProductAttention"
             return record_node(op_type, [query, key, value], {"scale": factor})

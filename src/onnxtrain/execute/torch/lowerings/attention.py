@@ -61,8 +61,8 @@ def masked_grad(
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether the kernel takes them; of nothing it divides by zero."""
-    some = bool(q.numel() and k.numel())
+    """Whether the kernel takes them; of nothing, or of other heads, it divides by zero."""
+    some = bool(q.numel() and k.numel()) and q.shape[:2] == k.shape[:2] == v.shape[:2]
     return some and q.device.type == "cpu" and q.dim() == 4 and q.shape[-1] == k.shape[-1] == v.shape[-1]
 
 
