@@ -302,3 +302,10 @@ def test_two_threads_capture_one_after_the_other() -> None:
     for thread in threads:
         thread.join()
     assert [type(f).__name__ for f in found] == ["Captured"] * 4
+
+
+def test_a_call_that_the_forward_does_not_take() -> None:
+    for given in ({}, {"input": torch.ones(2, 3), "labels": torch.ones(2)}):
+        with pytest.raises(CaptureError, match="argument") as refused:
+            ORTModule(torch.nn.Linear(3, 3))(**given)
+        assert refused.value.cure == "call it with the arguments that its forward takes"

@@ -204,6 +204,25 @@ def test_a_report_computes_nothing() -> None:
     assert report.footprint.saved < report.peak
 
 
+def test_a_report_of_a_batch_is_that_of_its_call() -> None:
+    class Named(Language):
+        def forward(self, input_ids: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
+            assert input_ids is not None
+            assert labels is not None
+            return super().forward(input_ids, labels)
+
+    ids, labels = words()
+    wrapped = ORTModule(Named())
+    batch = {"labels": labels, "input_ids": ids}
+    assert wrapped.memory_report(batch).peak == wrapped.memory_report(**batch).peak
+
+    class OfTable(Language):
+        def forward(self, batch: dict[str, Tensor]) -> Tensor:  # type: ignore[override]
+            return super().forward(batch["input_ids"], batch["labels"])
+
+    assert ORTModule(OfTable()).memory_report(batch).peak > 0
+
+
 def test_a_report_as_text_and_as_a_page(tmp_path: Path) -> None:
     wrapped = ORTModule(Language(), options=Options(memory_budget="600 KiB"))
     report = wrapped.memory_report(*words(4))

@@ -22,7 +22,7 @@ from onnxtrain.capture.like_layers import rows_of
 from onnxtrain.capture.looks import Key, Look, content_of, same
 from onnxtrain.capture.rehearsal import Answers, fill_caches, rehearse
 from onnxtrain.capture.replay import Path
-from onnxtrain.capture.schema import Numbers, Schema, arguments_of, flatten, input_names
+from onnxtrain.capture.schema import Numbers, Schema, arguments_of, flatten, input_names, is_batch
 from onnxtrain.capture.size_guards import SizeGuards, form_of, repeated_among, size_guards
 from onnxtrain.capture.stand_ins import StandIns, with_stand_ins
 from onnxtrain.capture.starts import Start, is_spot_check, start_of
@@ -215,6 +215,7 @@ __all__ = [
     "capture",
     "content_of",
     "flatten",
+    "is_batch",
     "is_spot_check",
     "leave",
     "register_custom_function_schema_supplementary",

@@ -65,6 +65,12 @@ class Autocast:
         return torch.autocast(self.device_type, dtype=self.dtype, enabled=True)
 
 
+APART = (
+    "if eager PyTorch runs this line, leave it out of the graph: wrap what is before and after it, each as an "
+    'ORTModule; or all runs in eager PyTorch with Options(fallback="eager")'
+)
+
+
 class GivenUpError(Exception):
     """Nothing is wrong with the module: it is to be traced in another way."""
 
@@ -377,8 +383,15 @@ def _explain(error: Exception) -> CaptureError:
     if any(part in f"{kind}: {text}" for part in ("ata-dependent", "Could not guard", "DataDependent", "FakeTensor")):
         return ContentError(_user_line(error))
     what = f"the forward pass cannot be captured: {first_line(error)}"
-    cure = "run the module once without onnxtrain; if that works, wrap the largest part that torch.export accepts"
-    return CaptureError(what, source=_user_line(error), cure=cure)
+    if isinstance(error, TypeError) and _is_of_the_call(error):
+        return CaptureError(what, cure="call it with the arguments that its forward takes")
+    return CaptureError(what, source=_user_line(error), cure=APART)
+
+
+def _is_of_the_call(error: BaseException) -> bool:
+    """Whether it was raised where the module is called: before its first line."""
+    frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and frames[-1] is FlatModule.forward.__code__
 
 
 def _user_line(error: BaseException) -> str:

@@ -151,6 +151,13 @@ def arguments_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (tuple(batch) if isinstance(batch, tuple | list) else (batch,)), {}
 
 
+def is_batch(forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether what is given is a batch, rather than a call: one mapping, from the names of a function's parameters."""
+    if len(args) != 1 or kwargs or not isinstance(args[0], Mapping):
+        return False
+    return bool(args[0]) and set(inspect.signature(forward).parameters).issuperset(args[0])
+
+
 def input_names(
     forward: Callable[..., Any],
     args: Sequence[Any],

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from onnxtrain.capture import arguments_of, is_batch
 from onnxtrain.engine.comparison import Report
 from onnxtrain.engine.memory_report import MemoryReport, memory_report
 from onnxtrain.engine.summary import first_step, graph_text, phases, summary
@@ -247,7 +248,7 @@ class ORTModule(torch.nn.Module):
         The call is captured where it was not yet; nothing is computed but which rows of the batch matter.
 
         Args:
-            args: positional arguments of the call.
+            args: positional arguments of the call; or a batch, a mapping of arguments by name.
             kwargs: keyword arguments of the call.
 
         Raises:
@@ -255,6 +256,8 @@ class ORTModule(torch.nn.Module):
             BackendError: the backend cannot tell.
             BudgetError: the step cannot be made to fit into ``Options.memory_budget``.
         """
+        if is_batch(self.module.forward, args, kwargs):
+            args, kwargs = arguments_of(args[0])
         session, tensors = self._graphs().session_of(args, kwargs)
         if session is None or self.__dict__["_fallback"].is_eager:
             raise ModuleError("this call runs in eager PyTorch, of which nothing is planned", cure="see explain()")

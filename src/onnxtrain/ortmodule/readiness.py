@@ -86,7 +86,7 @@ def _stopped_by(error: Exception) -> ModuleError:
     return ModuleError(
         f"the module cannot be looked at: {type(error).__name__}: {first_line(error)}",
         source=f"{place[0]}:{place[1]}" if place else "",
-        cure="run the module once without onnxtrain; if that works, wrap the largest part of it that can be looked at",
+        cure="mend the line that raises it, or wrap the parts of the module that do not",
     )
 
 
