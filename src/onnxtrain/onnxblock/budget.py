@@ -21,6 +21,7 @@ from onnxtrain.plan.late import hold_back
 from onnxtrain.plan.lifetimes import peak_of_whole
 from onnxtrain.plan.recompute import Choice, choices, recomputed
 from onnxtrain.plan.sizes import free_sizes
+from onnxtrain.plan.timeline import pruned
 
 _LOG = logging.getLogger(__name__)
 
@@ -43,12 +44,12 @@ def fitted(training: TrainingGraph, loss: str, options: Options) -> TrainingGrap
     free_sizes(training.model.graph, _largest(training, sizes).model.graph)
     search = _Search(_largest(training, sizes))
     most = allowed(budget, search.peak(0))
-    count = search.least() if budget == "min" else search.first(most)
+    chosen = search.least() if budget == "min" else search.first(most)
     _LOG.info(
         "a step needs %s rather than %s beside its weights and inputs: %d nodes run again",
-        *(in_bytes(search.peak(count)), in_bytes(search.peak(0)), sum(len(c.nodes) for c in search.choices[:count])),
+        *(in_bytes(search.peak_with(chosen)), in_bytes(search.peak(0)), sum(len(c.nodes) for c in chosen)),
     )
-    made = recomputed(training, make_plan(training), search.choices[:count])
+    made = recomputed(training, make_plan(training), chosen)
     hold_back(made, loss)
     return dataclasses.replace(made, gradients=_last_first(made))
 
@@ -70,7 +71,7 @@ class _Search:
     """
 
     def __init__(self, largest: TrainingGraph) -> None:
-        self.plan = make_plan(largest)
+        self.largest, self.plan = largest, make_plan(largest)
         self.choices: Sequence[Choice] = choices(largest, self.plan, {}, "cpu")
         model = write_out_nodes(largest.model, lambda node: True)  # other runtimes run the bodies of our operators
         self.whole = dataclasses.replace(largest, model=model)
@@ -79,28 +80,35 @@ class _Search:
     def peak(self, count: int) -> int:
         """The bytes that a step needs with so many choices."""
         if count not in self._peaks:
-            self._peaks[count] = peak_of_whole(recomputed(self.whole, self.plan, self.choices[:count]), {})
+            self._peaks[count] = self.peak_with(self.choices[:count])
         return self._peaks[count]
 
-    def first(self, most: int) -> int:
-        """The first number of choices with which a step needs at most so many bytes.
+    def peak_with(self, chosen: Sequence[Choice]) -> int:
+        """The bytes that a step needs with choices."""
+        return peak_of_whole(recomputed(self.whole, self.plan, chosen), {})
+
+    def first(self, most: int) -> Sequence[Choice]:
+        """The first choices with which a step needs at most so many bytes; where there are none, those that need least.
 
         Raises:
-            BudgetError: there is none.
+            BudgetError: they are too many.
         """
         count = first_within(len(self.choices), self.peak, most)
-        if self.peak(count) > most:
-            count = self.least()
-        if self.peak(count) > most:
-            needs = f"a step needs at least {in_bytes(self.peak(count))} beside its weights and inputs"
+        if self.peak(count) <= most:
+            return self.choices[:count]
+        chosen = self.least()
+        if (need := self.peak_with(chosen)) > most:
+            needs = f"a step needs at least {in_bytes(need)} beside its weights and inputs"
             what = f"{needs}, and the budget is {in_bytes(most)}"
             raise BudgetError(what, cure="use a larger budget, or a smaller batch in worst_case")
-        return count
+        return chosen
 
-    def least(self) -> int:
-        """The number of choices with which a step needs least, of some."""
+    def least(self) -> Sequence[Choice]:
+        """The choices with which a step needs least, of some."""
         count = len(self.choices)
-        return min({*(count * i // 8 for i in range(9)), *self._peaks}, key=lambda n: (self.peak(n), n))
+        best = min({*(count * i // 8 for i in range(9)), *self._peaks}, key=lambda n: (self.peak(n), n))
+        tries = [self.choices[:best], *(pruned(self.largest, self.plan, {}, self.choices[:n]) for n in {best, count})]
+        return min(tries, key=lambda chosen: (self.peak_with(chosen), len(chosen)))
 
 
 def _largest(training: TrainingGraph, sizes: Mapping[str, int]) -> TrainingGraph:
