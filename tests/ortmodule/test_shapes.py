@@ -132,3 +132,16 @@ def test_attention_broadcasts_batches_and_heads(axes: tuple[tuple[int, int], ...
         torch.testing.assert_close(results[1], results[0])
         torch.testing.assert_close([x.grad for x in copies], [x.grad for x in given])
     torch.testing.assert_close(wrapped.weight.grad, eager.weight.grad)
+
+
+def test_a_choice_among_nothing_is_captured_first() -> None:
+    class Chooses(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            places = torch.nn.functional.one_hot(torch.arange(x.shape[0] - 1, -1, -1) % 4, 4).to(y.dtype)
+            return y.where(places > 1, places)
+
+    eager = Chooses().eval()
+    wrapped = ORTModule(eager)
+    for length in (0, 3, 0):
+        given = torch.randn(length, 2), torch.randn(length, 4)
+        torch.testing.assert_close(wrapped(*given), eager(*given))

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from onnxtrain.capture.assertions import expected, tell
+from onnxtrain.capture.hidden_changes import changed_behind, hidden, history, is_unnoticed, write
 from onnxtrain.capture.lowering.aliases import memory_of
 from onnxtrain.capture.replaced import replaced
 from onnxtrain.capture.source_lines import is_users
@@ -48,7 +49,7 @@ def unseen() -> contextlib.AbstractContextManager[None]:
 
 
 class Substitutes(TorchFunctionMode):
-    """Within it the functions of the table are replaced, and changes that autograd does not see are refused."""
+    """Within it the functions of the table are replaced; changes that autograd does not see are seen."""
 
     def __enter__(self) -> Substitutes:
         self._detached: list[tuple[weakref.ref[Tensor], Tensor]] = []
@@ -65,52 +66,29 @@ class Substitutes(TorchFunctionMode):
     ) -> Any:
         changed = args[0] if args and isinstance(args[0], Tensor) and _is_in_place(func) else None
         if changed is not None:
-            self._refuse_hidden_change(changed, func.__name__)
-        before = None if changed is None or _is_view_in_place(func) else _history(changed)
-        substitute = SUBSTITUTES.get(func)
-        made = NotImplemented if substitute is None else substitute(*args, **(kwargs or {}))
-        if made is NotImplemented:
-            made = func(*args, **(kwargs or {}))
-        if changed is not None and before is not None and _is_unnoticed(changed, before):
-            raise _hidden(func.__name__, "which has no gradient of its own,")
+            behind = changed_behind(changed, self._detached, func.__name__)
+            if behind is not None:
+                return write(behind, lambda: _call(func, *args, **(kwargs or {})))
+        before = None if changed is None or _is_view_in_place(func) else history(changed)
+        made = _call(func, *args, **(kwargs or {}))
+        if changed is not None and before is not None and is_unnoticed(changed, before):
+            raise hidden(func.__name__, "which has no gradient of its own,")
         if func in _DETACH and args[0].requires_grad:
             self._detached.append((weakref.ref(args[0]), made))
         return made
 
-    def _refuse_hidden_change(self, changed: Tensor, name: str) -> None:
-        """What autograd does not see of a tensor, under ``no_grad`` or detached, a traced graph would lose it for."""
-        seen = torch.is_grad_enabled() if changed.requires_grad else True
-        if seen and not changed.requires_grad:
-            memory = memory_of(changed)
-            others = [made for source, made in self._detached if source() is not None]  # which somebody may still read
-            seen = memory is None or all(memory_of(t) != memory for t in others)
-        if not seen:
-            raise _hidden(name, "under torch.no_grad() or detached,")
+
+def _call(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What a function of torch gives, or what takes its place."""
+    substitute = SUBSTITUTES.get(func)
+    made = NotImplemented if substitute is None else substitute(*args, **kwargs)
+    return func(*args, **kwargs) if made is NotImplemented else made
 
 
 def _is_view_in_place(func: Callable[..., Any]) -> bool:
     """Whether a function changes how a tensor is looked at, not what is in it."""
     packet = getattr(torch.ops.aten, func.__name__, None)
     return packet is not None and any(torch.Tag.inplace_view in getattr(packet, o).tags for o in packet.overloads())
-
-
-def _history(tensor: Tensor) -> tuple[int, Any]:
-    """How often a tensor was changed, and what autograd knows of it; of a view, of what it is a view of."""
-    whole = tensor if tensor._base is None else tensor._base
-    return tensor._version, whole.grad_fn
-
-
-def _is_unnoticed(changed: Tensor, before: tuple[int, Any]) -> bool:
-    """Whether autograd goes on as before about a tensor that has changed, as it does after ``logical_not_``."""
-    now = _history(changed)
-    return changed.requires_grad and now[0] != before[0] and now[1] is before[1]
-
-
-def _hidden(name: str, how: str) -> CaptureError:
-    return CaptureError(
-        f"{name} changes a tensor, {how} whose gradient eager PyTorch passes on as if nothing had happened",
-        cure="write y = x + (changed - x).detach() with a changed copy of x, or change parameters outside of forward",
-    )
 
 
 def _is_in_place(func: Callable[..., Any]) -> bool:

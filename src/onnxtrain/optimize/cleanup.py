@@ -184,8 +184,8 @@ class NoOperationPass(ir.passes.InPlacePass):
 def _given_back(node: ir.Node) -> ir.Value | None:
     """The input that a node may give back: the first, of a choice that is known the one that is taken."""
     chosen = shapes.constant_of(node.inputs[0]) if node.op_type == "Where" and not node.domain else None
-    if chosen is not None and (chosen == chosen.flat[:1]).all():
-        return node.inputs[1 if chosen.flat[:1].any() else 2]
+    if chosen is not None and chosen.size and (chosen == chosen.flat[0]).all():
+        return node.inputs[1 if chosen.flat[0] else 2]
     return node.inputs[0] if node.inputs else None
 
 

@@ -1,0 +1,78 @@
+"""Changes in place that autograd does not see: of what is written under ``no_grad``, or to a detached tensor.
+
+Eager PyTorch passes gradients on as if nothing had been written. A trace writes such a change so that autograd sees it:
+the new content, and the gradient of the old one.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from onnxtrain.capture.lowering.aliases import memory_of
+from onnxtrain.errors import CaptureError
+
+Tensor = torch.Tensor
+Detached = Sequence[tuple[weakref.ref[Tensor], Tensor]]
+
+
+def changed_behind(changed: Tensor, detached: Detached, name: str) -> Tensor | None:
+    """The tensor whose gradient goes on although a change is made to it; None where autograd sees the change.
+
+    Args:
+        changed: the tensor that is written to.
+        detached: those that were detached, each with what that gave.
+        name: of the function that writes.
+
+    Raises:
+        CaptureError: it is a parameter or an input.
+    """
+    if changed.requires_grad:
+        whole = changed if changed._base is None or not changed.is_leaf else changed._base  # a view made under no_grad
+        found = [] if torch.is_grad_enabled() else [whole]
+    else:
+        memory = memory_of(changed)
+        sources = [t for source, _ in detached if (t := source()) is not None]
+        found = [t for t in sources if memory is None or memory_of(t) == memory]
+    if any(t.is_leaf or not t.is_floating_point() for t in found):
+        raise hidden(name, "under torch.no_grad() or detached,")
+    return max(found, key=lambda t: t._base is None, default=None)
+
+
+def write(target: Tensor, change: Callable[[], Any]) -> Any:
+    """What a change gives; the gradient of what is changed stays what it is: 1 for each element (0 where not finite).
+
+    Args:
+        target: the tensor.
+        change: changes it, or what is in the same memory.
+    """
+    with torch.enable_grad():
+        finite = torch.where(torch.isfinite(target), target, 0.0)
+        nothing = finite - finite.detach()
+    made = change()
+    with torch.enable_grad():
+        target.copy_(target.detach() + nothing)
+    return made
+
+
+def history(tensor: Tensor) -> tuple[int, Any]:
+    """How often a tensor was changed, and what autograd knows of it; of a view, of what it is a view of."""
+    whole = tensor if tensor._base is None else tensor._base
+    return tensor._version, whole.grad_fn
+
+
+def is_unnoticed(changed: Tensor, before: tuple[int, Any]) -> bool:
+    """Whether autograd goes on as before about a tensor that has changed, as it does after ``logical_not_``."""
+    now = history(changed)
+    return changed.requires_grad and now[0] != before[0] and now[1] is before[1]
+
+
+def hidden(name: str, how: str) -> CaptureError:
+    """The error of a change that is refused."""
+    return CaptureError(
+        f"{name} changes a tensor, {how} whose gradient eager PyTorch passes on as if nothing had happened",
+        cure="write y = x + (changed - x).detach() with a changed copy of x, or change parameters outside of forward",
+    )
