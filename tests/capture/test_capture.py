@@ -218,11 +218,13 @@ def test_a_float_minus_a_mask_of_integers() -> None:
     torch.testing.assert_close(wrapped.weight.grad, eager.weight.grad)
 
 
-def test_a_change_of_a_parameter_that_autograd_does_not_see_is_refused() -> None:
+@pytest.mark.parametrize("is_view", [False, True])
+def test_a_change_of_a_parameter_that_autograd_does_not_see_is_refused(is_view: bool) -> None:
     class Clamped(torch.nn.Linear):
         def forward(self, x):
+            weight = self.weight[1:] if is_view else self.weight
             with torch.no_grad():
-                self.weight.clamp_(-0.1, 0.1)  # the line
+                weight.clamp_(-0.1, 0.1)  # the line
             return super().forward(x)
 
     with pytest.raises(CaptureError, match="clamp_ changes a tensor, under") as caught:
@@ -250,6 +252,7 @@ HIDDEN = {
     "detached": lambda h: h.detach().mul_(2),
     "data": lambda h: h.data.add_(1),
     "part of what is detached": lambda h: operator.isub(h.detach()[0], 1),
+    "second of two parts": lambda h: [x.detach() for x in (h[0], h[1])][1].mul_(2),
 }
 
 

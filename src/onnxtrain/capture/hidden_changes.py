@@ -20,26 +20,28 @@ Detached = Sequence[tuple[weakref.ref[Tensor], Tensor]]
 
 
 def changed_behind(changed: Tensor, detached: Detached, name: str) -> Tensor | None:
-    """The tensor whose gradient goes on although a change is made to it; None where autograd sees the change.
+    """The tensor whose gradient goes on although it, or a part of it, is changed; None where autograd sees the change.
 
     Args:
         changed: the tensor that is written to.
-        detached: those that were detached, each with what that gave.
+        detached: those that were detached, or what they are views of, each with what that gave.
         name: of the function that writes.
 
     Raises:
-        CaptureError: it is a parameter or an input.
+        CaptureError: it is a parameter or an input, or nobody knows which.
     """
     if changed.requires_grad:
-        whole = changed if changed._base is None or not changed.is_leaf else changed._base  # a view made under no_grad
-        found = [] if torch.is_grad_enabled() else [whole]
+        found = [] if torch.is_grad_enabled() else [changed]
     else:
         memory = memory_of(changed)
         sources = [t for source, _ in detached if (t := source()) is not None]
         found = [t for t in sources if memory is None or memory_of(t) == memory]
-    if any(t.is_leaf or not t.is_floating_point() for t in found):
+        if memory is None and found:
+            raise hidden(name, "under torch.no_grad() or detached,")
+    wholes = [whole_of(t) for t in found]
+    if any(t.is_leaf or not t.is_floating_point() for t in wholes):
         raise hidden(name, "under torch.no_grad() or detached,")
-    return max(found, key=lambda t: t._base is None, default=None)
+    return wholes[0] if wholes else None
 
 
 def write(target: Tensor, change: Callable[[], Any]) -> Any:
@@ -58,10 +60,14 @@ def write(target: Tensor, change: Callable[[], Any]) -> Any:
     return made
 
 
+def whole_of(tensor: Tensor) -> Tensor:
+    """What a tensor is a view of; itself where it is none."""
+    return tensor if tensor._base is None else tensor._base
+
+
 def history(tensor: Tensor) -> tuple[int, Any]:
     """How often a tensor was changed, and what autograd knows of it; of a view, of what it is a view of."""
-    whole = tensor if tensor._base is None else tensor._base
-    return tensor._version, whole.grad_fn
+    return tensor._version, whole_of(tensor).grad_fn
 
 
 def is_unnoticed(changed: Tensor, before: tuple[int, Any]) -> bool:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from onnxtrain.capture.assertions import expected, tell
-from onnxtrain.capture.hidden_changes import changed_behind, hidden, history, is_unnoticed, write
+from onnxtrain.capture.hidden_changes import changed_behind, hidden, history, is_unnoticed, whole_of, write
 from onnxtrain.capture.lowering.aliases import memory_of
 from onnxtrain.capture.replaced import replaced
 from onnxtrain.capture.source_lines import is_users
@@ -74,7 +74,7 @@ class Substitutes(TorchFunctionMode):
         if changed is not None and before is not None and is_unnoticed(changed, before):
             raise hidden(func.__name__, "which has no gradient of its own,")
         if func in _DETACH and args[0].requires_grad:
-            self._detached.append((weakref.ref(args[0]), made))
+            self._detached.append((weakref.ref(whole_of(args[0])), made))
         return made
 
 
