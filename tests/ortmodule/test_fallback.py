@@ -30,11 +30,10 @@ class Hiding(torch.nn.Module):
         self.linear, self.hides = torch.nn.Linear(4, 2), True
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.linear(x)
         if self.hides:
             with torch.no_grad():
-                y.mul_(2)
-        return y
+                self.linear.weight.mul_(1)
+        return self.linear(x)
 
 
 class Takes(torch.nn.Module):
