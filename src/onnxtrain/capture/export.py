@@ -65,16 +65,6 @@ class Autocast:
         return torch.autocast(self.device_type, dtype=self.dtype, enabled=True)
 
 
-APART = (
-    "if eager PyTorch runs this line, leave it out of the graph: wrap what is before and after it, each as an "
-    'ORTModule; or all runs in eager PyTorch with Options(fallback="eager")'
-)
-
-
-class GivenUpError(Exception):
-    """Nothing is wrong with the module: it is to be traced in another way."""
-
-
 class Result:
     """What a traced forward pass returned; an object of its own, because torch.export resets attributes of modules.
 
@@ -329,8 +319,6 @@ def _export(
             shapes = (dynamic,) if dynamic else None  # what has no inputs (``torch.full``) has no sizes
             program = torch.export.export(module, tuple(example), dynamic_shapes=shapes, strict=False)
     except Exception as error:
-        if isinstance(error, GivenUpError):
-            error.__traceback__ = None  # its frames hold tensors
         take_out_refused(error, module.result.forget())
         raise
     module.result.outside = take_out_of_others(*module.result.tracked, program)
@@ -385,7 +373,11 @@ def _explain(error: Exception) -> CaptureError:
     what = f"the forward pass cannot be captured: {first_line(error)}"
     if isinstance(error, TypeError) and _is_of_the_call(error):
         return CaptureError(what, cure="call it with the arguments that its forward takes")
-    return CaptureError(what, source=_user_line(error), cure=APART)
+    cure = (
+        "if eager PyTorch runs this line, leave it out of the graph: wrap what is before and after it, each as an "
+        'ORTModule; or all runs in eager PyTorch with Options(fallback="eager")'
+    )
+    return CaptureError(what, source=_user_line(error), cure=cure)
 
 
 def _is_of_the_call(error: BaseException) -> bool:

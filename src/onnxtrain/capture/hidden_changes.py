@@ -16,15 +16,14 @@ from onnxtrain.capture.lowering.aliases import memory_of
 from onnxtrain.errors import CaptureError
 
 Tensor = torch.Tensor
-Detached = Sequence[tuple[weakref.ref[Tensor], Tensor]]
 
 
-def changed_behind(changed: Tensor, detached: Detached, name: str) -> Tensor | None:
+def changed_behind(changed: Tensor, detached: Sequence[weakref.ref[Tensor]], name: str) -> Tensor | None:
     """The tensor whose gradient goes on although it, or a part of it, is changed; None where autograd sees the change.
 
     Args:
         changed: the tensor that is written to.
-        detached: those that were detached, or what they are views of, each with what that gave.
+        detached: those that were detached, or what they are views of.
         name: of the function that writes.
 
     Raises:
@@ -34,7 +33,7 @@ def changed_behind(changed: Tensor, detached: Detached, name: str) -> Tensor | N
         found = [] if torch.is_grad_enabled() else [changed]
     else:
         memory = memory_of(changed)
-        sources = [t for source, _ in detached if (t := source()) is not None]
+        sources = [t for source in detached if (t := source()) is not None]
         found = [t for t in sources if memory is None or memory_of(t) == memory]
         if memory is None and found:
             raise hidden(name, "under torch.no_grad() or detached,")

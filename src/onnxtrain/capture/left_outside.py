@@ -27,6 +27,10 @@ from onnxtrain.errors import CaptureError
 _FunctionsCache = functools._lru_cache_wrapper
 
 
+class GivenUpError(Exception):
+    """Nothing is wrong with the module: it is to be traced in another way."""
+
+
 class LeftOutsideError(CaptureError):
     """The forward pass leaves a tensor where a graph cannot leave it again.
 
@@ -77,6 +81,8 @@ def take_out_refused(error: Exception, made: Collection[weakref.ref[torch.Tensor
         error: what it raised.
         made: its tensors.
     """
+    if isinstance(error, GivenUpError):
+        error.__traceback__ = None  # its frames hold tensors
     take_out(left_by(error, lambda: [t for find in made if (t := find()) is not None]))
 
 
@@ -209,4 +215,4 @@ def _names_of_all() -> Iterator[tuple[str, Any]]:
                 yield from ((f"{value.__name__}.{n}", v) for n, v in vars(value).items())
 
 
-__all__ = ["LeftOutsideError", "left_by", "take_out", "take_out_of_others", "take_out_refused"]
+__all__ = ["GivenUpError", "LeftOutsideError", "left_by", "take_out", "take_out_of_others", "take_out_refused"]

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from onnxtrain.capture.left_outside import GivenUpError
+
 Refuse = Callable[[str], Exception]  # notes why the layers are not alike; gives the error
 TABLES = ("_parameters", "_buffers", "_modules")
 _TORCH = Path(torch.__file__).parent
@@ -20,6 +22,10 @@ _MAY_ASK = (
     *(str(_TORCH / part) for part in ("fx", "export", "_export", "_functorch", "_dynamo", "_subclasses")),
     *(str(_TORCH / "nn" / "utils" / part) for part in ("stateless.py", "_named_member_accessor.py")),
 )
+
+
+class UnlikeError(GivenUpError):
+    """A layer is not what the layers that stand for it are."""
 
 
 class Unread:

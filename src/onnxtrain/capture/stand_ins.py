@@ -22,21 +22,16 @@ from torch.utils import _pytree as pytree
 
 from onnxtrain.capture.call_forms import form_of_value
 from onnxtrain.capture.descriptions import Describer
-from onnxtrain.capture.export import GivenUpError
 from onnxtrain.capture.left_behind import Watch
 from onnxtrain.capture.like_layers import HOOKS, Row, names_within
 from onnxtrain.capture.readings import CodeWatch, GlobalNames, Unwatched, ambient
-from onnxtrain.capture.stand_in_modules import Unread, stand_in
+from onnxtrain.capture.stand_in_modules import UnlikeError, Unread, stand_in
 from onnxtrain.errors import ContentError
 from onnxtrain.ir.layers import KEPT, Layers
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 _OTHERS = (bytes, complex)
-
-
-class UnlikeError(GivenUpError):
-    """A layer is not what the layers that stand for it are."""
 
 
 @torch.library.custom_op("onnxtrain::like_layer", mutates_args=(), schema="(Tensor x, bool is_next) -> Tensor")

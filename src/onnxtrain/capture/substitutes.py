@@ -52,7 +52,7 @@ class Substitutes(TorchFunctionMode):
     """Within it the functions of the table are replaced; changes that autograd does not see are seen."""
 
     def __enter__(self) -> Substitutes:
-        self._detached: list[tuple[weakref.ref[Tensor], Tensor]] = []
+        self._detached: list[weakref.ref[Tensor]] = []
         self._unseen = unseen()
         self._unseen.__enter__()
         return super().__enter__()
@@ -74,7 +74,7 @@ class Substitutes(TorchFunctionMode):
         if changed is not None and before is not None and is_unnoticed(changed, before):
             raise hidden(func.__name__, "which has no gradient of its own,")
         if func in _DETACH and args[0].requires_grad:
-            self._detached.append((weakref.ref(whole_of(args[0])), made))
+            self._detached.append(weakref.ref(whole_of(args[0])))
         return made
 
 
