@@ -2,13 +2,14 @@
 
 A size that depends on content (``mask.nonzero()``), or a number that was looked at and is only used as a size or a
 factor, is a symbol. What Python code or torch asks of it (``if n > 0``) is answered for the rehearsed call, and is a
-condition under which the graph is what the module computes.
+condition under which the graph is what the module computes. So is what torch takes it to be where it meets another
+size: a single row would be broadcast there.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -87,7 +88,19 @@ class FreeNumbers:
                 if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
                     self._axes.setdefault(size.node.expr, (position, axis))
         self._read: dict[sympy.Symbol, tuple[FreeNumber, Tensor]] = {}
+        self._counted: dict[Any, str] = {}
         self._environment: Any = None
+
+    def count(self, sizes: Sequence[torch.SymInt], place: str) -> None:
+        """Note a size that depends on content before there is a rehearsal, and the line that makes it."""
+        if len(sizes) == 1:
+            self._environment = sizes[0].node.shape_env
+            self._counted[sizes[0].node.expr] = place
+
+    def meeting(self) -> str | None:
+        """The line that makes a size which met one of the inputs', where no rehearsal told what it is."""
+        pairs = (sorted(r.free_symbols, key=self._counted.__contains__) for r in self._met(self._counted))
+        return next((self._counted[both[-1]] for both in pairs if both[0] in self._axes), None)
 
     def add(self, number: Any, look: Look, nth: int, content: Tensor) -> None:
         """Say what a number was in the rehearsal, for torch to answer questions with.
@@ -105,6 +118,13 @@ class FreeNumbers:
             self._environment.set_real_tensor_prop_unbacked_vals(symbol, look.answer)
             self._read[symbol] = FreeNumber(look, nth, symbol), content.clone()
 
+    def add_size(self, size: torch.SymInt, look: Look, nth: int, content: Tensor) -> None:
+        """Say what a size that depends on content was; that it was 1 is kept, as it decides what is broadcast."""
+        self.add(size, look, nth, content)
+        if look.answer == 1:
+            self._environment.size_like.discard(size.node.expr)  # a size that torch believes to be 2 at least
+            self._environment._set_replacement(size.node.expr, sympy.Integer(1), "one row")
+
     def asked(self) -> tuple[Conditions, list[Tensor]]:
         """What was asked, and for each number of which something was asked a tensor that holds it."""
         relations = dict.fromkeys(self._relations())
@@ -120,6 +140,12 @@ class FreeNumbers:
         self._claim(asked)
         for assertions in asked.values():
             yield from (a.expr for a in assertions if a.msg.startswith(_ASKED))
+        yield from self._met(self._read)
+
+    def _met(self, numbers: Container[Any]) -> Iterator[sympy.Basic]:
+        """What torch took some of the numbers to be, each alone on a side."""
+        found = [] if self._environment is None else taken_to_be(self._environment)
+        yield from (relation for relation in found if any(side in numbers for side in relation.args))
 
     def _claim(self, asked: dict[sympy.Symbol | None, list[Any]]) -> None:
         """Put what was asked of a floating number under its symbol, in place.
@@ -129,6 +155,15 @@ class FreeNumbers:
         for assertion in asked.pop(None, []):
             number = next((s for s in self._read if s in assertion.expr.free_symbols), None)
             asked.setdefault(number, []).append(assertion)
+
+
+def taken_to_be(environment: Any) -> Iterator[sympy.Basic]:
+    """What torch took numbers that depend on content to be: a size where both met, a constant."""
+    for number, other in environment.replacements.items():
+        if environment.is_unbacked_symint(number):
+            yield sympy.Eq(number, other, evaluate=False)
+    deferred = (a.expr for found in environment.deferred_runtime_asserts.values() for a in found)
+    yield from (relation for relation in deferred if isinstance(relation, sympy.Eq))
 
 
 def counted_by(

@@ -71,6 +71,7 @@ def recorder() -> Iterator[Count]:
         (torch.fx.GraphModule, "recompile", _compiled_when_called),
         (proxy_tensor, "_extract_tensor_metadata", lambda value: None),
         (_trace, "_replace_unbacked_bindings", lambda module: None),
+        (_trace, "apply_runtime_assertion_pass", lambda module, signature: (module, signature)),
         (_trace, "produce_guards_and_solve_constraints", _unsolved),
     )
     _frame.cache_clear()  # files may have been written anew

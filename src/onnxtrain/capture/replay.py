@@ -104,22 +104,30 @@ class Replay(Looks):
 
     def _after(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], made: Any) -> None:
         """Note a size that depends on content, of which something may be asked."""
-        counted = counted_by(func, args, kwargs, made) if self._answers.rehearsed else None
+        counted = counted_by(func, args, kwargs, made)
         if counted is None or (frame := user_frame()) is None:
             return
         name, result, count = counted
+        unknown = [n for n in result.shape if isinstance(n, torch.SymInt) and not n.node.has_hint()]
+        if not self._answers.rehearsed:
+            self._numbers.count(unknown, place_of(frame))
+            return
         key = (name, place_of(frame))
         nth, look = self._read[key], self._next(key)
-        unknown = [n for n in result.shape if isinstance(n, torch.SymInt) and not n.node.has_hint()]
         if look is not None and len(unknown) == 1:
-            self._numbers.add(unknown[0], look, nth, count())
+            self._numbers.add_size(unknown[0], look, nth, count())
 
     def path(self, first: int) -> tuple[list[Tensor], Path]:
         """What was looked at, to be returned, and what the trace stands on.
 
         Args:
             first: how many outputs there are before.
+
+        Raises:
+            ContentError: only a rehearsal tells whether a size that depends on content is 1 where another met it.
         """
+        if (place := self._numbers.meeting()) is not None:
+            raise ContentError(place)
         conditions, numbers = self._numbers.asked()
         shown = [t for t in self._seen if t is not None]
         places = iter(range(first, first + len(shown) + len(numbers)))

@@ -12,6 +12,7 @@ from typing import Any
 import sympy
 import torch
 
+from onnxtrain.capture.free_numbers import taken_to_be
 from onnxtrain.capture.lowering.aliases import memory_of
 from onnxtrain.capture.size_questions import decides, settled
 from onnxtrain.capture.symbolic_sizes import Assumed, Axis, expression_of
@@ -121,11 +122,8 @@ def taken_for_content(program: torch.export.ExportedProgram) -> frozenset[sympy.
     environment = next((d.node.shape_env for d in sizes if isinstance(d, torch.SymInt)), None)
     if environment is None:
         return frozenset()
-    deferred = (a.expr for found in environment.deferred_runtime_asserts.values() for a in found)
-    met = [sympy.Eq(u, s, evaluate=False) for u, s in environment.replacements.items() if s.is_Symbol]
-    met += [relation for relation in deferred if isinstance(relation, sympy.Eq)]
     content = environment.is_unbacked_symint
-    both = [r.free_symbols for r in met if any(map(content, r.free_symbols))]
+    both = [r.free_symbols for r in taken_to_be(environment) if any(map(content, r.free_symbols))]
     return frozenset(s for symbols in both for s in symbols if isinstance(s, sympy.Symbol) and not content(s))
 
 
