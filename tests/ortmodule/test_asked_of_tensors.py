@@ -52,6 +52,7 @@ def _inputs() -> Iterator[tuple[Tensor, Tensor]]:
     yield torch.randn(4, 2).T, other
     yield other, one
     yield torch.randn(3, 4), torch.randn(3, 4)
+    yield torch.randn(1, 4), torch.randn(1, 4)  # its transpose is contiguous
 
 
 @pytest.mark.parametrize("name", ASKED)

@@ -24,7 +24,8 @@ from onnxtrain.capture.source_lines import is_asked_by_user, is_users
 
 _TENSOR: Any = torch.Tensor
 _OF_GRADIENTS = (_TENSOR.requires_grad.__get__, _TENSOR.grad_fn.__get__, _TENSOR.is_leaf.__get__)
-_OF_FORM = (*_OF_GRADIENTS, _TENSOR.is_contiguous, _TENSOR.stride)
+_OF_MEMORY = (_TENSOR.is_contiguous, _TENSOR.stride)  # of which an axis of size 1 has no part
+_OF_FORM = (*_OF_GRADIENTS, *_OF_MEMORY)
 _SQUEEZES = ("squeeze", "squeeze_", "squeeze_copy")
 Axis = tuple[int, int]  # position of an input tensor, and one of its axes
 LARGEST = 24  # operations in one size: models that can be dynamic stay below 15; above, each view takes seconds
@@ -47,7 +48,7 @@ class Assumed:
     """What a trace stands on and torch keeps no guard of, because it takes each symbol to be 2 or more.
 
     Args:
-        not_one: sizes that were taken to be other than 1 where 1 would change the result's shape.
+        not_one: sizes that were taken to be other than 1 where 1 would change the result's shape, or an answer.
         answered: what was asked of sizes and holds from 2 on.
         form: whether the module asked how tensors lie in memory, or about gradients.
         gradients: whether it asked who needs a gradient, or whether gradients are enabled.
@@ -167,6 +168,7 @@ class _Watch(TorchFunctionMode):
         if func in _OF_FORM and is_asked_by_user(sys._getframe(1)):
             self._assumed.form = True
             self._assumed.gradients |= func in _OF_GRADIENTS
+            self._assumed.not_one |= _symbols_of(args[0].shape) if func in _OF_MEMORY else set()
         if result is NotImplemented:
             result = func(*args, **(kwargs or {}))
         if isinstance(result, torch.Tensor):
@@ -191,8 +193,12 @@ class _Watch(TorchFunctionMode):
 def _kept_by_squeeze(input: torch.Tensor, dim: int | Sequence[int] | None = None) -> set[sympy.Expr]:
     """The symbolic sizes that a squeeze keeps because torch.export takes symbols to be 2 or more."""
     axes = range(input.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
-    sizes = [expression_of(input.shape[axis]) for axis in axes if input.dim()]
-    return {size for size in sizes if not size.is_number}
+    return _symbols_of(input.shape[axis] for axis in axes if input.dim())
+
+
+def _symbols_of(sizes: Iterable[int | torch.SymInt]) -> set[sympy.Expr]:
+    """Those of the sizes that are not known."""
+    return {size for size in map(expression_of, sizes) if not size.is_number}
 
 
 def _squeezed(func: Callable[..., Any], input: torch.Tensor, dim: int | Sequence[int] | None = None) -> Any:
