@@ -32,7 +32,8 @@ from onnxtrain.ir.verify import invalid
 from onnxtrain.optimize import apply_registered, hoist_casts, optimize, optimize_training
 from onnxtrain.options import Options
 from onnxtrain.plan import make_plan
-from onnxtrain.plan.recompute import Choice, recomputed
+from onnxtrain.plan.copies import recomputed
+from onnxtrain.plan.recompute import Choice
 
 if TYPE_CHECKING:
     from onnxtrain.capture import Answers, Axis, Captured, Functions, GraphCache, Numbers, Start, Traced

@@ -96,3 +96,11 @@ def test_a_soft_margin_is_of_the_type_of_the_scores(reduction: str, labels: torc
     for rows in (3, 5):
         x = torch.randn(rows, 4, requires_grad=True)
         same_step(wrapped, eager, x, torch.randn(rows, 4).sign().to(labels))
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_huber_loss_of_two_types_is_of_the_inputs(reduction: str) -> None:
+    """Its backward pass raises in eager PyTorch."""
+    wrapped, eager = pair(Calls(lambda x, y: F.huber_loss(x, y, reduction=reduction, delta=0.7)))
+    given = torch.randn(5), torch.randn(5, dtype=torch.float64)
+    torch.testing.assert_close(wrapped(*given), eager(*given))

@@ -277,6 +277,14 @@ def _truth_written(x: Tensor) -> Tensor:
     return (y + x) * z
 
 
+def _result_of_several_calls_written_unseen(x: Tensor) -> Tensor:
+    """What ``einsum`` returns is a view of what nobody sees."""
+    y = torch.einsum("...d,dk->...k", x[:, None], x[0][:, None].expand(-1, 3))
+    with torch.no_grad():
+        y.clamp_(-0.1, 0.1)
+    return y.square().sum((1, 2))
+
+
 PIECES = {
     piece.__name__.strip("_").replace("_", " "): piece
     for piece in (
@@ -317,6 +325,7 @@ PIECES = {
         _windows_written,
         _views_that_no_operator_promises,
         _truth_written,
+        _result_of_several_calls_written_unseen,
     )
 }
 
@@ -365,6 +374,12 @@ def test_strides_of_a_memory_that_is_not_known_are_refused() -> None:
     module = Piece(lambda x: x[:, :1].sum() + torch.empty_strided((3, 2), (4, 1)).as_strided((3,), (4,)).sum())
     with pytest.raises(CaptureError, match="as_strided on a part"):
         capture(module, (torch.randn(5, 4, dtype=torch.float64),), {})
+
+
+def test_strides_of_nothing_are_refused() -> None:
+    """They read what lies beside it, to which eager PyTorch passes no gradient."""
+    with pytest.raises(CaptureError, match="as_strided on a part"):
+        capture(Piece(lambda x: x[:-1].as_strided((1,), (1,))), (torch.randn(1, 4, dtype=torch.float64),), {})
 
 
 def test_strides_written_to_a_part_of_a_memory_are_refused() -> None:

@@ -169,6 +169,21 @@ def test_the_largest_of_sizes_of_which_one_is_1(rows: tuple[int, ...]) -> None:
     check(Largest(), [torch.randn(count, 4) for count in rows], graphs=2)
 
 
+class CountedParts(torch.nn.Module):
+    """Takes the first of some parts, which bounds the size, by a number that within the bounds is always the same."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.split(3)[0] * int((x.shape[0] + 1) // 2**0.5)
+
+
+def test_a_number_that_is_the_same_for_all_sizes_but_1() -> None:
+    wrapped = ORTModule(CountedParts())
+    for count in (2, 1, 3):
+        x = torch.randn(count, 4)
+        assert torch.equal(wrapped(x), CountedParts()(x))
+    assert captures(wrapped) == 2
+
+
 CUT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "the first": lambda y: y[1:].sum(1),
     "the last": lambda y: y[:-1].flatten(),

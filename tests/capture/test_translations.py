@@ -29,6 +29,7 @@ CALLS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "indices of two types": lambda x: x[INDEX, INDEX.int()],
     "an index by a mask": lambda x: x[x > 0],
     "joined with a vector of nothing": lambda x: torch.cat([torch.zeros(0), x, x], dim=-1),
+    "joined with wider nothing": lambda x: torch.cat([torch.zeros(0, dtype=torch.float64), x], dim=-2),
     "joined with nothing else": lambda x: torch.cat([torch.zeros(0), x], dim=1),
     "padded on two axes": lambda x: F.pad(x, (1, 2, 0, 3), value=0.5),
     "padded and cut": lambda x: F.pad(x, (-1, 2)),

@@ -115,6 +115,7 @@ def test_every_lowering_is_used_by_a_row() -> None:
     used.add((DOMAIN, "AddEmbeddingGrad"))  # of the backward pass; differentiated again it is written out
     drawn = ("Dropout", "Bernoulli", "Multinomial", "RandomNormal", "RandomUniform")  # tests of random numbers
     used |= {("", f"{name}{end}") for name in drawn for end in ("", "Like")}
+    used |= {(DOMAIN, "RandomState"), (DOMAIN, "DropoutMask")}  # these too
     for case in CASES:
         plan = prepare(case, np.float32, gradients=case.differentiable).plan
         used |= {(n.domain, n.op_type) for m in (plan.forward, plan.backward) if m is not None for n in m.graph}

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from onnxtrain.execute import backend
+from onnxtrain.execute.torch.registry import LOWERINGS
 from onnxtrain.gradient import build_gradient
 from onnxtrain.ir.builder import Builder
-from onnxtrain.ir.graphs import ForwardGraph, Signature
+from onnxtrain.ir.graphs import DOMAIN, ForwardGraph, Signature
 from onnxtrain.plan import make_plan
 
 SHAPE = [200, 300]
@@ -56,3 +57,28 @@ def test_distribution_and_gradient(make: Callable[..., ir.Value], mean: float, d
     torch.manual_seed(0)
     again = compiled.forward(given)[0][0]
     assert torch.equal(y, again) and not torch.equal(y, compiled.forward(given)[0][0])
+
+
+MASKED = {
+    "in order": (lambda: torch.randn(6, 40), 0.3),
+    "transposed": (lambda: torch.randn(40, 6).T, 0.3),
+    "expanded": (lambda: torch.randn(6, 1).expand(6, 40), 0.1),
+    "channels last": (lambda: torch.randn(2, 6, 4, 5).contiguous(memory_format=torch.channels_last), 0.5),
+    "all": (lambda: torch.randn(6, 40), 1.0),
+    "of nothing": (lambda: torch.randn(0, 40), 0.3),
+}
+
+
+@pytest.mark.parametrize("domain", ["", DOMAIN])
+@pytest.mark.parametrize(("make", "ratio"), MASKED.values(), ids=MASKED)
+def test_a_mask_is_drawn_again(make: Callable[[], torch.Tensor], ratio: float, domain: str) -> None:
+    torch.manual_seed(3)
+    x = make()
+    state, form = LOWERINGS[DOMAIN, "RandomState"].function(x)
+    given = (x, torch.tensor(ratio)) if domain else (x, torch.tensor(ratio), torch.tensor(True))
+    name = "PackedDropout" if domain else "Dropout"
+    mask = LOWERINGS[domain, name].function(*given, outputs=2)[1]
+    rest = torch.get_rng_state()
+    again = LOWERINGS[DOMAIN, "DropoutMask"].function(state, form, given[1], device="cpu", packed=int(bool(domain)))
+    assert torch.equal(again, mask) and (again.stride() == mask.stride() or domain)
+    assert form.untyped_storage().device.type == "meta" and torch.equal(torch.get_rng_state(), rest)

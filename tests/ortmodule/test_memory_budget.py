@@ -20,6 +20,7 @@ from benchmarks.unet import UNet
 from onnxtrain import Options, ORTModule
 from onnxtrain.engine import budget
 from onnxtrain.errors import BudgetError, OptionError
+from onnxtrain.execute.torch import TorchBackend
 
 
 class Block(nn.Module):
@@ -133,6 +134,38 @@ def test_a_smaller_budget_has_no_higher_peak() -> None:
         peaks.append(report.peak)
     assert peaks == sorted(peaks, reverse=True)
     assert peaks[-1] < 0.6 * peaks[0]
+
+
+class Dropped(nn.Module):
+    """Dropout is most of what is kept: of what lies in order, of a transposed tensor, of whole channels, of all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = nn.functional.dropout(torch.tanh(layer(x)), 0.3)
+            x = nn.functional.dropout(x.mT, 0.1).mT.relu()
+            x = nn.functional.dropout1d(x, 0.5) + 0.1 * nn.functional.dropout(x, 1.0)
+        return x.square().mean()
+
+
+def test_masks_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, given, found = Dropped(), (torch.randn(64, 48, 32),), []
+    for draws_again in (False, True):
+        monkeypatch.setattr(TorchBackend, "draws_again", draws_again)
+        wrapped = ORTModule(copy.deepcopy(model), options=Options(memory_budget="min"))
+        for _ in range(2):
+            loss = step(wrapped, given)
+        rest = torch.rand(3)
+        wrapped.zero_grad()
+        found.append((loss, rest, [p.grad for p in wrapped.parameters()], peak_of(lambda: step(wrapped, given))))  # noqa: B023
+        assert wrapped.memory_report(*given).peak == pytest.approx(found[-1][-1], rel=0.01)
+        assert ("DropoutMask" in wrapped.graph("backward")) == draws_again
+    torch.testing.assert_close(found[1][:3], found[0][:3], rtol=0, atol=0)
+    assert found[1][-1] < 0.95 * found[0][-1]
 
 
 class Segments(UNet):

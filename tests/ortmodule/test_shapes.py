@@ -145,3 +145,18 @@ def test_a_choice_among_nothing_is_captured_first() -> None:
     for length in (0, 3, 0):
         given = torch.randn(length, 2), torch.randn(length, 4)
         torch.testing.assert_close(wrapped(*given), eager(*given))
+
+
+def test_nothing_that_is_joined_has_a_gradient_of_nothing() -> None:
+    class Joined(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return torch.cat([x.flatten(), y])
+
+    eager = Joined()
+    wrapped = ORTModule(eager)
+    for rows in (0, 3, 0):
+        given = torch.randn(rows, 2, requires_grad=True), torch.randn(4, requires_grad=True)
+        copies = [x.detach().clone().requires_grad_() for x in given]
+        eager(*given).square().sum().backward()
+        wrapped(*copies).square().sum().backward()
+        torch.testing.assert_close([x.grad for x in copies], [x.grad for x in given])

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from onnxtrain.capture.lowering.aliases import memory_of
 from onnxtrain.errors import CaptureError
@@ -40,7 +42,21 @@ def changed_behind(changed: Tensor, detached: Sequence[weakref.ref[Tensor]], nam
     wholes = [whole_of(t) for t in found]
     if any(t.is_leaf or not t.is_floating_point() for t in wholes):
         raise hidden(name, "under torch.no_grad() or detached,")
-    return wholes[0] if wholes else None
+    return _recorded(wholes[0], found[0], name) if wholes else None
+
+
+def _recorded(whole: Tensor, tensor: Tensor, name: str) -> Tensor:
+    """What a tensor is a view of, or the tensor where that was made within a call: one that is all of it.
+
+    Raises:
+        CaptureError: it is a part.
+    """
+    mode: Any = get_proxy_mode()
+    if mode is None or whole in mode.tracer.tensor_tracker:
+        return whole
+    if statically_known_true(tensor.numel() == whole.numel()):
+        return tensor
+    raise hidden(name, "a part of a result, under torch.no_grad() or detached,")
 
 
 def write(target: Tensor, change: Callable[[], Any]) -> Any:

@@ -39,6 +39,18 @@ def gaussian_nll_loss(
     return _reduced(losses, reduction)
 
 
+@substitute(F.huber_loss)
+def huber_loss(
+    input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0, weight: Tensor | None = None
+) -> Any:
+    """Of two types, in that of the input: torch says another one of tensors without content."""
+    if reduction not in _REDUCTIONS or weight is not None or input.dtype == target.dtype:
+        return NotImplemented
+    wide = torch.promote_types(input.dtype, target.dtype)
+    losses = F.huber_loss(input.to(wide), target.to(wide), reduction="none", delta=delta)
+    return _reduced(losses.to(input.dtype), reduction)
+
+
 @substitute(F.nll_loss)
 def nll_loss(
     input: Tensor,

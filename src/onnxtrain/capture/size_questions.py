@@ -76,10 +76,10 @@ def noted_answers(tensors: Sequence[torch.Tensor], found: set[sympy.Basic]) -> I
             if (passes := _that_passes()) is None:
                 raise
             return passes
-        if not _is_known(question, answer):
+        if (relation := _beyond_ones(question, answer)) is not None:
             asking = _asking(sys._getframe(1)).f_code
             if _chooses(asking.co_filename) or asking.co_name in _ABOUT_SIZES:
-                found.add(question if answer else sympy.Not(question))
+                found.add(relation)
         return answer
 
     environment.evaluate_expr = note
@@ -101,14 +101,23 @@ def _that_passes() -> sympy.Basic | None:
 
 
 @functools.lru_cache(4096)
-def _is_known(question: Any, answer: Any) -> bool:
-    """Whether a question is answered so where one of the sizes is 1 too, whatever the others are."""
-    if answer not in (sympy.true, sympy.false):
-        return True
-    return all(settled(question, {symbol: sympy.Integer(1)}) == answer for symbol in question.free_symbols)
+def _beyond_ones(question: Any, answer: Any) -> sympy.Basic | None:
+    """What an answer says, a number or whether something is so; None where it says the same if one of the sizes is 1.
+
+    Whatever the others are.
+    """
+    answer = sympy.sympify(answer)
+    if not isinstance(question, sympy.Basic) or not isinstance(answer, sympy.Basic):
+        return None
+    ones = [settled(question, {symbol: sympy.Integer(1)}) for symbol in question.free_symbols]
+    if all(one == answer for one in ones):
+        return None
+    if answer.is_number:
+        return sympy.Eq(question, answer, evaluate=False)
+    return question if answer else sympy.Not(question)
 
 
-def settled(relation: sympy.Basic, values: Mapping[sympy.Symbol, sympy.Basic]) -> sympy.Basic | None:
+def settled(relation: sympy.Basic, values: Mapping[Any, sympy.Basic]) -> sympy.Basic | None:
     """What a relation says of these sizes, or None where it says nothing.
 
     torch's arithmetic of sizes raises there: a division by a size that is 0 now, the remainder of one below 0.

@@ -165,6 +165,8 @@ class _Watch(TorchFunctionMode):
         if name in _SQUEEZES:
             self._assumed.not_one |= _kept_by_squeeze(*args, **(kwargs or {}))
             result = _squeezed(func, *args, **(kwargs or {}))
+        if name == "as_strided":  # of nothing it reads what is beside it
+            self._assumed.answered |= {sympy.Ne(size, 0) for size in _symbols_of(args[0].shape)}
         if func in _OF_FORM and is_asked_by_user(sys._getframe(1)):
             self._assumed.form = True
             self._assumed.gradients |= func in _OF_GRADIENTS

@@ -13,7 +13,7 @@ from onnxtrain.compiler import Compiled, Report, graph_cache, recompile
 from onnxtrain.engine import kept_plans
 from onnxtrain.engine.by_hand import Plans
 from onnxtrain.errors import BackendError, BudgetError
-from onnxtrain.execute import Footprint
+from onnxtrain.execute import Footprint, backend
 from onnxtrain.execute.torch.dtypes import torch_dtype
 from onnxtrain.ir import shapes
 from onnxtrain.ir.graphs import is_backward
@@ -170,7 +170,8 @@ class _Fitting:
         if self.base.training is None or self._need(0) <= most:
             return Fit(self.base, self.base, self.sizes, before, before)
         with self.report.stage("memory"):
-            self.choices = choices(self.base.training, self.base.plan, self.sizes, self.device)
+            draws_again = backend(self.options.backend).draws_again
+            self.choices = choices(self.base.training, self.base.plan, self.sizes, self.device, draws_again)
             self._seen = [(u.value, u.most, u.rest) for u in before.uses] if before else []
             self._curve = peaks(self.base.training, self.base.plan, self.sizes, self.choices, self._seen)
         is_least = self.options.memory_budget == "min"
@@ -309,11 +310,11 @@ def needed(compiled: Compiled, sizes: Mapping[str, int], inputs: Mapping[str, to
 
 
 def _held_by_state(compiled: Compiled, inputs: Mapping[str, torch.Tensor]) -> int:
-    """Bytes of what a step keeps so that it can run again: buffers as they were, and the state of the generator."""
+    """Bytes of what a step keeps so that it can run again: buffers as they were, and states of the generator."""
     plan = compiled.plan
     buffers = sum(inputs[name].nbytes for name in plan.signature.buffer_updates if name in inputs)
-    is_random = any(Trait.RANDOM in traits_of(node) for node in plan.forward.graph)
-    return buffers + (torch.get_rng_state().nbytes if is_random else 0)
+    random = [node.op_type for node in plan.forward.graph if Trait.RANDOM in traits_of(node)]
+    return buffers + torch.get_rng_state().nbytes * (bool(random) + random.count("RandomState"))
 
 
 def _resized(tensor: torch.Tensor, value: ir.Value, sizes: Mapping[str, int], is_rows: bool) -> torch.Tensor:

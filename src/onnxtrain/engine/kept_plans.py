@@ -95,15 +95,14 @@ def write(cache: GraphCache, name: str, base: Compiled, kept: Kept) -> None:
 
 
 def _numbered(choice: Choice, numbers: Mapping[str, int]) -> dict[str, Any]:
-    first = [str(n.outputs[0].name) for n in choice.nodes]
-    named = {"dropped": choice.dropped, "kept": choice.kept, "nodes": first}
+    named = {"dropped": choice.dropped, "kept": choice.kept, "made": [str(v.name) for v in choice.made]}
     return vars(choice) | {field: [numbers[name] for name in names] for field, names in named.items()}
 
 
 def _choice(fields: Mapping[str, Any], values: Sequence[ir.Value]) -> Choice:
     dropped, kept = (tuple(str(values[i].name) for i in fields[field]) for field in ("dropped", "kept"))
-    nodes = tuple(n for i in fields["nodes"] if (n := values[i].producer()) is not None)
-    return Choice(dropped, kept, nodes, fields["at"], fields["gain"], fields["seconds"])
+    made = tuple(values[i] for i in fields["made"])
+    return Choice(dropped, kept, made, fields["at"], fields["gain"], fields["seconds"])
 
 
 def _footprint(fields: Mapping[str, Any] | None) -> Footprint | None:

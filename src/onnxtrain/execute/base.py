@@ -135,6 +135,7 @@ class Backend(abc.ABC):
 
     name: str
     runs_aten: bool = False  # whether it runs operators of torch by name
+    draws_again: bool = False  # whether it runs RandomState and DropoutMask, which draw a mask a second time
 
     def runs(self, node: ir.Node) -> bool:
         """Whether the backend has the operator of a node."""

@@ -45,7 +45,9 @@ _GROUPS = {
     Trait.VIEW: "Reshape Squeeze Unsqueeze Flatten Transpose Expand Slice Split",
     Trait.VIEW | Trait.IDENTITY | Trait.ELEMENTWISE | Trait.ROW_WISE: "Identity onnxtrain::Detach",
     Trait.ELEMENTWISE | Trait.RANDOM | Trait.ROW_WISE: "Dropout onnxtrain::PackedDropout",
-    Trait.RANDOM: "Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike onnxtrain::ATen",
+    Trait.RANDOM: """
+        Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike onnxtrain::ATen
+        onnxtrain::RandomState""",
     Trait.RANDOM | Trait.EFFECT: "onnxtrain::PythonOp onnxtrain::PythonOpGrad",
     Trait.EXPENSIVE: """
         Conv ConvTranspose Det Einsum Gemm MatMul LSTM GRU RNN onnxtrain::If onnxtrain::Loop onnxtrain::Scan
@@ -64,7 +66,7 @@ _STOPS = """
     QuantizeLinear DynamicQuantizeLinear StringNormalizer TfIdfVectorizer onnxtrain::Detach
     HannWindow HammingWindow BlackmanWindow MelWeightMatrix BitCast NonMaxSuppression ConvInteger MatMulInteger
     QLinearConv QLinearMatMul RegexFullMatch StringConcat StringSplit ImageDecoder onnxtrain::ReachableRows
-    onnxtrain::Gradients"""
+    onnxtrain::Gradients onnxtrain::RandomState onnxtrain::DropoutMask"""
 TRAITS: dict[str, Trait] = {name: traits for traits, names in _GROUPS.items() for name in names.split()}
 TRAITS |= {name: TRAITS.get(name, Trait.NONE) | Trait.STOP for name in _STOPS.split()}
 PROBES = ("onnxtrain::probe", "onnxtrain::probe_backward")  # operators of torch, recorded as ATen nodes

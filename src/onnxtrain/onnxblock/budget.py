@@ -17,9 +17,10 @@ from onnxtrain.ir.standard_form import write_out_nodes
 from onnxtrain.options import Options
 from onnxtrain.plan import make_plan
 from onnxtrain.plan.budgets import allowed, first_within
+from onnxtrain.plan.copies import recomputed
 from onnxtrain.plan.late import hold_back
 from onnxtrain.plan.lifetimes import peak_of_whole
-from onnxtrain.plan.recompute import Choice, choices, recomputed
+from onnxtrain.plan.recompute import Choice, choices
 from onnxtrain.plan.sizes import free_sizes
 from onnxtrain.plan.timeline import pruned
 

@@ -19,7 +19,7 @@ def hold_back(training: TrainingGraph, loss: str) -> None:
     element of the loss, or of the gradient that is there right before a value is computed again.
 
     Args:
-        training: forward and backward, with copies of nodes as ``plan.recompute`` makes them.
+        training: forward and backward, with copies of nodes as ``plan.copies`` makes them.
         loss: the output that the backward pass begins with.
     """
     holding = _Holding(training, loss)

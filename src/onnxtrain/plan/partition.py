@@ -50,14 +50,18 @@ def _move_sizes_to_forward(forward: list[ir.Node], backward: list[ir.Node]) -> t
 def _move_to_backward(
     forward: list[ir.Node], backward: list[ir.Node], graph: TrainingGraph
 ) -> tuple[list[ir.Node], list[ir.Node]]:
-    """Forward nodes that only the backward pass reads run there instead, where nothing is saved for them."""
+    """Forward nodes that only the backward pass reads run there instead, where nothing is saved for them.
+
+    Not those that draw random numbers: others draw theirs after them.
+    """
     kept_outputs = {*graph.signature.outputs, *graph.signature.buffer_updates.values()}
     late: list[ir.Node] = []
     moved: set[ir.Node] = set(backward)
     for node in reversed(forward):
         users = {use.node for v in node.outputs for use in v.uses()}
         visible = any(v.name in kept_outputs for v in node.outputs)
-        if users and not visible and users <= moved and _free(node, graph) and Trait.EFFECT not in traits_of(node):
+        stays = (Trait.EFFECT | Trait.RANDOM) & traits_of(node)
+        if users and not visible and not stays and users <= moved and _free(node, graph):
             late.append(node)
             moved.add(node)
     return [n for n in forward if n not in moved], late[::-1] + backward

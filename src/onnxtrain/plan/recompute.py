@@ -1,4 +1,4 @@
-"""Values that the backward pass computes again rather than keeps: which, in what order, and how."""
+"""Values that the backward pass computes again rather than keeps: which, and in what order."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from onnxtrain.errors import GraphError, ShapeError
 from onnxtrain.ir import shapes
 from onnxtrain.ir.bodies import bodies_of
 from onnxtrain.ir.concrete import bytes_of, size_of
-from onnxtrain.ir.graphs import BACKWARD, DOMAIN, RECOMPUTED, Plan, TrainingGraph, free_name, is_backward
+from onnxtrain.ir.graphs import DOMAIN, Plan, TrainingGraph, is_backward
 from onnxtrain.ir.traits import Trait, traits_of
 from onnxtrain.plan.formulas import as_dim, count_of
 from onnxtrain.plan.lifetimes import owners
 
-SUFFIX = "_recompute"  # of the names of what is computed again
 _MOST = 64  # nodes that are computed again for one value
 _SHARE = 100_000  # of all that could be computed again: a smaller value is not worth it
 _MOMENT = 1e-9  # seconds
 _WORSE = 8  # times as much time for a byte as running the whole forward pass again takes
 _SLACK = 4  # times the bytes of a value that others may have, which are there earlier because of it
-_RATES = {"cpu": (5e10, 1e10), "accelerator": (1e14, 1e12)}  # operations and bytes in a second: their ratio counts
+# Operations and bytes in a second, and seconds to draw a random number: their ratio counts.
+_RATES = {"cpu": (5e10, 1e10, 5e-9), "accelerator": (1e14, 1e12, 1e-12)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Choice:
     Args:
         dropped: their names.
         kept: names of values that are saved instead.
-        nodes: the operators that run again.
+        made: what the operators that run again give.
         at: the place in the backward pass where they do.
         gain: bytes that are no longer saved.
         seconds: an estimate of the time.
@@ -42,10 +42,15 @@ class Choice:
 
     dropped: tuple[str, ...]
     kept: tuple[str, ...]
-    nodes: tuple[ir.Node, ...]
+    made: tuple[ir.Value, ...]
     at: int
     gain: int
     seconds: float
+
+    @property
+    def nodes(self) -> tuple[ir.Node, ...]:
+        """The operators that run again, in order."""
+        return makers(self.made)
 
     @property
     def worth(self) -> float:
@@ -58,7 +63,9 @@ class Choice:
         return "".join(f"{n.op_type}+" for n in self.nodes)
 
 
-def choices(training: TrainingGraph, plan: Plan, sizes: Mapping[str, int], device: str) -> list[Choice]:
+def choices(
+    training: TrainingGraph, plan: Plan, sizes: Mapping[str, int], device: str, draws_again: bool = False
+) -> list[Choice]:
     """What can be computed again, in the order in which it is worth most: bytes saved for the time it takes.
 
     Each is meant together with those before it.
@@ -68,8 +75,9 @@ def choices(training: TrainingGraph, plan: Plan, sizes: Mapping[str, int], devic
         plan: made of it.
         sizes: of named dimensions.
         device: where it runs.
+        draws_again: whether what runs it can draw a mask of dropout a second time.
     """
-    return list(Search(training, plan, sizes, device).run())
+    return list(Search(training, plan, sizes, device, draws_again).run())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,14 +86,14 @@ class Look:
 
     Args:
         members: the values.
-        nodes: what runs again.
+        made: what runs again gives.
         extra: what is saved for it that was not.
         at: the place in the backward pass where it does.
         earlier: values that are computed again anyway, but not as early.
     """
 
     members: Sequence[ir.Value]
-    nodes: Collection[ir.Node]
+    made: Collection[ir.Value]
     extra: Collection[ir.Value]
     at: int
     earlier: frozenset[ir.Value]
@@ -104,11 +112,19 @@ class Search:
         plan: made of it.
         sizes: of named dimensions.
         device: where it runs.
+        draws_again: whether what runs it can draw a mask of dropout a second time.
     """
 
-    def __init__(self, training: TrainingGraph, plan: Plan, sizes: Mapping[str, int], device: str) -> None:
-        self.sizes = sizes
-        self.flops, self.bandwidth = _RATES["cpu" if device == "cpu" else "accelerator"]
+    def __init__(
+        self,
+        training: TrainingGraph,
+        plan: Plan,
+        sizes: Mapping[str, int],
+        device: str,
+        draws_again: bool = False,
+    ) -> None:
+        self.sizes, self.draws_again = sizes, draws_again
+        self.flops, self.bandwidth, self.draw = _RATES["cpu" if device == "cpu" else "accelerator"]
         graph = training.model.graph
         self.forward = [n for n in graph if not is_backward(n)]
         self.order = {n: i for i, n in enumerate(self.forward)}
@@ -121,14 +137,14 @@ class Search:
         for value in self.kept:
             owner = self.owner(value)
             node = owner.producer()
-            again = node in self.order and can_run_again(node, owner, self.kept)
+            again = node in self.order and self._can_run_again(node, owner, self.kept)
             if again and owner not in held and self.size(owner):
                 self.groups.setdefault(owner, []).append(value)
         least = sum(map(self.size, self.groups)) // _SHARE
         self.groups = {owner: found for owner, found in self.groups.items() if self.size(owner) > least}
         self.slack = 0  # how many times what is gained may be there earlier
         self.dropped: set[ir.Value] = set()
-        self.at: dict[ir.Node, int] = {}  # of those that run again for an earlier choice, when
+        self.at: dict[ir.Value, int] = {}  # of what is computed again for an earlier choice, when
         backward = [n for n in graph if is_backward(n)]
         self.read = {v: i for i, n in reversed(list(enumerate(backward))) for v in n.inputs if v is not None}
 
@@ -141,7 +157,7 @@ class Search:
 
         At last come values for which others have to be there earlier: at a place where less is in use than at the peak.
         """
-        whole = sum(map(self.size, self.groups)) / (sum(map(self._seconds, self.forward)) + _MOMENT)
+        whole = sum(map(self.size, self.groups)) / (sum(map(self._seconds_of, self.forward)) + _MOMENT)
         for least, self.slack in ((whole / _WORSE, 0), (0.0, 0), (0.0, _SLACK)):
             yield from self._by_worth([(owner,) for owner in self._in_order(self.groups)], least)
             together: dict[frozenset[ir.Value], list[ir.Value]] = {}
@@ -173,8 +189,8 @@ class Search:
         for owner in owners:
             self.kept.difference_update(self.groups.pop(owner))
             self.dropped.add(owner)
-        self.at.update(dict.fromkeys(choice.nodes, choice.at))
-        for value in itertools.chain.from_iterable(map(operands, choice.nodes)):
+        self.at.update(dict.fromkeys(choice.made, choice.at))
+        for value in itertools.chain.from_iterable(map(operands, choice.made)):
             self.read[value] = min(choice.at, self.read.get(value, choice.at))
         self.kept.update(self.named[name] for name in choice.kept)
 
@@ -192,10 +208,10 @@ class Search:
             gain -= earlier
         if gain <= 0 or earlier > max(self.slack, 1) * sum(map(self.size, owners)):
             return None
-        nodes = tuple(sorted(look.nodes, key=self.order.__getitem__))
+        made = tuple(sorted(look.made, key=lambda v: (self.order[v.producer()], v.index() or 0)))  # type: ignore[index]
         dropped, kept = (tuple(sorted(str(v.name) for v in found)) for found in (look.members, look.extra))
-        seconds = sum(self._seconds(n) for n in nodes if n not in self.at)
-        return Choice(dropped, kept, nodes, look.at, gain, seconds)
+        seconds = self._seconds([v for v in made if v not in self.at])
+        return Choice(dropped, kept, made, look.at, gain, seconds)
 
     def look(
         self,
@@ -214,34 +230,47 @@ class Search:
         """
         members = [v for owner in owners for v in self.groups[owner]]
         at = min(self.read[v] for v in members)
-        kept, nodes, extra = self.kept.difference(members), dict[ir.Node, None](), dict[ir.Value, None]()
+        kept, made, extra = self.kept.difference(members), dict[ir.Value, None](), dict[ir.Value, None]()
         waiting = list(members)
         while waiting:
             value = waiting.pop()
             node = value.producer()
-            if value in kept or node is None or node in nodes or self.at.get(node, at + 1) <= at or value in extra:
+            if value in kept or node is None or value in made or self.at.get(value, at + 1) <= at or value in extra:
                 continue
-            is_cheap = deep or value in members or node in self.at or Trait.EXPENSIVE not in traits_of(node)
-            if not can_run_again(node, value, kept) or not is_cheap or not may_run(node):
+            is_cheap = deep or value in members or value in self.at or Trait.EXPENSIVE not in traits_of(node)
+            if not self._can_run_again(node, value, kept) or not is_cheap or not may_run(node):
                 if value in members or self.owner(value) in owners:
                     return None
                 extra[value] = None
                 continue
-            nodes[node] = None
-            if len(nodes) > most:
+            made.update(dict.fromkeys(made_with(value)))
+            if len(made) > most and len(makers(made)) > most:
                 return None
-            waiting += operands(node)
-        earlier = {self.owner(v) for n in nodes if n in self.at for v in n.outputs} & self.dropped
-        return Look(members, nodes, extra, at, frozenset(earlier))
+            waiting += operands(value)
+        earlier = {self.owner(v) for v in made if v in self.at} & self.dropped
+        return Look(members, made, extra, at, frozenset(earlier))
 
     def size(self, value: ir.Value) -> int:
         """The bytes of a value; none where they are not known."""
         return 0 if shapes.data_of(value) is not None else bytes_of(value, self.sizes) or 0
 
-    def _seconds(self, node: ir.Node) -> float:
+    def _can_run_again(self, node: ir.Node | None, value: ir.Value, kept: Collection[ir.Value]) -> bool:
+        """Whether a node gives the same value again: the mask of dropout has to be kept, or be drawn again."""
+        if node is None or bodies_of(node):
+            return False
+        if not draws_mask(node):
+            return not (Trait.RANDOM | Trait.EFFECT) & traits_of(node)
+        return self.draws_again or (value is node.outputs[0] and node.outputs[1] in kept)
+
+    def _seconds(self, made: Sequence[ir.Value]) -> float:
+        masks = [v for v in made if _is_mask(v)]  # a byte for each number
+        others = makers(v for v in made if not _is_mask(v))
+        return sum(map(self.size, masks)) * self.draw + sum(map(self._seconds_of, others))
+
+    def _seconds_of(self, node: ir.Node) -> float:
         if node.outputs[0] in self.owners:
             return 0.0
-        moved = sum(self.size(v) for v in (*operands(node), *node.outputs))
+        moved = sum(self.size(v) for v in (*operands(node.outputs[0]), *node.outputs))
         try:
             count = size_of(as_dim(count_of(node)), self.sizes) if Trait.EXPENSIVE in traits_of(node) else 0
         except (GraphError, ShapeError, KeyError):
@@ -249,83 +278,37 @@ class Search:
         return moved / self.bandwidth + count / self.flops
 
 
-def operands(node: ir.Node) -> list[ir.Value]:
-    """What a node reads beside sizes where it runs again; of Dropout also the mask that was drawn."""
-    read = [v for v in node.inputs if v is not None and shapes.data_of(v) is None]
-    return [read[0], node.outputs[1], read[1]] if node.op_type == "Dropout" else read
+def makers(values: Iterable[ir.Value]) -> tuple[ir.Node, ...]:
+    """The nodes that make values, each once."""
+    return tuple(dict.fromkeys(n for v in values if (n := v.producer()) is not None))
 
 
-def can_run_again(node: ir.Node, value: ir.Value, kept: Collection[ir.Value]) -> bool:
-    """Whether a node gives the same value again: what it drew at random has to be kept."""
-    if node.op_type == "Dropout" and node.domain == "":
-        drawn = len(node.outputs) == 2 and len(node.inputs) > 2 and node.inputs[1] is not None
-        return drawn and value is node.outputs[0] and node.outputs[1] in kept
-    return not (Trait.RANDOM | Trait.EFFECT) & traits_of(node) and not bodies_of(node)
+def made_with(value: ir.Value) -> Sequence[ir.Value]:
+    """What is computed where a value is computed again: all that its node gives; of dropout that value alone."""
+    node = value.producer()
+    return (value,) if node is None or draws_mask(node) else node.outputs
 
 
-def recomputed(training: TrainingGraph, plan: Plan, chosen: Iterable[Choice]) -> TrainingGraph:
-    """The graph, with copies of nodes in the backward pass that compute values again right before they are needed.
+def operands(value: ir.Value) -> list[ir.Value]:
+    """What is read beside sizes where a value is computed again: for what dropout gives also the mask that was drawn.
 
-    Args:
-        training: the graph; it is not changed.
-        plan: made of it.
-        chosen: what is computed again.
+    A mask is drawn from the state that the generator had.
     """
-    saved, dropped = {*plan.saved}, set[str]()
-    for choice in chosen:
-        dropped |= {*choice.dropped}
-        saved |= {*choice.kept}
-    model = ir.Model(training.model.graph.clone(), ir_version=training.model.ir_version)
-    again = _Again(model.graph, saved - dropped)
-    for node in list(model.graph):
-        if is_backward(node):
-            for index, value in enumerate(node.inputs):
-                if value is not None and value.name in dropped:
-                    node.replace_input_with(index, again.value(value, node))
-    return dataclasses.replace(training, model=model)
+    node = value.producer()
+    read = [] if node is None else [v for v in node.inputs if v is not None and shapes.data_of(v) is None]
+    if node is None or not draws_mask(node):
+        return read
+    return read[1:2] if _is_mask(value) else [read[0], node.outputs[1], read[1]]
 
 
-class _Again:
-    """Copies of the nodes of a forward pass in its backward pass.
+def draws_mask(node: ir.Node) -> bool:
+    """Whether a node is dropout that gives its mask."""
+    if (node.domain, node.op_type) not in (("", "Dropout"), (DOMAIN, "PackedDropout")):
+        return False
+    has_ratio = len(node.inputs) > 1 and node.inputs[1] is not None
+    return len(node.outputs) == 2 and has_ratio and Trait.RANDOM in traits_of(node)
 
-    Args:
-        graph: the training graph.
-        saved: names of the values that are saved.
-    """
 
-    def __init__(self, graph: ir.Graph, saved: Collection[str]) -> None:
-        self.graph, self.saved = graph, saved
-        self.names = {str(v.name) for n in graph for v in n.outputs}
-        self.node_names = {n.name for n in graph}
-        self.copies: dict[ir.Value, ir.Value] = {}
-
-    def value(self, value: ir.Value, before: ir.Node) -> ir.Value:
-        """A value as the backward pass has it: saved, or computed again before a node."""
-        node = value.producer()
-        if value in self.copies:
-            return self.copies[value]
-        if value.name in self.saved or node is None or shapes.data_of(value) is not None:
-            return value
-        inputs = [None if v is None else self.value(v, before) for v in node.inputs]
-        if node.op_type == "Dropout" and node.domain == "":
-            copy = ir.Node(DOMAIN, "DropoutGrad", [inputs[0], node.outputs[1], inputs[1]], num_outputs=1)
-        else:
-            stated = list(node.attributes.values())
-            copy = ir.Node(node.domain, node.op_type, inputs, attributes=stated, num_outputs=len(node.outputs))
-        copy.name = free_name(f"{node.name or node.outputs[0].name}{SUFFIX}", self.node_names)
-        self.node_names.add(copy.name)
-        copy.metadata_props.update(node.metadata_props)
-        copy.meta.update(node.meta)
-        copy.meta[BACKWARD] = copy.meta[RECOMPUTED] = True
-        for old, new in zip(node.outputs, copy.outputs, strict=False):
-            self._describe(old, new)
-        self.graph.insert_before(before, copy)
-        return self.copies[value]
-
-    def _describe(self, old: ir.Value, new: ir.Value) -> None:
-        if old.name:
-            new.name = free_name(f"{old.name}{SUFFIX}", self.names)
-            self.names.add(new.name)
-        new.type, new.shape = old.type, old.shape
-        new.meta.update(old.meta)
-        self.copies[old] = new
+def _is_mask(value: ir.Value) -> bool:
+    node = value.producer()
+    return node is not None and draws_mask(node) and value is node.outputs[1]

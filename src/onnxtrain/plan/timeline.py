@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -132,20 +133,21 @@ class _Timeline:
             self._hold(owner, at, end)
         for owner in {self._owner(self._named[name]) for name in choice.kept}:
             self._add(self._bytes(owner), self._last[False].get(owner, at) + 1, at)
-        made = [self._owner(v) for n in choice.nodes for v in n.outputs]
-        for owner in {*made, *(self._owner(v) for n in choice.nodes for v in operands(n))} & self._held.keys():
+        made = [self._owner(v) for v in choice.made]
+        for owner in {*made, *(self._owner(v) for made in choice.made for v in operands(made))} & self._held.keys():
             self._hold(owner, at, at)
-        self._copies[at] = max(self._copies[at], self._needed(choice.nodes))
+        self._copies[at] = max(self._copies[at], self._needed(choice.made))
         for owner in made:
             self._held.setdefault(owner, (at, at))
 
-    def _needed(self, nodes: Sequence[ir.Node]) -> int:
+    def _needed(self, made: Sequence[ir.Value]) -> int:
         """Most bytes of what copies make only for each other."""
-        last = {self._owner(v): n for n in nodes for v in (*n.outputs, *operands(n))}
+        by_node = [(node, [*values]) for node, values in itertools.groupby(made, ir.Value.producer)]
+        last = {self._owner(v): n for n, values in by_node for y in values for v in (y, *operands(y))}
         alive: dict[ir.Value, int] = {}
         most = 0
-        for node in nodes:
-            for owner in map(self._owner, node.outputs):
+        for node, values in by_node:
+            for owner in map(self._owner, values):
                 if owner not in self._held and owner not in alive:
                     alive[owner] = self._bytes(owner)
             most = max(most, sum(alive.values()) + int(self._more[self._places[node]]) if node in self._places else 0)

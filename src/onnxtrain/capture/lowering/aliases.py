@@ -114,7 +114,7 @@ class Aliases:
             is_detached |= first.target is aten.detach.default
             first = self._parents[first]
         order = order_in_memory(first.meta["val"])
-        if order is None:
+        if order is None or 0 in given["self"].meta["val"].shape:  # what it reads is not of the tensor
             raise refused_strides()
         offset = given.get("storage_offset")
         offset = offset_of(given["self"].meta["val"]) if offset is None else self.content(offset)

@@ -68,7 +68,7 @@ class TorchBackend(Backend):
     """Runs plans on PyTorch, CPU or GPU."""
 
     name = "torch"
-    runs_aten = True
+    runs_aten = draws_again = True
 
     def runs(self, node: ir.Node) -> bool:
         return node.op_type == "Constant" or can_expand(node) or lowering_of(node) is not None

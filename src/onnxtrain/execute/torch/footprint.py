@@ -99,7 +99,7 @@ class Watch(TorchDispatchMode):
         found = self._result(function, args, kwargs or {})
         self._use(workspace(function, args, found))
         for made in pytree.tree_leaves(found):
-            if isinstance(made, torch.Tensor):
+            if isinstance(made, torch.Tensor) and made.device.type != "meta":
                 self._see(made)
         return found
 

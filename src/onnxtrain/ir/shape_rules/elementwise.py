@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from onnxtrain.ir.graphs import DOMAIN
 from onnxtrain.ir.shapes import Dim, Facts, broadcast, data_of, dims_of, dtype_of, shape_rule, simplify
 
 
@@ -116,6 +117,20 @@ def dropout(node: ir.Node) -> Sequence[Facts]:
     x = node.inputs[0]
     assert x is not None
     return [Facts(dtype_of(x), dims_of(x)), Facts(ir.DataType.BOOL, dims_of(x))]
+
+
+@shape_rule("RandomState", domain=DOMAIN)
+def random_state(node: ir.Node) -> Sequence[Facts]:
+    """What a generator needs to draw again, and what has no content but the operand's shape and strides: no memory."""
+    x = node.inputs[0]
+    assert x is not None
+    return [Facts(ir.DataType.UINT8, None), Facts(dtype_of(x), None)]
+
+
+@shape_rule("DropoutMask", domain=DOMAIN)
+def dropout_mask(node: ir.Node) -> Sequence[Facts]:
+    """Bool, of the shape that the second operand has when it runs."""
+    return [Facts(ir.DataType.BOOL, None)]
 
 
 def _negated(dim: Dim) -> Dim:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 
 from onnxtrain.execute.torch.dtypes import torch_dtype
 from onnxtrain.execute.torch.registry import lowering
+from onnxtrain.ir.graphs import DOMAIN
 
 Tensor = torch.Tensor
 
@@ -67,6 +71,42 @@ def bernoulli(x: Tensor, *, dtype: int, seed: float | None = None) -> Tensor:
 def multinomial(x: Tensor, *, dtype: int = 6, sample_size: int = 1, seed: float | None = None) -> Tensor:
     """Classes drawn, with replacement, by the logarithms of their probabilities (batch, classes)."""
     return torch.multinomial(x.float().softmax(-1), sample_size, replacement=True).to(torch_dtype(dtype))
+
+
+@lowering("RandomState", domain=DOMAIN)
+def random_state(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The state of the generator of x's device, on the host; a meta tensor that has x's shape and strides."""
+    form = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+    return (torch.get_rng_state() if x.device.type == "cpu" else torch.cuda.get_rng_state(x.device)), form
+
+
+@lowering("DropoutMask", domain=DOMAIN)
+def dropout_mask(state: Tensor, form: Tensor, ratio: Any, *, device: str, packed: int = 0) -> Tensor:
+    """The mask that dropout drew when the generator had a state, which it has no longer afterwards.
+
+    On the host the mask alone is drawn, in the order in which it lies in memory; elsewhere by dropout itself, as which
+    numbers a place has there is decided by its kernel.
+    """
+    p = float(ratio)
+    with _generator_at(state, torch.device(device)):
+        if torch.device(device).type != "cpu" or not 0.0 < p < 1.0:
+            return torch.native_dropout(torch.empty_like(form, device=device), p, True)[1]
+        if packed:
+            return drawn_mask(form.numel(), p).view(form.shape)
+        return torch.empty_like(form, dtype=torch.bool, device=device).bernoulli_(1.0 - p)
+
+
+@contextlib.contextmanager
+def _generator_at(state: Tensor, device: torch.device) -> Iterator[None]:
+    """Within it the generator of a device goes on from a state; afterwards from where it was."""
+    on_host = device.type == "cpu"
+    now = torch.get_rng_state() if on_host else torch.cuda.get_rng_state(device)
+    set_state = torch.set_rng_state if on_host else functools.partial(torch.cuda.set_rng_state, device=device)
+    set_state(state)
+    try:
+        yield
+    finally:
+        set_state(now)
 
 
 def drawn_mask(count: int, ratio: float) -> Tensor:
