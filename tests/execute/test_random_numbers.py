@@ -59,26 +59,35 @@ def test_distribution_and_gradient(make: Callable[..., ir.Value], mean: float, d
     assert torch.equal(y, again) and not torch.equal(y, compiled.forward(given)[0][0])
 
 
+ON_GPU = (pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"))
 MASKED = {
     "in order": (lambda: torch.randn(6, 40), 0.3),
     "transposed": (lambda: torch.randn(40, 6).T, 0.3),
     "expanded": (lambda: torch.randn(6, 1).expand(6, 40), 0.1),
+    "a part": (lambda: torch.randn(6, 43)[:, 3:], 0.3),
+    "a part that lies in order": (lambda: torch.randn(43)[3:], 0.3),
     "channels last": (lambda: torch.randn(2, 6, 4, 5).contiguous(memory_format=torch.channels_last), 0.5),
     "all": (lambda: torch.randn(6, 40), 1.0),
     "of nothing": (lambda: torch.randn(0, 40), 0.3),
 }
 
 
+def _generator_state(device: str) -> torch.Tensor:
+    return torch.get_rng_state() if device == "cpu" else torch.cuda.get_rng_state(device)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_GPU)])
 @pytest.mark.parametrize("domain", ["", DOMAIN])
 @pytest.mark.parametrize(("make", "ratio"), MASKED.values(), ids=MASKED)
-def test_a_mask_is_drawn_again(make: Callable[[], torch.Tensor], ratio: float, domain: str) -> None:
+def test_a_mask_is_drawn_again(make: Callable[[], torch.Tensor], ratio: float, domain: str, device: str) -> None:
     torch.manual_seed(3)
-    x = make()
+    with torch.device(device):
+        x = make()
     state, form = LOWERINGS[DOMAIN, "RandomState"].function(x)
     given = (x, torch.tensor(ratio)) if domain else (x, torch.tensor(ratio), torch.tensor(True))
     name = "PackedDropout" if domain else "Dropout"
     mask = LOWERINGS[domain, name].function(*given, outputs=2)[1]
-    rest = torch.get_rng_state()
-    again = LOWERINGS[DOMAIN, "DropoutMask"].function(state, form, given[1], device="cpu", packed=int(bool(domain)))
+    rest = _generator_state(device)
+    again = LOWERINGS[DOMAIN, "DropoutMask"].function(state, form, given[1], device=device, packed=int(bool(domain)))
     assert torch.equal(again, mask) and (again.stride() == mask.stride() or domain)
-    assert form.untyped_storage().device.type == "meta" and torch.equal(torch.get_rng_state(), rest)
+    assert form.untyped_storage().device.type == "meta" and torch.equal(_generator_state(device), rest)

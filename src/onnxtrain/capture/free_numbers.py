@@ -174,11 +174,21 @@ def counted_by(
     The size itself would not do: what a graph knows of it would be what is known of the rehearsed call.
     """
     name = getattr(func, "__name__", "")
+    if name not in _COUNTED:  # first of all: to ask a tensor for anything is a call, too
+        return None
     result = made[0] if isinstance(made, tuple) and made else made
     if not isinstance(result, Tensor) or not result.dim():
         return None
     content = _content(name, args, kwargs)
     return None if content is None else (name, result, content)
+
+
+_COUNTED = frozenset(
+    (
+        *("nonzero", "argwhere", "where", "masked_select", "__getitem__", "repeat_interleave"),
+        *("unique", "unique_consecutive"),
+    )
+)
 
 
 def _content(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[], Tensor] | None:

@@ -170,7 +170,7 @@ class _Fitting:
         if self.base.training is None or self._need(0) <= most:
             return Fit(self.base, self.base, self.sizes, before, before)
         with self.report.stage("memory"):
-            draws_again = backend(self.options.backend).draws_again
+            draws_again = backend(self.options.backend).draws_again(self.device)
             self.choices = choices(self.base.training, self.base.plan, self.sizes, self.device, draws_again)
             self._seen = [(u.value, u.most, u.rest) for u in before.uses] if before else []
             self._curve = peaks(self.base.training, self.base.plan, self.sizes, self.choices, self._seen)

@@ -135,11 +135,14 @@ class Backend(abc.ABC):
 
     name: str
     runs_aten: bool = False  # whether it runs operators of torch by name
-    draws_again: bool = False  # whether it runs RandomState and DropoutMask, which draw a mask a second time
 
     def runs(self, node: ir.Node) -> bool:
         """Whether the backend has the operator of a node."""
         return True
+
+    def draws_again(self, device: str) -> bool:
+        """Whether it runs ``RandomState`` and ``DropoutMask`` there, which draw a mask a second time."""
+        return False
 
     def unsupported(self, nodes: Sequence[ir.Node]) -> list[BackendError]:
         """One error for each node whose operator the backend does not have."""

@@ -302,11 +302,12 @@ def operands(value: ir.Value) -> list[ir.Value]:
 
 
 def draws_mask(node: ir.Node) -> bool:
-    """Whether a node is dropout that gives its mask."""
+    """Whether a node is dropout that gives its mask, and is known to drop."""
     if (node.domain, node.op_type) not in (("", "Dropout"), (DOMAIN, "PackedDropout")):
         return False
     has_ratio = len(node.inputs) > 1 and node.inputs[1] is not None
-    return len(node.outputs) == 2 and has_ratio and Trait.RANDOM in traits_of(node)
+    is_known = node.domain == DOMAIN or (len(node.inputs) > 2 and shapes.constant_of(node.inputs[2]) is not None)
+    return len(node.outputs) == 2 and has_ratio and is_known and Trait.RANDOM in traits_of(node)
 
 
 def _is_mask(value: ir.Value) -> bool:

@@ -68,10 +68,13 @@ class TorchBackend(Backend):
     """Runs plans on PyTorch, CPU or GPU."""
 
     name = "torch"
-    runs_aten = draws_again = True
+    runs_aten = True
 
     def runs(self, node: ir.Node) -> bool:
         return node.op_type == "Constant" or can_expand(node) or lowering_of(node) is not None
+
+    def draws_again(self, device: str) -> bool:
+        return torch.device(device).type in ("cpu", "cuda")  # whose generators' states are known
 
     def compile(self, plan: Plan, device: str = "cpu", options: Options | None = None) -> TorchExecutable:
         forward, backward = compile_plan(plan, device)

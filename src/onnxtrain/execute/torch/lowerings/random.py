@@ -15,6 +15,7 @@ from onnxtrain.execute.torch.registry import lowering
 from onnxtrain.ir.graphs import DOMAIN
 
 Tensor = torch.Tensor
+_WORD = 16  # elements that kernels read at once at most, where memory begins at a multiple of them
 
 
 @lowering("RandomNormal")
@@ -75,9 +76,9 @@ def multinomial(x: Tensor, *, dtype: int = 6, sample_size: int = 1, seed: float 
 
 @lowering("RandomState", domain=DOMAIN)
 def random_state(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The state of the generator of x's device, on the host; a meta tensor that has x's shape and strides."""
-    form = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
-    return (torch.get_rng_state() if x.device.type == "cpu" else torch.cuda.get_rng_state(x.device)), form
+    """The state of the generator of x's device, on the host; a meta tensor that lies in memory as x does."""
+    state = torch.get_rng_state() if x.device.type == "cpu" else torch.cuda.get_rng_state(x.device)
+    return state, _laid_as(x, torch.device("meta"))
 
 
 @lowering("DropoutMask", domain=DOMAIN)
@@ -90,10 +91,17 @@ def dropout_mask(state: Tensor, form: Tensor, ratio: Any, *, device: str, packed
     p = float(ratio)
     with _generator_at(state, torch.device(device)):
         if torch.device(device).type != "cpu" or not 0.0 < p < 1.0:
-            return torch.native_dropout(torch.empty_like(form, device=device), p, True)[1]
+            return torch.native_dropout(_laid_as(form, torch.device(device)), p, True)[1]
         if packed:
             return drawn_mask(form.numel(), p).view(form.shape)
         return torch.empty_like(form, dtype=torch.bool, device=device).bernoulli_(1.0 - p)
+
+
+def _laid_as(x: Tensor, device: torch.device) -> Tensor:
+    """Memory without content in which a tensor lies as x does: in its order, and as far from the words kernels read."""
+    offset = x.storage_offset() % _WORD
+    span = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0
+    return torch.empty(offset + span, dtype=x.dtype, device=device).as_strided(x.shape, x.stride(), offset)
 
 
 @contextlib.contextmanager
