@@ -107,17 +107,26 @@ _PROXY_CALL = proxy_tensor.proxy_call
 @substitute(torch.Tensor.contiguous)
 def contiguous(self: torch.Tensor, *, memory_format: torch.memory_format = torch.contiguous_format) -> Any:
     """The tensor itself, or the call: asked here, torch would record the arithmetic of its sizes."""
-    answer = is_contiguous(self, memory_format)
-    if answer is NotImplemented or answer:
-        return self if answer is True else answer
+    if not isinstance(self, FakeTensor):
+        return NotImplemented
+    if _is_contiguous(self, memory_format):
+        return self
     return torch.ops.aten.contiguous.default(self, memory_format=memory_format)
 
 
 @substitute(torch.Tensor.is_contiguous)
 def is_contiguous(self: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> Any:
-    """The answer, which torch finds from sizes: without a record of their arithmetic."""
+    """The answer, which torch finds from sizes: without a record of their arithmetic.
+
+    An axis of size 1 has no part in it, which is noted where somebody asks for strides.
+    """
     if not isinstance(self, FakeTensor):
         return NotImplemented
+    self.stride()
+    return _is_contiguous(self, memory_format)
+
+
+def _is_contiguous(self: torch.Tensor, memory_format: torch.memory_format) -> bool:
     with proxy_tensor.disable_proxy_modes_tracing():
         return self.is_contiguous(memory_format=memory_format)
 

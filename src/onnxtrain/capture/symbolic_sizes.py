@@ -24,8 +24,7 @@ from onnxtrain.capture.source_lines import is_asked_by_user, is_users
 
 _TENSOR: Any = torch.Tensor
 _OF_GRADIENTS = (_TENSOR.requires_grad.__get__, _TENSOR.grad_fn.__get__, _TENSOR.is_leaf.__get__)
-_OF_MEMORY = (_TENSOR.is_contiguous, _TENSOR.stride)  # of which an axis of size 1 has no part
-_OF_FORM = (*_OF_GRADIENTS, *_OF_MEMORY)
+_OF_FORM = (*_OF_GRADIENTS, _TENSOR.is_contiguous, _TENSOR.stride)
 _SQUEEZES = ("squeeze", "squeeze_", "squeeze_copy")
 Axis = tuple[int, int]  # position of an input tensor, and one of its axes
 LARGEST = 24  # operations in one size: models that can be dynamic stay below 15; above, each view takes seconds
@@ -170,7 +169,7 @@ class _Watch(TorchFunctionMode):
         if func in _OF_FORM and is_asked_by_user(sys._getframe(1)):
             self._assumed.form = True
             self._assumed.gradients |= func in _OF_GRADIENTS
-            self._assumed.not_one |= _symbols_of(args[0].shape) if func in _OF_MEMORY else set()
+            self._assumed.not_one |= _symbols_of(args[0].shape) if func is _TENSOR.stride else set()
         if result is NotImplemented:
             result = func(*args, **(kwargs or {}))
         if isinstance(result, torch.Tensor):

@@ -109,11 +109,9 @@ def _places_of(index: Any) -> list[Any]:
 
 @translation(aten.cat.default)
 def cat(tensors, axis=0):
-    """One Concat; of one tensor that tensor. Vectors of nothing are among the others whatever their rank."""
-    model = next((t for t in tensors if t.shape != (0,)), tensors[0])
-    none = [0 if a == axis % len(model.shape) else n for a, n in enumerate(model.shape)]
-    ranks = [len(t.shape) == len(model.shape) for t in tensors]
-    joined = [t if fits else op.Reshape(t, vector(none), allowzero=1) for t, fits in zip(tensors, ranks, strict=True)]
+    """One Concat; of one tensor that tensor. Vectors of nothing are none of them among others of another rank."""
+    rank = max(len(t.shape) for t in tensors)
+    joined = [t for t in tensors if len(t.shape) == rank]
     return op.Concat(*joined, axis=axis) if len(joined) > 1 else op.Identity(joined[0])
 
 
