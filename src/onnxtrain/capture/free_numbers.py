@@ -9,6 +9,7 @@ size: a single row would be broadcast there.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -121,7 +122,7 @@ class FreeNumbers:
     def add_size(self, size: torch.SymInt, look: Look, nth: int, content: Tensor) -> None:
         """Say what a size that depends on content was; that it was 1 is kept, as it decides what is broadcast."""
         self.add(size, look, nth, content)
-        if look.answer == 1:
+        if look.answer == 1 and size.node.expr in self._read:
             self._environment.size_like.discard(size.node.expr)  # a size that torch believes to be 2 at least
             self._environment._set_replacement(size.node.expr, sympy.Integer(1), "one row")
 
@@ -177,37 +178,40 @@ def counted_by(
     if name not in _COUNTED:  # first of all: to ask a tensor for anything is a call, too
         return None
     result = made[0] if isinstance(made, tuple) and made else made
-    if not isinstance(result, Tensor) or not result.dim():
+    if not isinstance(result, Tensor) or not result.dim() or not args or not isinstance(args[0], Tensor):
         return None
-    content = _content(name, args, kwargs)
+    content = _COUNTED[name](args, kwargs)
     return None if content is None else (name, result, content)
 
 
-_COUNTED = frozenset(
-    (
-        *("nonzero", "argwhere", "where", "masked_select", "__getitem__", "repeat_interleave"),
-        *("unique", "unique_consecutive"),
-    )
-)
+def _of_true(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[], Tensor]:
+    return lambda: (args[0] != 0).sum()
 
 
-def _content(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[], Tensor] | None:
-    first = args[0] if args and isinstance(args[0], Tensor) else None
-    if first is None:
+def _of_where(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[], Tensor] | None:
+    return _of_true(args, kwargs) if len(args) == 1 else None
+
+
+def _of_selected(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[], Tensor] | None:
+    if len(args) < 2:
         return None
-    if name in ("nonzero", "argwhere") or (name == "where" and len(args) == 1):
-        return lambda: (first != 0).sum()
-    if name == "masked_select" and len(args) > 1:
-        return lambda: (args[1].expand(first.shape) if args[1].dim() < first.dim() else args[1]).sum()
-    if name == "__getitem__":
-        masks = [p for p in (args[1] if isinstance(args[1], tuple) else (args[1],)) if _is_mask(p)]
-        return (lambda: (masks[0] != 0).sum()) if len(masks) == 1 else None
-    if name == "repeat_interleave":
-        repeats = args[1] if len(args) > 1 else kwargs.get("repeats", first)
-        return repeats.sum if isinstance(repeats, Tensor) and repeats.dim() else None
-    if name in ("unique", "unique_consecutive") and kwargs.get("dim") is None and len(args) < 5:
-        return lambda: _distinct(first, name == "unique")
-    return None
+    return lambda: (args[1].expand(args[0].shape) if args[1].dim() < args[0].dim() else args[1]).sum()
+
+
+def _of_indexed(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[], Tensor] | None:
+    masks = [p for p in (args[1] if isinstance(args[1], tuple) else (args[1],)) if _is_mask(p)]
+    return (lambda: (masks[0] != 0).sum()) if len(masks) == 1 else None
+
+
+def _of_repeated(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[], Tensor] | None:
+    repeats = args[1] if len(args) > 1 else kwargs.get("repeats", args[0])
+    return repeats.sum if isinstance(repeats, Tensor) and repeats.dim() else None
+
+
+def _of_distinct(args: Sequence[Any], kwargs: Mapping[str, Any], is_sorted: bool) -> Callable[[], Tensor] | None:
+    if kwargs.get("dim") is not None or len(args) > 4:
+        return None
+    return lambda: _distinct(args[0], is_sorted)
 
 
 def _is_mask(part: Any) -> bool:
@@ -219,3 +223,14 @@ def _distinct(x: Tensor, is_sorted: bool) -> Tensor:
     flat = x.detach().flatten()
     flat = flat.sort().values if is_sorted else flat
     return (flat[1:] != flat[:-1]).sum() + 1
+
+
+_COUNTED: Mapping[str, Callable[[Sequence[Any], Mapping[str, Any]], Callable[[], Tensor] | None]] = {
+    **dict.fromkeys(("nonzero", "argwhere"), _of_true),
+    "where": _of_where,
+    "masked_select": _of_selected,
+    "__getitem__": _of_indexed,
+    "repeat_interleave": _of_repeated,
+    "unique": functools.partial(_of_distinct, is_sorted=True),
+    "unique_consecutive": functools.partial(_of_distinct, is_sorted=False),
+}

@@ -89,16 +89,16 @@ def write(cache: GraphCache, name: str, base: Compiled, kept: Kept) -> None:
     told = {"before": before, "footprint": footprint}
     fields: dict[str, Any] = {n: None if f is None else dataclasses.asdict(f) for n, f in told.items()}
     assert base.training is not None
-    values = _values(base.training.model.graph)
-    fields["chosen"] = [_numbered(choice, values) for choice in chosen]
+    numbers = {v: i for i, v in enumerate(_values(base.training.model.graph))}
+    named = {str(v.name): i for v, i in numbers.items()}
+    fields["chosen"] = [_numbered(choice, numbers, named) for choice in chosen]
     cache.write(name, json.dumps(fields).encode())
 
 
-def _numbered(choice: Choice, values: Sequence[ir.Value]) -> dict[str, Any]:
-    numbers = {v: i for i, v in enumerate(values)}
-    named = {str(v.name): i for v, i in numbers.items()}
-    fields = {"dropped": [named[n] for n in choice.dropped], "kept": [named[n] for n in choice.kept]}
-    return vars(choice) | fields | {"made": [numbers[v] for v in choice.made]}  # which may have no names
+def _numbered(choice: Choice, numbers: Mapping[ir.Value, int], named: Mapping[str, int]) -> dict[str, Any]:
+    dropped, kept = ([named[name] for name in names] for names in (choice.dropped, choice.kept))
+    made = [numbers[v] for v in choice.made]  # which may have no names
+    return vars(choice) | {"dropped": dropped, "kept": kept, "made": made}
 
 
 def _choice(fields: Mapping[str, Any], values: Sequence[ir.Value]) -> Choice:

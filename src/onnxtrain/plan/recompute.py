@@ -137,7 +137,7 @@ class Search:
         for value in self.kept:
             owner = self.owner(value)
             node = owner.producer()
-            again = node in self.order and self._can_run_again(node, owner, self.kept)
+            again = node in self.order and self._can_run_again(owner, self.kept)
             if again and owner not in held and self.size(owner):
                 self.groups.setdefault(owner, []).append(value)
         least = sum(map(self.size, self.groups)) // _SHARE
@@ -238,7 +238,7 @@ class Search:
             if value in kept or node is None or value in made or self.at.get(value, at + 1) <= at or value in extra:
                 continue
             is_cheap = deep or value in members or value in self.at or Trait.EXPENSIVE not in traits_of(node)
-            if not self._can_run_again(node, value, kept) or not is_cheap or not may_run(node):
+            if not self._can_run_again(value, kept) or not is_cheap or not may_run(node):
                 if value in members or self.owner(value) in owners:
                     return None
                 extra[value] = None
@@ -254,8 +254,9 @@ class Search:
         """The bytes of a value; none where they are not known."""
         return 0 if shapes.data_of(value) is not None else bytes_of(value, self.sizes) or 0
 
-    def _can_run_again(self, node: ir.Node | None, value: ir.Value, kept: Collection[ir.Value]) -> bool:
-        """Whether a node gives the same value again: the mask of dropout has to be kept, or be drawn again."""
+    def _can_run_again(self, value: ir.Value, kept: Collection[ir.Value]) -> bool:
+        """Whether a value's node gives the same again: the mask of dropout has to be kept, or be drawn again."""
+        node = value.producer()
         if node is None or bodies_of(node):
             return False
         if not draws_mask(node):

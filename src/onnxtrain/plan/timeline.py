@@ -134,7 +134,7 @@ class _Timeline:
         for owner in {self._owner(self._named[name]) for name in choice.kept}:
             self._add(self._bytes(owner), self._last[False].get(owner, at) + 1, at)
         made = [self._owner(v) for v in choice.made]
-        for owner in {*made, *(self._owner(v) for made in choice.made for v in operands(made))} & self._held.keys():
+        for owner in {*made, *(self._owner(v) for y in choice.made for v in operands(y))} & self._held.keys():
             self._hold(owner, at, at)
         self._copies[at] = max(self._copies[at], self._needed(choice.made))
         for owner in made:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -88,10 +86,15 @@ def dropout_mask(state: Tensor, form: Tensor, ratio: Any, *, device: str, packed
     On the host the mask alone is drawn, in the order in which it lies in memory; elsewhere by dropout itself, as which
     numbers a place has there is decided by its kernel.
     """
-    p = float(ratio)
-    with _generator_at(state, torch.device(device)):
-        if torch.device(device).type != "cpu" or not 0.0 < p < 1.0:
-            return torch.native_dropout(_laid_as(form, torch.device(device)), p, True)[1]
+    p, place = float(ratio), torch.device(device)
+    on_host = place.type == "cpu"
+    with torch.random.fork_rng([] if on_host else [place]):
+        if on_host:
+            torch.set_rng_state(state)
+        else:
+            torch.cuda.set_rng_state(state, place)
+        if not on_host or not 0.0 < p < 1.0:
+            return torch.native_dropout(_laid_as(form, place), p, True)[1]
         if packed:
             return drawn_mask(form.numel(), p).view(form.shape)
         return torch.empty_like(form, dtype=torch.bool, device=device).bernoulli_(1.0 - p)
@@ -102,19 +105,6 @@ def _laid_as(x: Tensor, device: torch.device) -> Tensor:
     offset = x.storage_offset() % _WORD
     span = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0
     return torch.empty(offset + span, dtype=x.dtype, device=device).as_strided(x.shape, x.stride(), offset)
-
-
-@contextlib.contextmanager
-def _generator_at(state: Tensor, device: torch.device) -> Iterator[None]:
-    """Within it the generator of a device goes on from a state; afterwards from where it was."""
-    on_host = device.type == "cpu"
-    now = torch.get_rng_state() if on_host else torch.cuda.get_rng_state(device)
-    set_state = torch.set_rng_state if on_host else functools.partial(torch.cuda.set_rng_state, device=device)
-    set_state(state)
-    try:
-        yield
-    finally:
-        set_state(now)
 
 
 def drawn_mask(count: int, ratio: float) -> Tensor:
