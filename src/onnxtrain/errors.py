@@ -57,6 +57,23 @@ class ContentError(CaptureError):
         )
 
 
+class HostRandomError(CaptureError):
+    """A forward pass draws random numbers from a generator of Python or numpy, which a graph would not do again.
+
+    Args:
+        generator: which.
+        source: the line.
+    """
+
+    def __init__(self, generator: str, source: str = "") -> None:
+        super().__init__(
+            f"the forward pass draws random numbers from {generator}, which a graph does not",
+            source=source,
+            cure="draw them by torch: torch.rand(()) < p decides on a path, torch.where on numbers",
+        )
+        self.generator = generator
+
+
 class ShapeError(OnnxTrainError, ValueError):
     """The shapes or types of a node's inputs contradict each other."""
 

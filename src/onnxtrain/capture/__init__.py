@@ -20,7 +20,7 @@ from onnxtrain.capture.left_behind import Kind, Place, Watch, leave, refuse_read
 from onnxtrain.capture.left_outside import LeftOutsideError
 from onnxtrain.capture.like_layers import rows_of
 from onnxtrain.capture.looks import Key, Look, content_of, same
-from onnxtrain.capture.rehearsal import Answers, fill_caches, rehearse
+from onnxtrain.capture.rehearsal import Answers, fill_caches, line_that_draws, rehearse
 from onnxtrain.capture.replay import Path
 from onnxtrain.capture.schema import Numbers, Schema, arguments_of, flatten, input_names, is_batch
 from onnxtrain.capture.size_guards import SizeGuards, form_of, repeated_among, size_guards
@@ -219,6 +219,7 @@ __all__ = [
     "is_spot_check",
     "leave",
     "register_custom_function_schema_supplementary",
+    "line_that_draws",
     "rehearse",
     "same",
     "start_of",

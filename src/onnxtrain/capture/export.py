@@ -26,6 +26,8 @@ from onnxtrain.capture import (  # noqa: F401  (substitutes)
     normalization_layers,
 )
 from onnxtrain.capture.autograd_functions import Functions
+from onnxtrain.capture.found_elsewhere import FoundElsewhere, owned_by
+from onnxtrain.capture.host_random import HostGenerators
 from onnxtrain.capture.known_calls import Count
 from onnxtrain.capture.left_behind import Place, Watch, names_of
 from onnxtrain.capture.left_outside import LeftOutsideError, take_out_of_others, take_out_refused
@@ -33,13 +35,13 @@ from onnxtrain.capture.lowering.aliases import memory_of
 from onnxtrain.capture.quiet import loggers_at
 from onnxtrain.capture.recorder import recorder
 from onnxtrain.capture.rehearsal import Answers
-from onnxtrain.capture.replay import Path, Replay
+from onnxtrain.capture.replay import MoreLooksError, Path, Replay
 from onnxtrain.capture.schema import Schema, flatten
 from onnxtrain.capture.size_guards import Repeated, size_guards, taken_for_content
 from onnxtrain.capture.source_lines import is_users, places_in, user_line
 from onnxtrain.capture.substitutes import Substitutes
 from onnxtrain.capture.symbolic_sizes import Assumed, Axis, OvergrownSizesError, expression_of, symbolic_sizes
-from onnxtrain.errors import CaptureError, ContentError, OnnxTrainError, first_line
+from onnxtrain.errors import CaptureError, ContentError, HostRandomError, OnnxTrainError, first_line
 
 _LARGER = 4  # the least size that an axis of size 1 is traced at: what is one or two less is no 1 either
 PREFIX = "module."  # what the wrapper below puts before the user's parameter names
@@ -66,7 +68,7 @@ class Autocast:
 
 
 class Result:
-    """What a traced forward pass returned; an object of its own, because torch.export resets attributes of modules.
+    """What a traced forward pass returned, and what was seen of it.
 
     Attributes:
         schema: the structure of the output.
@@ -136,7 +138,7 @@ class FlatModule(torch.nn.Module):
         self._within = within
         self.module, self._ignored, self._answers, self.repeated = module, ignored, answers, dict(repeated)
         self._inputs, self._autocast, self._functions = inputs, autocast, functions or Functions()
-        self._names, self.gradients = names_of(module), True
+        self._names, self.gradients, self._owned = names_of(module), True, owned_by(module)
         self.result = Result()
         self.train(module.training)
 
@@ -153,14 +155,18 @@ class FlatModule(torch.nn.Module):
         versions = [t._version for t in tensors]
         functions = autograd_functions.recording(self.module, self.result.calls, self._functions)
         sizes = symbolic_sizes(tensors)
+        elsewhere = FoundElsewhere(self._owned, owned_by(self.module))
         buffers, watch = dict(self.module.named_buffers()), Watch(self.module, self._ignored, self._names)
-        replay = Replay(self._answers or Answers(), tensors)
+        generators, replay = HostGenerators(self.module), Replay(self._answers or Answers(), tensors)
         looks = contextlib.nullcontext() if self._answers is None else replay.within()
         try:
-            with self._autocast.enter(), functions, sizes as self.result.assumed, Substitutes(), looks, self._within():
+            with self._autocast.enter(), functions, sizes as self.result.assumed, Substitutes(elsewhere), looks, self._within():
                 result = self.module.forward(*args, **kwargs)  # the module's own hooks run at every call, outside
+            if generator := generators.drawn:
+                raise HostRandomError(generator)
             changes = watch.changes()
         finally:
+            generators.restore()
             self.result.settle = watch.take_back()
         self.result.changed = tuple(t._version != v for t, v in zip(tensors, versions, strict=True))
         self.result.left, self.result.reformed = tuple(changes.left), changes.reformed
@@ -217,15 +223,17 @@ def _export_any(
             if module.result.outside is not None and not module.result.outside.is_cache:
                 raise module.result.outside
             return program
-        except (ContentError, LeftOutsideError):
+        except (ContentError, HostRandomError, LeftOutsideError):
             raise
+        except MoreLooksError as error:  # once for each element, of which the example has more than the call
+            errors.append(error)
         except CaptureError as error:
             raise CaptureError(error.what, source=error.source or _user_line(error), cure=error.cure) from None
         except (OnnxTrainError, OvergrownSizesError):
             raise
         except Exception as error:  # torch.export raises many types
             errors.append(error)
-    raise _explain(errors[-1]) from errors[-1]
+    raise errors[-1] if isinstance(errors[-1], CaptureError) else _explain(errors[-1]) from errors[-1]
 
 
 def _refuse_changed_inputs(module: FlatModule, names: Sequence[str], program: torch.export.ExportedProgram) -> None:

@@ -35,7 +35,7 @@ class Kind(enum.Enum):
     """How something is left.
 
     An attribute is set to tensors, to another constant than it had, or to one where there was none; a buffer is set; a
-    list is extended; entries of a dict are set.
+    list is extended, or gets another content; entries of a dict are set.
     """
 
     SET = "set"
@@ -43,6 +43,7 @@ class Kind(enum.Enum):
     MARK = "mark"
     BUFFER = "buffer"
     EXTEND = "extend"
+    FILL = "fill"
     UPDATE = "update"
 
 
@@ -138,8 +139,10 @@ class Watch:
         if isinstance(content, dict):
             changed = {k: v for k, v in new.items() if k not in content or content[k] is not v}
             return {Place(path, name, Kind.UPDATE): changed} if changed else {}
-        if isinstance(content, list) and len(new) > len(content):
-            return {Place(path, name, Kind.EXTEND): new[len(content) :]}
+        if isinstance(content, list):
+            kept = len(new) >= len(content) and all(a is b for a, b in zip(content, new, strict=False))
+            more = new[len(content) :] if kept else list(new)
+            return {} if kept and not more else {Place(path, name, Kind.EXTEND if kept else Kind.FILL): more}
         return {}
 
     def _are_the_same_weights(self, old: Any, new: Any) -> bool:
@@ -202,6 +205,8 @@ def leave(module: torch.nn.Module, places: Iterable[Place], values: Iterable[Any
         owner = module.get_submodule(place.path)
         if place.kind is Kind.EXTEND:
             getattr(owner, place.name).extend(value)
+        elif place.kind is Kind.FILL:
+            getattr(owner, place.name)[:] = value
         elif place.kind is Kind.UPDATE:
             getattr(owner, place.name).update(value)
         elif place.kind is Kind.BUFFER:

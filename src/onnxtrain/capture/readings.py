@@ -31,7 +31,8 @@ from onnxtrain.capture.descriptions import Describer, TooMuchError, code_digest
 from onnxtrain.capture.export import recording
 from onnxtrain.capture.left_outside import left_by, take_out
 from onnxtrain.capture.like_layers import names_within
-from onnxtrain.capture.rehearsal import fill_caches, same_random_numbers, untouched
+from onnxtrain.capture.host_random import HostGenerators
+from onnxtrain.capture.rehearsal import fill_caches, untouched
 from onnxtrain.capture.schema import flatten
 from onnxtrain.capture.size_guards import repeated_among
 from onnxtrain.capture.source_lines import FOREIGN, is_ours_or_torchs
@@ -99,7 +100,7 @@ def _reading(
     try:
         state = _state(module, Describer(named), ignored)
         quiet, kept = recording(), untouched(module, (), ignored)
-        with quiet, same_random_numbers(), kept as taken_back, without, watched.running(), calls, Unwatched():
+        with quiet, HostGenerators().untouched(), kept as taken_back, without, watched.running(), calls, Unwatched():
             module.forward(*args, **kwargs)
     except (TooMuchError, RecursionError) as error:
         raise UnreadableError(f"{type(error).__name__}: {error}") from error

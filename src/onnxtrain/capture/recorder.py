@@ -1,7 +1,7 @@
 """torch's recorder without what nobody reads.
 
-Each line of a stack is looked up once, no code is generated, no equations of sizes are solved, and what calls return is
-remembered by ``known_calls`` alone: torch's own memory of it (``fake_tensor_cache_enabled``) costs more than it saves
+Each line of a stack is looked up once, no code is generated, no equations of sizes are solved, what is written to
+attributes is seen by ``left_behind`` alone, which leaves lists the objects that they are, and what calls return is remembered by ``known_calls`` alone: torch's own memory of it (``fake_tensor_cache_enabled``) costs more than it saves
 beside that.
 """
 
@@ -71,6 +71,7 @@ def recorder() -> Iterator[Count]:
         (torch.fx.GraphModule, "recompile", _compiled_when_called),
         (proxy_tensor, "_extract_tensor_metadata", lambda value: None),
         (_trace, "_replace_unbacked_bindings", lambda module: None),
+        (_trace, "_detect_attribute_assignment", lambda module: contextlib.nullcontext()),  # it leaves copies of lists
         (_trace, "apply_runtime_assertion_pass", lambda module, signature: (module, signature)),
         (_trace, "produce_guards_and_solve_constraints", _unsolved),
     )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import random
-import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from onnxtrain.capture.free_numbers import Conditions, counted_by
+from onnxtrain.capture.host_random import HostGenerators, place_of_draw
 from onnxtrain.capture.left_behind import Watch
 from onnxtrain.capture.looks import Key, Look, Looks, Way, content_of, place_of, same, user_frame
 from onnxtrain.capture.substitutes import unseen
@@ -87,16 +86,28 @@ def rehearse(
 ) -> Answers:
     """Run a call in eager PyTorch, leave the module as it was, and say what the call saw in tensors.
 
-    Random numbers are drawn from the generators as they are.
+    Random numbers are drawn from the generators as they are; those of Python and numpy are as before then.
 
     Raises:
         Exception: what the module raises.
     """
     recorder = _Recorder()
     given = [x for x in pytree.tree_leaves((tuple(args), dict(kwargs))) if isinstance(x, torch.Tensor)]
-    with untouched(module, given, ignored), unseen(), recorder:
+    with untouched(module, given, ignored), HostGenerators(module).untouched(), unseen(), recorder:
         module.forward(*args, **kwargs)
     return Answers(tuple(recorder.looks), tuple(recorder.sizes), rehearsed=True)
+
+
+def line_that_draws(
+    module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], ignored: Collection[str] = ()
+) -> str:
+    """The user's line at which a call in eager PyTorch draws from a generator of Python or numpy, as far as it is seen.
+
+    Raises:
+        Exception: what the module raises.
+    """
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
+        return place_of_draw(lambda: rehearse(module, args, kwargs, ignored))
 
 
 def fill_caches(
@@ -107,7 +118,7 @@ def fill_caches(
     Raises:
         Exception: what the module raises.
     """
-    with torch.random.fork_rng(range(torch.cuda.device_count())), same_random_numbers():
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
         rehearse(module, args, kwargs, ignored)
 
 
@@ -130,16 +141,3 @@ def untouched(
             for tensor, content in owned:
                 if not torch.equal(tensor, content):  # versions do not tell: normalization counts none
                     tensor.copy_(content)
-
-
-@contextlib.contextmanager
-def same_random_numbers() -> Iterator[None]:
-    """What Python and numpy draw after it is what they would have drawn without it."""
-    numpy: Any = sys.modules.get("numpy")
-    states = random.getstate(), numpy.random.get_state() if numpy is not None else None
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        if numpy is not None:
-            numpy.random.set_state(states[1])

@@ -48,6 +48,21 @@ class Path:
         return bool(self.looks or self.conditions.relations)
 
 
+class MoreLooksError(CaptureError):
+    """A trace looks into a tensor once more than the rehearsal did.
+
+    Args:
+        place: the user's line.
+    """
+
+    def __init__(self, place: str) -> None:
+        super().__init__(
+            "a line looks into a tensor while the module is traced, and did not in eager PyTorch",
+            source=place,
+            cure="let the forward pass not ask whether it is traced or compiled",
+        )
+
+
 class Replay(Looks):
     """Within it the n-th look of each line has the answer that the n-th look of this line had in the rehearsal.
 
@@ -85,11 +100,7 @@ class Replay(Looks):
         nth = self._read[kind, place]
         look = self._next((kind, place))
         if look is None:
-            raise CaptureError(
-                "a line looks into a tensor while the module is traced, and did not in eager PyTorch",
-                source=place,
-                cure="let the forward pass not ask whether it is traced or compiled",
-            )
+            raise MoreLooksError(place)
         if look.key in self._answers.free and not constant:
             number = seen.detach().item()
             self._numbers.add(number, look, nth, seen)

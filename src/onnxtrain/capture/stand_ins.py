@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import functools
 import logging
-import random
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -22,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from onnxtrain.capture.call_forms import form_of_value
 from onnxtrain.capture.descriptions import Describer
+from onnxtrain.capture.host_random import HostGenerators
 from onnxtrain.capture.left_behind import Watch
 from onnxtrain.capture.like_layers import HOOKS, Row, names_within
 from onnxtrain.capture.readings import CodeWatch, GlobalNames, Unwatched, ambient
@@ -390,9 +390,7 @@ def _attributes(layer: torch.nn.Module) -> list[dict[str, int]]:
 
 def _state(layer: torch.nn.Module) -> Any:
     """What a call may change that is no attribute: contents, and what Python and numpy draw next."""
-    numpy: Any = sys.modules.get("numpy")
-    drawn = random.getstate(), None if numpy is None else str(numpy.random.get_state())
-    return [t._version for t in (*layer.parameters(), *layer.buffers())], drawn
+    return [t._version for t in (*layer.parameters(), *layer.buffers())], HostGenerators(layer).states
 
 
 __all__ = ["StandIns", "UnlikeError"]

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from onnxtrain.capture.assertions import expected, tell
+from onnxtrain.capture.found_elsewhere import FoundElsewhere
 from onnxtrain.capture.hidden_changes import changed_behind, hidden, history, is_unnoticed, whole_of, write
 from onnxtrain.capture.lowering.aliases import memory_of
 from onnxtrain.capture.replaced import replaced
@@ -49,7 +50,15 @@ def unseen() -> contextlib.AbstractContextManager[None]:
 
 
 class Substitutes(TorchFunctionMode):
-    """Within it the functions of the table are replaced; changes that autograd does not see are seen."""
+    """Within it the functions of the table are replaced; changes that autograd does not see are seen.
+
+    Args:
+        elsewhere: the module's tensors, for code that keeps them elsewhere than on the module.
+    """
+
+    def __init__(self, elsewhere: FoundElsewhere) -> None:
+        super().__init__()
+        self._elsewhere = elsewhere
 
     def __enter__(self) -> Substitutes:
         self._detached: list[weakref.ref[Tensor]] = []
@@ -64,13 +73,15 @@ class Substitutes(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        args = tuple(self._elsewhere.now(func, args))
+        kwargs = dict(zip(kwargs, self._elsewhere.now(func, kwargs.values()), strict=True)) if kwargs else {}
         changed = args[0] if args and isinstance(args[0], Tensor) and _is_in_place(func) else None
         if changed is not None:
             behind = changed_behind(changed, self._detached, func.__name__)
             if behind is not None:
-                return write(behind, lambda: _call(func, *args, **(kwargs or {})))
+                return write(behind, lambda: _call(func, *args, **kwargs))
         before = None if changed is None or _is_view_in_place(func) else history(changed)
-        made = _call(func, *args, **(kwargs or {}))
+        made = _call(func, *args, **kwargs)
         if changed is not None and before is not None and is_unnoticed(changed, before):
             raise hidden(func.__name__, "which has no gradient of its own,")
         if func in _DETACH and args[0].requires_grad:

@@ -11,10 +11,13 @@ from onnxtrain.ortmodule.sessions import Entry, Sessions
 
 def explain(sessions: Sessions) -> str:
     """Every graph of a module: why it was captured, what it serves, on which path, which sizes are free."""
-    if not sessions.entries:
+    if not sessions.calls:
         return "no graph yet: the module was not called"
     lines = [f"{_count(sessions.calls, 'call')}, {_count(len(sessions.entries), 'graph')}"]
-    if sessions.eager:
+    if sessions.initializing:
+        lines.append(f"{_count(sessions.initializing, 'call')} in eager PyTorch, which made the lazy parameters")
+    lines += [f"in eager PyTorch: {text}" for text in dict.fromkeys(map(str, sessions.drawing.values()))]
+    if sessions.eager and not sessions.drawing:
         lines.append(f"{_count(sessions.eager, 'call')} in eager PyTorch, which saw in tensors what no graph stands on")
     for number, entry in enumerate(sessions.entries, 1):
         lines += [f"graph {number}: captured at call {entry.first}, because", *(f"    {r}" for r in entry.reasons)]

@@ -114,7 +114,14 @@ class ORTModule(torch.nn.Module):
 
     @__class__.setter
     def __class__(self, derived: type) -> None:
-        """Take what a framework adds by a class derived from the wrapped module's, as FSDP2's ``fully_shard`` does."""
+        """Take what a framework adds by a class derived from the wrapped module's, as FSDP2's ``fully_shard`` does.
+
+        A lazy module becomes what it stands for.
+        """
+        if getattr(self.module, "cls_to_become", None) is derived:
+            self.module.__class__ = derived
+            object.__dict__["__class__"].__set__(self, class_for(type(self).__bases__[0], derived))
+            return
         bases = tuple(type(self) if base is self.__class__ else base for base in derived.__bases__)
         if type(self) not in bases:
             raise TypeError(f"an ORTModule cannot become a {derived.__name__}, which is not derived from its class")

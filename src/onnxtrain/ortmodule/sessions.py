@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import logging
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from onnxtrain.capture import Answers, Key, Kind, Path, rehearse
+from onnxtrain.capture import Answers, Key, Kind, Path, line_that_draws, rehearse
 from onnxtrain.compiler import uncollected
 from onnxtrain.engine import randomness
 from onnxtrain.engine.path_check import MissedError
-from onnxtrain.errors import CaptureError, ContentError, OnnxTrainError
+from onnxtrain.errors import CaptureError, ContentError, HostRandomError, OnnxTrainError
 from onnxtrain.options import Options
 from onnxtrain.ortmodule.checks import check_devices, check_hooks, check_sharding
 from onnxtrain.ortmodule.guards import Call, Inspector
@@ -51,14 +54,18 @@ class Sessions:
     Attributes:
         entries: all graphs, in the order of their capture.
         calls: how many calls there were.
-        eager: how many of them ran in eager PyTorch, because they saw something in a tensor that no graph stands on.
+        eager: how many of them ran in eager PyTorch, because they saw something in a tensor that no graph stands on, or
+            draw random numbers that no graph does.
+        initializing: how many ran there because the module's lazy parameters were not there yet.
+        drawing: the calls that draw such numbers, with what was said of it.
     """
 
     def __init__(self, module: torch.nn.Module, options: Options) -> None:
         self.module, self.options = module, options
-        self.inspector = Inspector(module, options.ignored_attributes)
         self.entries: list[Entry] = []
-        self.calls = self.eager = 0
+        self.calls = self.eager = self.initializing = 0
+        self._is_lazy = True
+        self.drawing: dict[Call, HostRandomError] = {}
         self._in_vain = 0  # calls since the last one that was on a known path
         self._looks = self._told = False
         self._free: frozenset[Key] = frozenset()
@@ -67,6 +74,11 @@ class Sessions:
         self._by_call: dict[Call, list[Entry]] = {}
         self._numbers: dict[pytree.TreeSpec, frozenset[int]] = {}
         self._fixed: dict[pytree.TreeSpec, frozenset[int]] = {}
+
+    @functools.cached_property
+    def inspector(self) -> Inspector:
+        """What tells a call from others; made when the module has its parameters."""
+        return Inspector(self.module, self.options.ignored_attributes)
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Session | None, Any]:
         """The graph that serves a call, captured where there is none, None where eager PyTorch does; what is returned.
@@ -78,9 +90,13 @@ class Sessions:
             CaptureError: the module cannot be captured; names the source line.
         """
         self.calls += 1
+        if self._waits_for_parameters():
+            self.initializing += 1
+            return None, self.module.forward(*args, **kwargs)
         call = self.inspector.call(args, kwargs, self._numbers)
-        served = self._served(call)
-        if served is None and not self._is_full(call):
+        draws = bool(self.drawing) and call in self.drawing
+        served = None if draws else self._served(call)
+        if served is None and not draws and not self._is_full(call):
             served = self._new(call, args, kwargs)
         if served is not None:
             self._in_vain = 0
@@ -97,6 +113,8 @@ class Sessions:
         Raises:
             CaptureError: the module cannot be captured; names the source line.
         """
+        if self._waits_for_parameters():
+            return None, ()
         call = self.inspector.call(args, kwargs, self._numbers)
         fitting = self._fitting(call)
         if fitting:
@@ -104,6 +122,12 @@ class Sessions:
         self._check(call)
         entry = self._capture(call, args, kwargs)
         return None if entry is None else entry.session, call.tensors
+
+    def _waits_for_parameters(self) -> bool:
+        """Whether a call of eager PyTorch is to make the parameters of lazy modules."""
+        owned = itertools.chain(self.module.parameters(), self.module.buffers()) if self._is_lazy else ()
+        self._is_lazy = any(map(is_lazy, owned))
+        return self._is_lazy
 
     def _check(self, call: Call) -> None:
         check_sharding(self.module)
@@ -186,6 +210,17 @@ class Sessions:
         return frozenset(varying - self._fixed.get(spec, frozenset()))
 
     def _capture(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry | None:
+        """A graph for a call; None where eager PyTorch alone can tell what it returns."""
+        try:
+            return self._captured(call, args, kwargs)
+        except HostRandomError as error:
+            source = line_that_draws(self.module, args, kwargs, self.options.ignored_attributes)
+            self.drawing[call] = HostRandomError(error.generator, source)
+            if len(self.drawing) == 1:
+                _LOG.warning("%s runs in eager PyTorch: %s", type(self.module).__name__, self.drawing[call])
+            return None
+
+    def _captured(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry | None:
         """A graph for a call; where the call looks into tensors, for what it sees there, which eager PyTorch tells.
 
         None where the forward pass raises.
