@@ -33,7 +33,7 @@ SCALE = 2.0
 TABLE = {"scales": [1.0, 2.0], "names": ("a", "b")}
 WEIGHT = torch.arange(4.0)
 ARRAY = numpy.ones(3000)
-NORM = torch.nn.LayerNorm(4)
+NORM = torch.nn.LayerNorm(4).requires_grad_(False)
 LIMITS = types.SimpleNamespace(longest=64, inner=types.SimpleNamespace(shift=0.5))
 
 

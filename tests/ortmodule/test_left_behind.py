@@ -199,6 +199,18 @@ class Counts(Base):
         return (x @ self.weight).sum() * self.seen
 
 
+class CountsInList(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen[0] += 1  # counted
+        return (x @ self.weight).sum()
+
+
+class CountsInDict(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        self.named["steps"] += 1  # counted
+        return (x @ self.weight).sum() * self.named["steps"]
+
+
 class Remembers(Base):
     def forward(self, x: Tensor) -> Tensor:
         y = x @ self.weight if self.aux is None else x @ self.weight + self.aux
@@ -216,13 +228,18 @@ class Grows(Base):
     ("kind", "said", "line"),
     [
         (Counts, "changes the number seen from 0 to 1", "counted"),
-        (Remembers, "reads the tensor aux and sets another", "remembered"),
+        (CountsInList, r"changes the number seen\[0\] from 0 to 1", "counted"),
+        (CountsInDict, r"changes the number named\['steps'\] from 0 to 1", "counted"),
+        (Remembers, "reads a tensor of aux and leaves another there", "remembered"),
         (Grows, "assigns the buffer mean", "grown"),
     ],
 )
 def test_state_that_a_graph_cannot_keep_is_refused(kind: type[Base], said: str, line: str) -> None:
     """A counter would stand still, a tensor be a constant; the error names the line and what to write."""
-    wrapped = ORTModule(kind())
+    module = kind()
+    module.named["steps"] = 0
+    module.seen = [0] if kind is CountsInList else 0
+    wrapped = ORTModule(module)
     with pytest.raises(CaptureError, match=said) as caught:
         for _ in range(2):
             wrapped(torch.randn(3, 4)).backward()
@@ -260,3 +277,84 @@ def test_a_list_of_the_module_s_own_weights_keeps_them() -> None:
     assert captures(wrapped) == 1
     for _ in range(2):
         wrapped.module(x).sum().backward()  # the wrapped module is eager PyTorch's still
+
+
+class Listed(Base):
+    """A list that is emptied and filled again, in one of several ways."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = (x @ self.weight).square()
+        if self.how == "clear":
+            self.losses.clear()
+        elif self.how == "another":
+            self.losses = []
+        elif self.how == "slice" and self.losses:
+            self.losses[:] = [y.sum()]
+        self.losses.append(y.mean())
+        return y.sum()
+
+
+@pytest.mark.parametrize("how", ["clear", "another", "slice", "append"])
+def test_a_list_has_what_eager_leaves_in_it(how: str) -> None:
+    module = Listed(how)
+    expected, kept = copy.deepcopy(module), module.losses
+    wrapped = ORTModule(module, options=Options(summary=False))
+    for n in (2, 3, 2, 5):
+        x = torch.randn(n, 4)
+        wrapped(x).backward()
+        expected(x).backward()
+        torch.testing.assert_close(module.losses, expected.losses)
+        assert (module.losses is kept) is (how != "another")
+    torch.testing.assert_close(module.weight.grad, expected.weight.grad)
+    assert captures(wrapped) <= 2 or how not in ("clear", "another", "append")
+
+
+class Replaces(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        self.losses[-1] = (x @ self.weight).sum()  # replaced
+        return self.losses[-1].square()
+
+
+def test_a_list_that_is_changed_in_part_is_refused() -> None:
+    module = Replaces()
+    module.losses += [torch.ones(()), torch.ones(())]
+    with pytest.raises(CaptureError, match=r"changes a part of the list losses"):
+        ORTModule(module)(torch.ones(2, 4))
+    assert all(map(torch.equal, module.losses, [torch.ones(()), torch.ones(())]))
+
+
+class RemembersIn(Base):
+    """State in a list or a dict, which is empty at first."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x @ self.weight
+        if self.how == "dict":
+            y = y + self.named["last"] if "last" in self.named else y
+            self.named["last"] = y.detach().mean(0)
+        elif self.how == "list":
+            y = y + self.losses[-1] if self.losses else y
+            self.losses.append(y.detach().mean(0))
+        else:
+            y = y + self.losses[0] if self.losses else y
+            self.losses[:] = [y.detach().mean(0)]
+        return y.sum()
+
+
+@pytest.mark.parametrize("how", ["dict", "list", "slice"])
+def test_state_in_a_list_or_a_dict_is_refused(how: str) -> None:
+    module = RemembersIn(how)
+    expected = copy.deepcopy(module)
+    wrapped = ORTModule(module, options=Options(summary=False))
+    x = torch.ones(2, 4)
+    torch.testing.assert_close(wrapped(x), expected(x))  # reads nothing
+    with pytest.raises(CaptureError, match=r"reads a tensor of (named|losses) and leaves another there"):
+        wrapped(x)
+    assert len(module.named or module.losses) == 1

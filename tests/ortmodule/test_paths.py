@@ -398,3 +398,18 @@ def test_libraries_that_look_train_as_in_eager(name: str) -> None:
         for (path, ours), theirs in zip(wrapped.named_parameters(), eager.parameters(), strict=True):
             torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-5, atol=1e-6, msg=path)  # a loss in float32
     assert sessions(wrapped).eager == 0
+
+
+class EachElement(Base):
+    """Looks at each element of a batch, and makes a tensor of what it sees."""
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        levels = [[1.0] * label + [0.0] * (4 - label) for label in (int(i) for i in labels)]
+        return F.binary_cross_entropy_with_logits(self.linear(x), x.new_tensor(levels))
+
+
+def test_a_batch_of_one_is_looked_at_as_often_as_it_has_elements() -> None:
+    wrapped, module = pair(EachElement(), summary=False)
+    for labels in ([2], [0], [2], [1, 3], [3, 1]):
+        same_step(wrapped, module, doubles(len(labels), 4), torch.tensor(labels))
+    assert "in eager PyTorch" not in wrapped.explain()

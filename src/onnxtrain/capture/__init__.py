@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
+from onnxtrain.capture.autocast import Autocast
 from onnxtrain.capture.autograd_functions import Functions
 from onnxtrain.capture.cache import GraphCache
 from onnxtrain.capture.captured import Captured, Traced
 from onnxtrain.capture.convert import Refusals, to_graph
-from onnxtrain.capture.export import Autocast, FlatModule, export
+from onnxtrain.capture.export import PREFIX, FlatModule, export
 from onnxtrain.capture.left_behind import Kind, Place, Watch, leave, refuse_read
 from onnxtrain.capture.left_outside import LeftOutsideError
 from onnxtrain.capture.like_layers import rows_of
@@ -84,6 +85,8 @@ def trace(
     with _ONE_AT_A_TIME, _parameters_of_their_own(module):
         rows = rows_of(module, ignored) if short and (answers is None or not answers.rehearsed) else ()
         made = with_stand_ins(rows, ignored, traced)
+        if made.layers and made.borrowed:  # layers that are alike may borrow others, alike only by now
+            made = traced(StandIns(()))
     is_asked = made.flat.result.assumed.form
     return dataclasses.replace(made, form=form_of(tensors, module.parameters())) if is_asked else made
 
@@ -166,27 +169,29 @@ def translate(
     Raises:
         CaptureError: an operator cannot be translated, or the call keeps state that a graph cannot.
     """
-    result = traced.flat.result
+    result, borrowed = traced.flat.result, traced.borrowed
+    trained = {name: b.is_trained for name, b in borrowed.items()}
 
     def guards() -> SizeGuards:
         return size_guards(traced.program, result.assumed, traced.form, tuple(traced.flat.repeated.items()))
 
     def made() -> ForwardGraph:
         with _ONE_AT_A_TIME:
-            graph = to_graph(traced.program, traced.input_names, traced.buffers, opset, refusals)
+            graph = to_graph(traced.program, traced.input_names, traced.buffers, opset, refusals, trained)
             return dataclasses.replace(graph, layers=traced.layers)
 
     def told() -> tuple[ForwardGraph, bool]:
         asked = guards()
         return made(), guards() == asked
 
-    settings = (traced.input_names, traced.buffers, opset, refusals is None, traced.layers, *decisive)
+    settings = (traced.input_names, traced.buffers, opset, refusals is None, traced.layers, *trained.items(), *decisive)
     graph, kept = (made(), None) if cache is None else cache.graph(traced.program, settings, told)
     assert result.schema is not None, "the forward ran, or export raised"
     for error in (e for name, e in result.reformed.items() if name in graph.signature.buffers):
         raise error
     refuse_read(traced.flat.module, result.left, (t for t in traced.program.constants.values() if torch.is_tensor(t)))
-    return Captured(graph, traced.inputs, result.schema, result.sources, guards(), result.left, result.path, kept)
+    seen = result.left, result.path, {name.removeprefix(PREFIX): b.tensor for name, b in borrowed.items()}
+    return Captured(graph, traced.inputs, result.schema, result.sources, guards(), *seen, kept)
 
 
 def capture(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, opset: int = 20) -> Captured:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import torch
 
 from onnxtrain.capture.export import FlatModule
+from onnxtrain.capture.found_elsewhere import Borrowed, borrowed_among
 from onnxtrain.capture.left_behind import Place
 from onnxtrain.capture.replay import Path
 from onnxtrain.capture.schema import Schema
@@ -27,6 +29,7 @@ class Captured:
         guards: what was asked of input sizes, with the answers that the graph stands on.
         left: what a call leaves on the module; the output's schema then is that of the output and of these values.
         path: what the call saw in tensors; a call that sees something else is not what the graph computes.
+        borrowed: the tensors that the graph reads beside the module's, by the names that its signature has for them.
         kept: the file of the graph cache that holds the graph; None where there is none.
     """
 
@@ -37,6 +40,7 @@ class Captured:
     guards: SizeGuards
     left: tuple[Place, ...] = ()
     path: Path = dataclasses.field(default_factory=Path)
+    borrowed: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     kept: str | None = None
 
 
@@ -63,3 +67,8 @@ class Traced:
     sizes: tuple[torch.Size, ...]
     form: Form | None = None
     layers: tuple[Layers, ...] = ()
+
+    @property
+    def borrowed(self) -> dict[str, Borrowed]:
+        """The tensors that it reads beside the module's, by the names that the program has for them."""
+        return borrowed_among(self.program.constants, self.flat.result.borrowed)

@@ -32,6 +32,7 @@ def to_graph(
     buffers: Sequence[str],
     opset: int,
     refusals: Refusals | None = None,
+    borrowed: Mapping[str, bool] | None = None,
 ) -> ForwardGraph:
     """Translate a captured program.
 
@@ -41,13 +42,14 @@ def to_graph(
         buffers: names of the module's buffers, whose content the program returns after the user's outputs.
         opset: ONNX opset of the result.
         refusals: the nodes of a graph that a later stage cannot take; the operators they come from stay whole.
+        borrowed: the constants that are others' tensors, with whether they are trained: inputs as weights are.
 
     Raises:
         CaptureError: the program cannot be translated.
     """
     translator = Translator(program, opset)
     while True:
-        graph = _graph(translator.translate(), program, translator.lowered, input_names, buffers)
+        graph = _graph(translator.translate(), program, translator.lowered, input_names, buffers, borrowed or {})
         contradictions = _infer(graph.model.graph)
         refused = list(contradictions) or (list(refusals(graph)) if refusals is not None else [])
         if not sum(translator.keep(node) for node in refused):
@@ -66,12 +68,13 @@ def _graph(
     lowered: torch.fx.GraphModule,
     input_names: Sequence[str],
     buffers: Sequence[str],
+    borrowed: Mapping[str, bool],
 ) -> ForwardGraph:
     """A translated program with the user's names, weights as inputs, and the buffers that it changes as outputs."""
     aten.release(model.graph)
     calls = {node: recorded(node.attributes.pop(HANDLE).as_string()).call for node in model.graph if is_call(node)}
     _name_inputs(model.graph, input_names)
-    _weights_to_inputs(model.graph, ep)
+    _weights_to_inputs(model.graph, ep, borrowed)
     updated = _buffer_outputs(model.graph, ep, lowered, buffers)
     _distinct_outputs(model.graph)
     _rename_symbols(model.graph)
@@ -84,7 +87,7 @@ def _graph(
     count = len(names) - len(updated)
     updates = dict(zip(updated, names[count:], strict=True))
     known = {str(v.name) for v in model.graph.inputs[len(input_names) :]}
-    kept = tuple(n for n in buffers if n in known)
+    kept = tuple(n for n in (*buffers, *(n.removeprefix(PREFIX) for n in borrowed if not borrowed[n])) if n in known)
     parameters = tuple(str(v.name) for v in model.graph.inputs[len(input_names) :] if v.name not in kept)
     signature = Signature(tuple(input_names), parameters, kept, tuple(names[:count]), updates)
     return ForwardGraph(ir.Model(model.graph, ir_version=10), signature)
@@ -121,11 +124,12 @@ def _give(value: ir.Value, name: str, taken: Mapping[str, ir.Value]) -> None:
     value.name = name
 
 
-def _weights_to_inputs(graph: ir.Graph, program: torch.export.ExportedProgram) -> None:
+def _weights_to_inputs(graph: ir.Graph, program: torch.export.ExportedProgram, borrowed: Mapping[str, bool]) -> None:
     """Parameters, then buffers, become graph inputs under the user's names; a buffer with several names is one."""
     taken, buffers = _named(graph), _buffer_names(program)
     given: dict[str, ir.Value] = {}
-    for name in (*program.graph_signature.inputs_to_parameters.values(), *buffers):
+    trained = [*program.graph_signature.inputs_to_parameters.values(), *(n for n in borrowed if borrowed[n])]
+    for name in (*trained, *buffers, *(n for n in borrowed if not borrowed[n])):
         if name in graph.initializers:
             value, own = graph.initializers.pop(name), buffers.get(name, name.removeprefix(PREFIX))
             if own in given:

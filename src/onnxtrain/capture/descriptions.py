@@ -60,6 +60,11 @@ class Describer:
         self._numbers: dict[int, int] = {}
         self._kept: list[Any] = []  # so that no identity comes again
 
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors that were described, in this order."""
+        return [value for value in self._kept if isinstance(value, torch.Tensor)]
+
     def text(self, value: Any) -> str:
         """The text of a value.
 

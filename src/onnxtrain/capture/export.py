@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import io
 import itertools
 import logging
@@ -25,11 +24,12 @@ from onnxtrain.capture import (  # noqa: F401  (substitutes)
     loss_functions,
     normalization_layers,
 )
+from onnxtrain.capture.autocast import Autocast
 from onnxtrain.capture.autograd_functions import Functions
-from onnxtrain.capture.found_elsewhere import FoundElsewhere, owned_by
+from onnxtrain.capture.found_elsewhere import Borrowed, FoundElsewhere
 from onnxtrain.capture.host_random import HostGenerators
 from onnxtrain.capture.known_calls import Count
-from onnxtrain.capture.left_behind import Place, Watch, names_of
+from onnxtrain.capture.left_behind import Place, Watch, names_of, owned_by, plain_tensors
 from onnxtrain.capture.left_outside import LeftOutsideError, take_out_of_others, take_out_refused
 from onnxtrain.capture.lowering.aliases import memory_of
 from onnxtrain.capture.quiet import loggers_at
@@ -47,26 +47,6 @@ _LARGER = 4  # the least size that an axis of size 1 is traced at: what is one o
 PREFIX = "module."  # what the wrapper below puts before the user's parameter names
 
 
-@dataclasses.dataclass(frozen=True)
-class Autocast:
-    """The caller's autocast state, entered again inside the captured module (outside it would be lost)."""
-
-    device_type: str
-    enabled: bool
-    dtype: torch.dtype
-
-    @classmethod
-    def current(cls, device_type: str) -> Autocast:
-        """The state in force for a device type."""
-        return cls(device_type, torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type))
-
-    def enter(self) -> contextlib.AbstractContextManager[Any]:
-        """The context to run the forward pass in."""
-        if not self.enabled:
-            return contextlib.nullcontext()
-        return torch.autocast(self.device_type, dtype=self.dtype, enabled=True)
-
-
 class Result:
     """What a traced forward pass returned, and what was seen of it.
 
@@ -82,6 +62,7 @@ class Result:
         path: what the call saw in tensors.
         settle: does to the module what the call did to it, but for tensors.
         outside: where it left a tensor outside of the module.
+        borrowed: the tensors that it read and that are neither the module's nor given to it.
         tracked: what the trace recorded of tensors that there still are, and the identities of its inputs.
     """
 
@@ -97,6 +78,7 @@ class Result:
         self.path = Path()
         self.settle: Callable[[], None] = lambda: None
         self.outside: LeftOutsideError | None = None
+        self.borrowed: tuple[Borrowed, ...] = ()
         self.tracked: tuple[Mapping[torch.Tensor, Any], frozenset[int]] = ({}, frozenset())
 
     def forget(self) -> list[weakref.ref[torch.Tensor]]:
@@ -155,12 +137,13 @@ class FlatModule(torch.nn.Module):
         versions = [t._version for t in tensors]
         functions = autograd_functions.recording(self.module, self.result.calls, self._functions)
         sizes = symbolic_sizes(tensors)
-        elsewhere = FoundElsewhere(self._owned, owned_by(self.module))
+        elsewhere = FoundElsewhere(self._owned, owned_by(self.module), plain_tensors(self.module))
         buffers, watch = dict(self.module.named_buffers()), Watch(self.module, self._ignored, self._names)
         generators, replay = HostGenerators(self.module), Replay(self._answers or Answers(), tensors)
         looks = contextlib.nullcontext() if self._answers is None else replay.within()
         try:
-            with self._autocast.enter(), functions, sizes as self.result.assumed, Substitutes(elsewhere), looks, self._within():
+            whole = Substitutes(elsewhere)
+            with self._autocast.enter(), functions, sizes as self.result.assumed, whole, looks, self._within():
                 result = self.module.forward(*args, **kwargs)  # the module's own hooks run at every call, outside
             if generator := generators.drawn:
                 raise HostRandomError(generator)
@@ -168,6 +151,7 @@ class FlatModule(torch.nn.Module):
         finally:
             generators.restore()
             self.result.settle = watch.take_back()
+        self.result.borrowed = tuple(elsewhere.borrowed.values())
         self.result.changed = tuple(t._version != v for t, v in zip(tensors, versions, strict=True))
         self.result.left, self.result.reformed = tuple(changes.left), changes.reformed
         whole = (result, tuple(changes.left.values())) if changes.left else result

@@ -1,73 +1,109 @@
-"""Parameters and buffers that code finds elsewhere than on their module: in a list, in a dictionary, in a closure.
+"""Tensors that code finds elsewhere than on its module: in a list, in a dictionary, in a closure.
 
 While a module is traced, it has others under the same names, without content. Who has kept a tensor of the module in
 another place goes on reading that one, and a graph would hold the content that it has now: a constant that is not
-trained. So what the module has under its name is put in its place, and what is trained but is none of the module's is
-refused.
+trained. So what the module has under its name is put in its place. Tensors that are none of the module's are
+**borrowed**: inputs of the graph as its parameters and buffers are, read at every call where they lie, and trained
+where eager PyTorch would.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import dataclasses
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from onnxtrain.errors import CaptureError
-
 Tensors = Mapping[str, torch.Tensor]
+_VIEWS = frozenset(("T", "mT", "H", "mH", "data", "real", "imag"))  # attributes that are tensors of the same content
 
 
-def owned_by(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The parameters and buffers of a module by name; those that have several names under each."""
-    return {
-        **dict(module.named_parameters(remove_duplicate=False)),
-        **dict(module.named_buffers(remove_duplicate=False)),
-    }
+@dataclasses.dataclass
+class Borrowed:
+    """A tensor that a forward pass reads and that is neither its module's nor given to the call.
+
+    Attributes:
+        tensor: it.
+        is_trained: whether a gradient is computed for it.
+    """
+
+    tensor: torch.Tensor
+    is_trained: bool = False
 
 
 class FoundElsewhere:
-    """What a module has while it is traced in the place of the tensors that it had.
+    """What a module has while it is traced in the place of the tensors that it had; what else is read.
 
     Args:
         had: the parameters and buffers that the module had, by name.
         has: those that it has now.
+        watched: other tensors that are looked at before each call: of one that is changed there is another graph.
+
+    Attributes:
+        borrowed: what is read of others, by identity.
     """
 
-    def __init__(self, had: Tensors, has: Tensors) -> None:
+    def __init__(self, had: Tensors, has: Tensors, watched: Collection[torch.Tensor] = ()) -> None:
         self._had = tuple(had.values())  # alive, so that no other tensor gets the identity of one
         self._now = {id(tensor): has[name] for name, tensor in had.items() if name in has}
         self._memories = {_memory(t): t for t in self._had if _is_in_memory(t)}
+        self._known: dict[int, Any] = {id(t): t for t in (*watched, *has.values())}
+        self.borrowed: dict[int, Borrowed] = {}
+
+    def made(self, value: Any) -> None:
+        """A function returned a value: tensors with content are no others', they are constants of the call."""
+        if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
+            self._known[id(value)] = value
 
     def now(self, func: Callable[..., Any], values: Iterable[Any]) -> list[Any]:
-        """The arguments of a function, with what the module has in the place of what it had.
-
-        Raises:
-            CaptureError: one of them has a gradient, and is none of the module's.
-        """
+        """The arguments of a function, with what the module has in the place of what it had."""
         return [self._one(func, value) for value in values]
 
     def _one(self, func: Callable[..., Any], value: Any) -> Any:
         if type(value) in (list, tuple):
             return type(value)(self.now(func, value))
-        if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor) or func.__name__ == "__get__":
+        if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor) or _asks(func):
             return value
         found = self._now.get(id(value))
         return self._part(value) if found is None else found
 
     def _part(self, value: torch.Tensor) -> torch.Tensor:
-        """A tensor in the memory of one that the module had, in the memory of the one that it has; others as they are."""
-        owner = self._memories.get(_memory(value)) if _is_in_memory(value) else None
+        """A tensor in the memory of one that the module had, in that of the one that it has; others as they are."""
+        if id(value) in self._known or not _is_in_memory(value):
+            return value
+        owner = self._memories.get(_memory(value))
         is_view = value._is_view() or not value.requires_grad
         if owner is None or not is_view or owner.dtype != value.dtype or id(owner) not in self._now:
-            if value.requires_grad and torch.is_grad_enabled() and _is_in_memory(value):
-                raise _is_none_of_its()
+            borrowed = self.borrowed.setdefault(id(value), Borrowed(value))
+            borrowed.is_trained |= value.requires_grad and torch.is_grad_enabled()
             return value
         whole = self._now[id(owner)] if value.requires_grad else self._now[id(owner)].detach()
-        if (value.shape, value.stride(), value.storage_offset()) == (owner.shape, owner.stride(), owner.storage_offset()):
+        if (value.shape, value.stride(), value.storage_offset()) == (
+            owner.shape,
+            owner.stride(),
+            owner.storage_offset(),
+        ):
             return whole
         return whole.as_strided(value.shape, value.stride(), value.storage_offset())
+
+
+def borrowed_among(constants: Mapping[str, Any], borrowed: Iterable[Borrowed]) -> dict[str, Borrowed]:
+    """Which constants of a program are borrowed, by name.
+
+    Args:
+        constants: of the program; torch.export detaches them.
+        borrowed: what its trace read.
+    """
+    places = {_place(b.tensor): b for b in borrowed}
+    held = {n: t for n, t in constants.items() if isinstance(t, torch.Tensor) and _is_in_memory(t)}
+    return {n: places[_place(t)] for n, t in held.items() if _place(t) in places}
+
+
+def _asks(func: Callable[..., Any]) -> bool:
+    """Whether a function reads an attribute that says nothing of a tensor's content."""
+    return func.__name__ == "__get__" and func.__self__.__name__ not in _VIEWS  # type: ignore[attr-defined]
 
 
 def _is_in_memory(tensor: torch.Tensor) -> bool:
@@ -76,14 +112,9 @@ def _is_in_memory(tensor: torch.Tensor) -> bool:
     return is_plain and not torch._C._functorch.is_functorch_wrapped_tensor(tensor) and tensor.numel() > 0
 
 
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return _memory(tensor), tensor.storage_offset(), tensor.dtype, tensor.shape, tensor.stride()
+
+
 def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
-
-
-def _is_none_of_its() -> CaptureError:
-    return CaptureError(
-        "the forward pass reads a tensor that requires a gradient and is no parameter of the module: it would not be "
-        "trained",
-        cure="make it one, self.weight = torch.nn.Parameter(...), or give it to the call; where it is not to be "
-        "trained, detach it",
-    )

@@ -6,6 +6,7 @@ import contextlib
 import pickle
 import random
 import sys
+import types
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
@@ -15,7 +16,7 @@ from onnxtrain.capture.looks import place_of
 from onnxtrain.capture.source_lines import is_users
 
 _Generator: TypeAlias = tuple[str, Callable[[], Any], Callable[[Any], None]]  # its name, how its state is read and set
-_STATES = frozenset(("getstate", "setstate", "get_state", "set_state"))  # methods that draw nothing
+_NOBODYS = (random.__file__, "<string>")  # files whose lines are none of the user's
 
 
 class HostGenerators:
@@ -76,31 +77,33 @@ def _kept_by(module: torch.nn.Module) -> Iterator[_Generator]:
                 yield label, lambda b=bits: b.state, lambda state, b=bits: setattr(b, "state", state)
 
 
-def place_of_draw(run: Callable[[], Any]) -> str:
-    """The user's line that draws from a generator of Python while something runs; empty where it is not seen.
+def place_of_draw(module: torch.nn.Module, run: Callable[[], Any]) -> str:
+    """The user's line that draws from a generator of Python or numpy while something runs; empty where there is none.
 
     Args:
+        module: which may keep generators.
         run: what draws.
     """
     places: list[str] = []
-    kinds = _kinds()
+    generators = HostGenerators(module)
 
-    def see(frame: Any, event: str, called: Any) -> None:
-        is_drawn = event == "c_call" and called.__name__ not in _STATES
-        if is_drawn and not places and isinstance(getattr(called, "__self__", None), kinds):
-            while frame is not None and (frame.f_code.co_filename == random.__file__ or not is_users(frame.f_code.co_filename)):
-                frame = frame.f_back
-            places.extend([] if frame is None else [place_of(frame)])
+    def enter(frame: types.FrameType, _: str, __: Any) -> Callable[..., Any] | None:
+        line = place_of(frame)
 
-    before = sys.getprofile()
-    sys.setprofile(see)
+        def see(frame: types.FrameType, _: str, __: Any) -> Callable[..., Any] | None:
+            nonlocal line
+            if not places and generators.drawn:
+                places.append(line)
+            line = place_of(frame)
+            return None if places else see
+
+        file = frame.f_code.co_filename
+        return see if is_users(file) and file not in _NOBODYS and not places else None
+
+    before = sys.gettrace()
+    sys.settrace(enter)
     try:
         run()
     finally:
-        sys.setprofile(before)
+        sys.settrace(before)
     return next(iter(places), "")
-
-
-def _kinds() -> tuple[type, ...]:
-    numpy: Any = sys.modules.get("numpy")
-    return (random.Random, *((numpy.random.RandomState, numpy.random.Generator) if numpy is not None else ()))

@@ -12,6 +12,7 @@ import enum
 import functools
 import inspect
 import itertools
+import operator
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -129,21 +130,22 @@ class Watch:
 
     def _left(self, module: torch.nn.Module, path: str, name: str, old: Any, new: Any) -> dict[Place, Any]:
         if new is not old:
-            if _is_number(old) and _is_number(new) and old != new:
+            if _is_another_number(old, new):
                 raise _counts(module, Place(path, name, Kind.SET).label, name, old, new)
             if (_is_number(old) and old == new) or self._are_the_same_weights(old, new):
                 return {}
             kind = Kind.SET if _holds_tensors(new) else Kind.MARK if old is _ABSENT else Kind.FLIP
             return {Place(path, name, kind): new}
         _, content = self._content.get(id(new), (new, None))
+        if content is None:
+            return {}
+        table, now = _entries(content), _entries(new)
+        for key in (k for k in table if k in now and _is_another_number(table[k], now[k])):
+            raise _counts(module, f"{Place(path, name, Kind.SET).label}[{key!r}]", name, table[key], now[key])
         if isinstance(content, dict):
             changed = {k: v for k, v in new.items() if k not in content or content[k] is not v}
             return {Place(path, name, Kind.UPDATE): changed} if changed else {}
-        if isinstance(content, list):
-            kept = len(new) >= len(content) and all(a is b for a, b in zip(content, new, strict=False))
-            more = new[len(content) :] if kept else list(new)
-            return {} if kept and not more else {Place(path, name, Kind.EXTEND if kept else Kind.FILL): more}
-        return {}
+        return _left_in_list(Place(path, name, Kind.EXTEND), content, new)
 
     def _are_the_same_weights(self, old: Any, new: Any) -> bool:
         """Whether both hold the same of the module's parameters and buffers: the list that recurrent layers keep."""
@@ -182,15 +184,45 @@ class Watch:
         return settle
 
 
+def _entries(collection: list[Any] | dict[Any, Any]) -> dict[Any, Any]:
+    return collection if isinstance(collection, dict) else dict(enumerate(collection))
+
+
+def _left_in_list(place: Place, content: list[Any], new: list[Any]) -> dict[Place, Any]:
+    """What a list has more than it had, or all that it has.
+
+    Raises:
+        CaptureError: some of it is what it had, at which a graph does not look.
+    """
+    if len(new) >= len(content) and all(map(operator.is_, content, new)):
+        more = new[len(content) :]
+        return {place: more} if more else {}
+    if {*map(id, content)} & {*map(id, new)}:
+        raise CaptureError(
+            f"the forward pass changes a part of the list {place.label}; a graph would not look what else is in it",
+            cure=f"let it set a new one, self.{place.name} = [...], or change it outside of forward",
+        )
+    return {dataclasses.replace(place, kind=Kind.FILL): list(new)}
+
+
 def _fill(table: dict[Any, Any], content: dict[Any, Any]) -> None:
     table.clear()
     table.update(content)
 
 
+def owned_by(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The parameters and buffers of a module by name; those that have several names under each."""
+    return dict((*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)))
+
+
+def plain_tensors(module: torch.nn.Module) -> list[torch.Tensor]:
+    """The tensors that are attributes of a module or its submodules, and neither parameters nor buffers."""
+    return [v for m in module.modules() for v in vars(m).values() if isinstance(v, torch.Tensor)]
+
+
 def names_of(module: torch.nn.Module) -> dict[int, str]:
     """The name of each parameter and buffer by its identity."""
-    tensors = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
-    return {id(tensor): name for name, tensor in tensors}
+    return {id(tensor): name for name, tensor in owned_by(module).items()}
 
 
 def _holds_tensors(value: Any) -> bool:
@@ -216,20 +248,21 @@ def leave(module: torch.nn.Module, places: Iterable[Place], values: Iterable[Any
 
 
 def refuse_read(module: torch.nn.Module, places: Sequence[Place], read: Iterable[torch.Tensor]) -> None:
-    """Raise CaptureError where a call sets an attribute whose earlier tensor it read: a graph holds that as a constant.
+    """Raise CaptureError where a call changes an attribute that holds a tensor which it read: a graph reads that again.
 
     Args:
         module: the module, as it was before the call.
         places: what the call leaves.
-        read: the tensors that became constants.
+        read: the tensors that are neither parameters nor buffers.
     """
-    constants = {t.untyped_storage().data_ptr() for t in read if t.numel()}
+    memories = {t.untyped_storage().data_ptr() for t in read if t.numel()}
     for place in (p for p in places if p.kind is not Kind.BUFFER):  # those are inputs of a graph
         owner = module.get_submodule(place.path)
-        value = getattr(owner, place.name, None)
-        if isinstance(value, torch.Tensor) and value.numel() and value.untyped_storage().data_ptr() in constants:
+        leaves = pytree.tree_leaves(getattr(owner, place.name, None))
+        held = (t for t in leaves if isinstance(t, torch.Tensor) and t.layout == torch.strided and t.numel())
+        if any(t.untyped_storage().data_ptr() in memories for t in held):
             raise CaptureError(
-                f"the forward pass reads the tensor {place.label} and sets another: state that is no buffer",
+                f"the forward pass reads a tensor of {place.label} and leaves another there: state that is no buffer",
                 source=_line(owner, place.name),
                 cure=f"make it a buffer: self.register_buffer({place.name!r}, ...) with its first content",
             )
@@ -241,6 +274,10 @@ def _is_collection(name: str, value: Any) -> bool:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_another_number(old: Any, new: Any) -> bool:
+    return _is_number(old) and _is_number(new) and old != new
 
 
 def _can_be_left(value: Any) -> bool:
@@ -277,7 +314,7 @@ def _counts(module: torch.nn.Module, label: str, name: str, old: Any, new: Any) 
 
 def _line(module: torch.nn.Module, name: str) -> str:
     """Where the code of a module's class sets an attribute; empty where that is not found."""
-    pattern = re.compile(rf"\.{re.escape(name)}\s*([-+*/@|&]|//|\*\*)?=[^=]")
+    pattern = re.compile(rf"\.{re.escape(name)}(\[[^]]*\])?\s*([-+*/@|&]|//|\*\*)?=[^=]")
     return next((f"{file}:{line}" for file, line, text in _code(type(module)) if pattern.search(text)), "")
 
 

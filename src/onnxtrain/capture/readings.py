@@ -29,9 +29,9 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from onnxtrain.capture.descriptions import Describer, TooMuchError, code_digest
 from onnxtrain.capture.export import recording
+from onnxtrain.capture.host_random import HostGenerators
 from onnxtrain.capture.left_outside import left_by, take_out
 from onnxtrain.capture.like_layers import names_within
-from onnxtrain.capture.host_random import HostGenerators
 from onnxtrain.capture.rehearsal import fill_caches, untouched
 from onnxtrain.capture.schema import flatten
 from onnxtrain.capture.size_guards import repeated_among
@@ -58,10 +58,12 @@ class Reading:
     Args:
         digest: SHA-256 of all of it.
         settle: does to the module what the call did to it, but for tensors.
+        tensors: those among it that are neither the module's nor the call's, in the order in which they were read.
     """
 
     digest: str
     settle: Callable[[], None]
+    tensors: tuple[torch.Tensor, ...]
 
 
 def reading(
@@ -96,9 +98,10 @@ def _reading(
     given = [without.from_tensor(t, static_shapes=True) for t in tensors]
     named |= {id(x): f"input {i}" for i, x in enumerate(given)}
     args, kwargs = schema.restore(given)
-    watched, calls = CodeWatch(Describer(named)), _Calls(named)
+    of_module, of_code = Describer(named), Describer(named)
+    watched, calls = CodeWatch(of_code), _Calls(named)
     try:
-        state = _state(module, Describer(named), ignored)
+        state = _state(module, of_module, ignored)
         quiet, kept = recording(), untouched(module, (), ignored)
         with quiet, HostGenerators().untouched(), kept as taken_back, without, watched.running(), calls, Unwatched():
             module.forward(*args, **kwargs)
@@ -112,7 +115,7 @@ def _reading(
     if watched.unreadable:
         raise UnreadableError(watched.unreadable)
     found = "\n".join((state, *sorted(watched.found), *calls.found, f"again {repeated_among(tensors)}"))
-    return Reading(hashlib.sha256(found.encode()).hexdigest(), taken_back[0])
+    return Reading(hashlib.sha256(found.encode()).hexdigest(), taken_back[0], (*of_module.tensors, *of_code.tensors))
 
 
 def _state(module: torch.nn.Module, describer: Describer, ignored: Collection[str]) -> str:

@@ -1,7 +1,8 @@
 """torch's recorder without what nobody reads.
 
 Each line of a stack is looked up once, no code is generated, no equations of sizes are solved, what is written to
-attributes is seen by ``left_behind`` alone, which leaves lists the objects that they are, and what calls return is remembered by ``known_calls`` alone: torch's own memory of it (``fake_tensor_cache_enabled``) costs more than it saves
+attributes is seen by ``left_behind`` alone, which leaves lists the objects that they are, and what calls return is
+remembered by ``known_calls`` alone: torch's own memory of it (``fake_tensor_cache_enabled``) costs more than it saves
 beside that.
 """
 

@@ -101,13 +101,13 @@ def rehearse(
 def line_that_draws(
     module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], ignored: Collection[str] = ()
 ) -> str:
-    """The user's line at which a call in eager PyTorch draws from a generator of Python or numpy, as far as it is seen.
+    """The user's line at which a call in eager PyTorch draws from a generator of Python or numpy.
 
     Raises:
         Exception: what the module raises.
     """
     with torch.random.fork_rng(range(torch.cuda.device_count())):
-        return place_of_draw(lambda: rehearse(module, args, kwargs, ignored))
+        return place_of_draw(module, lambda: rehearse(module, args, kwargs, ignored))
 
 
 def fill_caches(

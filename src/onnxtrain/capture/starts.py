@@ -8,7 +8,7 @@ import logging
 import pickle
 import random
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,6 +38,7 @@ class Kept:
         sources: for each tensor of the output, the position among the graph's outputs.
         guards: what was asked of input sizes.
         left: what a call leaves on the module.
+        borrowed: where the tensors that the graph borrows are among those that are read.
     """
 
     graph: str
@@ -47,6 +48,7 @@ class Kept:
     sources: tuple[int, ...]
     guards: SizeGuards
     left: tuple[Place, ...]
+    borrowed: dict[str, int]
 
 
 class Start:
@@ -55,12 +57,12 @@ class Start:
     Args:
         cache: where graphs are kept.
         name: the file that tells which one.
-        settle: does to the module what the call did to it, but for tensors.
+        read: what the call reads.
         inputs: schema of the call.
     """
 
-    def __init__(self, cache: GraphCache, name: str, settle: Callable[[], None], inputs: Schema) -> None:
-        self._cache, self._name, self._settle, self._inputs = cache, name, settle, inputs
+    def __init__(self, cache: GraphCache, name: str, read: Reading, inputs: Schema) -> None:
+        self._cache, self._name, self._read, self._inputs = cache, name, read, inputs
 
     def recalled(self, is_whole: bool = False) -> Captured | None:
         """The captured call as an earlier process kept it; None where there is none.
@@ -73,9 +75,10 @@ class Start:
         if kept is None or graph is None or (is_whole and graph.layers):
             return None
         _LOG.info("no trace: an earlier process kept the graph of this call")
-        self._settle()
+        self._read.settle()
         fields = (kept.outputs, kept.sources, kept.guards, kept.left)
-        return Captured(graph, self._inputs, *fields, kept=kept.graph)
+        borrowed = {name: self._read.tensors[place] for name, place in kept.borrowed.items()}
+        return Captured(graph, self._inputs, *fields, borrowed=borrowed, kept=kept.graph)
 
     def _kept(self) -> Kept | None:
         payload = self._cache.read(self._name)
@@ -88,7 +91,7 @@ class Start:
         return kept if kept is not None and digest_of_files(kept.files) == kept.content else None
 
     def keep(self, captured: Captured, traced: Traced, recalled: Captured | None = None) -> None:
-        """Keep a captured call for the next process, where its graph is kept and it looks at no tensor.
+        """Keep a call for the next process, if its graph is kept, it looks at no tensor, and what it borrows is read.
 
         Args:
             captured: the call.
@@ -98,10 +101,12 @@ class Start:
         if recalled is not None and recalled.kept != captured.kept:
             _LOG.error("what the graph cache kept for this call is not what the module computes; it is replaced")
             self._cache.remove(self._name)
-        if captured.kept is None or captured.path:
+        read = {id(tensor): place for place, tensor in enumerate(self._read.tensors)}
+        borrowed = {name: read.get(id(tensor), -1) for name, tensor in captured.borrowed.items()}
+        if captured.kept is None or captured.path or -1 in borrowed.values():
             return
         files = _files(traced.program)
-        fields = (captured.outputs, captured.sources, captured.guards, captured.left)
+        fields = (captured.outputs, captured.sources, captured.guards, captured.left, borrowed)
         try:
             payload = pickle.dumps(Kept(captured.kept, files, digest_of_files(files), *fields))
         except Exception as error:
@@ -151,7 +156,7 @@ def start_of(
     except Exception as error:  # a look at a content, or the module's own: the trace says more
         _LOG.info("the call is traced: on tensors without content it raises %s", type(error).__name__)
         return None
-    return Start(cache, _name(read, schema, tensors, settings), read.settle, schema)
+    return Start(cache, _name(read, schema, tensors, settings), read, schema)
 
 
 def _name(read: Reading, schema: Schema, tensors: Sequence[torch.Tensor], settings: Sequence[Any]) -> str:

@@ -82,6 +82,7 @@ class Substitutes(TorchFunctionMode):
                 return write(behind, lambda: _call(func, *args, **kwargs))
         before = None if changed is None or _is_view_in_place(func) else history(changed)
         made = _call(func, *args, **kwargs)
+        self._elsewhere.made(made)
         if changed is not None and before is not None and is_unnoticed(changed, before):
             raise hidden(func.__name__, "which has no gradient of its own,")
         if func in _DETACH and args[0].requires_grad:

@@ -16,8 +16,8 @@ def explain(sessions: Sessions) -> str:
     lines = [f"{_count(sessions.calls, 'call')}, {_count(len(sessions.entries), 'graph')}"]
     if sessions.initializing:
         lines.append(f"{_count(sessions.initializing, 'call')} in eager PyTorch, which made the lazy parameters")
-    lines += [f"in eager PyTorch: {text}" for text in dict.fromkeys(map(str, sessions.drawing.values()))]
-    if sessions.eager and not sessions.drawing:
+    lines += [f"in eager PyTorch: {text}" for text in dict.fromkeys(map(str, sessions.without_graph.values()))]
+    if sessions.eager and not sessions.without_graph:
         lines.append(f"{_count(sessions.eager, 'call')} in eager PyTorch, which saw in tensors what no graph stands on")
     for number, entry in enumerate(sessions.entries, 1):
         lines += [f"graph {number}: captured at call {entry.first}, because", *(f"    {r}" for r in entry.reasons)]

@@ -22,7 +22,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 _OWN = frozenset(torch.nn.Module().__dict__) - {"training"}
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, enum.Enum)
 _BLIND = (torch.nn.Linear, torch.nn.Identity, torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential)
-_PARTS = ("dtypes", "constant tensors", "devices")
+_PARTS = ("dtypes", "constant tensors", "devices", "what is in a list or dict")
 _DEPTH = 3  # how deep configuration objects are looked into
 _STAMPS = frozenset(("architectures", "dtype"))  # save_pretrained writes them; dtypes of parameters are compared anyway
 
@@ -76,6 +76,7 @@ class Inspector:
         self._state = -1
         self._generation = 0
         self._left: set[tuple[int, str]] = set()
+        self._filled: list[tuple[dict[str, Any], str]] = []  # lists and dicts of which a call leaves more
         self._flat: dict[tuple[str, ...], tuple[Schema, list[str]]] = {}
         self._device_type = next((p.device.type for p in module.parameters()), "cpu")
         self._may_move = torch.accelerator.is_available()
@@ -134,11 +135,16 @@ class Inspector:
         """What the module is now: its structure, then values of attributes and ``_PARTS``."""
         values = [read(table) for read, table in self._reads]
         types = [p.dtype for p in self._owned]
-        return [self._structure, values, types, self._tensors(), self._devices()]
+        return [self._structure, values, types, self._tensors(), self._devices(), self._content()]
 
     def _tensors(self) -> list[Hashable]:
         """Tensors that became constants of the graph: which ones, and how often they were modified."""
         return [(id(t), t._version) for t in (d.get(n) for d, n in self._constants) if isinstance(t, torch.Tensor)]
+
+    def _content(self) -> list[Hashable]:
+        """What a call may ask of what it extends: whether there is something in a list, the keys of a dict."""
+        found = (table.get(name) for table, name in self._filled)
+        return [tuple(held) if isinstance(held, dict) else bool(held) for held in found]
 
     def _devices(self) -> list[torch.device]:
         return list({p.device for p in self._owned}) if self._may_move else []
@@ -179,7 +185,12 @@ class Inspector:
 
     def leaves(self, places: Iterable[Place]) -> None:
         """A graph sets these attributes at every call: which tensors they are is no longer watched, only whether."""
-        self._left |= {(id(self.module.get_submodule(p.path).__dict__), p.name) for p in places if p.kind is Kind.SET}
+        for place in places:
+            table = self.module.get_submodule(place.path).__dict__
+            if place.kind is Kind.SET:
+                self._left.add((id(table), place.name))
+            elif place.kind is Kind.UPDATE or (place.kind is Kind.EXTEND and not table[place.name]):
+                self._filled.append((table, place.name))
         self._watch()
 
     def touch(self, name: str, value: Any) -> None:

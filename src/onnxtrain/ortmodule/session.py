@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import types
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ class Session:
         self.was_training = module.training
         self.fits = size_check(self.captured, module)
         graph = self.captured.graph
-        owned = ModuleTensors(module, graph.signature)
+        owned = ModuleTensors(module, graph.signature, self.captured.borrowed)
         self.bound = BoundGraph(graph, owned, chosen, report, self.captured.path, self.place_of, self._compare)
 
     def run(self, tensors: Sequence[torch.Tensor]) -> Any:
@@ -92,15 +93,16 @@ class Session:
 
 
 class ModuleTensors(Owned):
-    """The parameters and buffers that a module has now.
+    """The parameters and buffers that a module has now, and what its graph borrows.
 
     Args:
         module: the module.
         signature: of a graph, which names them as the module does.
+        borrowed: the tensors of others, by the names that it has for them.
     """
 
-    def __init__(self, module: torch.nn.Module, signature: Signature) -> None:
-        self._module = module
+    def __init__(self, module: torch.nn.Module, signature: Signature, borrowed: Mapping[str, torch.Tensor]) -> None:
+        self._module, self._lender = module, types.SimpleNamespace(_parameters=borrowed, _buffers=borrowed)
         self._parameters = [self._place(name) for name in signature.parameters]
         self._buffers = [self._place(name) for name in signature.buffers]
         self._updated = [self._place(name) for name in signature.buffer_updates]
@@ -113,14 +115,16 @@ class ModuleTensors(Owned):
     def now(self) -> list[torch.Tensor]:
         """Those that the module has now."""
         parameters = [m._parameters[leaf] for m, leaf in self._parameters]
-        return [*parameters, *(m._buffers[leaf] for m, leaf in self._buffers)]  # type: ignore[list-item]
+        return [*parameters, *(m._buffers[leaf] for m, leaf in self._buffers)]
 
     def update(self, contents: Sequence[torch.Tensor]) -> None:
         """Write running statistics and the like into the module's own buffers."""
         with torch.no_grad():
             for (owner, leaf), content in zip(self._updated, contents, strict=True):
-                owner._buffers[leaf].copy_(content)  # type: ignore[union-attr]
+                owner._buffers[leaf].copy_(content)
 
-    def _place(self, name: str) -> tuple[torch.nn.Module, str]:
+    def _place(self, name: str) -> tuple[Any, str]:
+        if name in self._lender._parameters:
+            return self._lender, name
         path, _, leaf = name.rpartition(".")
         return self._module.get_submodule(path), leaf

@@ -57,7 +57,7 @@ class Sessions:
         eager: how many of them ran in eager PyTorch, because they saw something in a tensor that no graph stands on, or
             draw random numbers that no graph does.
         initializing: how many ran there because the module's lazy parameters were not there yet.
-        drawing: the calls that draw such numbers, with what was said of it.
+        without_graph: the calls that draw such numbers, with what was said of it.
     """
 
     def __init__(self, module: torch.nn.Module, options: Options) -> None:
@@ -65,7 +65,7 @@ class Sessions:
         self.entries: list[Entry] = []
         self.calls = self.eager = self.initializing = 0
         self._is_lazy = True
-        self.drawing: dict[Call, HostRandomError] = {}
+        self.without_graph: dict[Call, HostRandomError] = {}
         self._in_vain = 0  # calls since the last one that was on a known path
         self._looks = self._told = False
         self._free: frozenset[Key] = frozenset()
@@ -94,9 +94,9 @@ class Sessions:
             self.initializing += 1
             return None, self.module.forward(*args, **kwargs)
         call = self.inspector.call(args, kwargs, self._numbers)
-        draws = bool(self.drawing) and call in self.drawing
-        served = None if draws else self._served(call)
-        if served is None and not draws and not self._is_full(call):
+        is_without = bool(self.without_graph) and call in self.without_graph
+        served = None if is_without else self._served(call)
+        if served is None and not is_without and not self._is_full(call):
             served = self._new(call, args, kwargs)
         if served is not None:
             self._in_vain = 0
@@ -215,9 +215,10 @@ class Sessions:
             return self._captured(call, args, kwargs)
         except HostRandomError as error:
             source = line_that_draws(self.module, args, kwargs, self.options.ignored_attributes)
-            self.drawing[call] = HostRandomError(error.generator, source)
-            if len(self.drawing) == 1:
-                _LOG.warning("%s runs in eager PyTorch: %s", type(self.module).__name__, self.drawing[call])
+            drawn = HostRandomError(error.generator, source)
+            if str(drawn) not in map(str, self.without_graph.values()):
+                _LOG.warning("%s runs in eager PyTorch: %s", type(self.module).__name__, drawn)
+            self.without_graph[call] = drawn
             return None
 
     def _captured(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry | None:

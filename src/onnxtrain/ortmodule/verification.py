@@ -31,7 +31,9 @@ class Verification(Reference):
     def __init__(self, module: torch.nn.Module, captured: Captured, tensors: Sequence[torch.Tensor]) -> None:
         self.captured = captured
         self.module = module
-        self.eager = unshared(module)
+        copies: dict[int, torch.Tensor] = {}
+        self.eager = unshared(module, copies)
+        self._borrowed = {name: copies.get(id(t), t) for name, t in captured.borrowed.items()}
         self.inputs = [t.detach().clone().requires_grad_(t.is_floating_point()) for t in tensors]
         self.random = randomness.state()
         self.outputs: dict[str, torch.Tensor] = {}
@@ -61,7 +63,7 @@ class Verification(Reference):
         """Compare gradients with the copy's."""
         pairs = [(self.outputs[n], dy) for n, dy in dys.items() if dy is not None and self.outputs[n].requires_grad]
         leaves = dict(zip(self.captured.graph.signature.user_inputs, self.inputs, strict=True))
-        leaves |= dict(self.eager.named_parameters(remove_duplicate=False))
+        leaves |= dict(self.eager.named_parameters(remove_duplicate=False)) | self._borrowed
         wanted = {name: leaves[name] for name in gradients}
         seeds = [dy for _, dy in pairs]
         found = torch.autograd.grad([y for y, _ in pairs], list(wanted.values()), seeds, allow_unused=True)
@@ -78,8 +80,12 @@ def _beside(tensor: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
     return torch.zeros_like(flat).index_copy(0, rows, flat[rows]).view_as(tensor)
 
 
-def unshared(module: torch.nn.Module) -> torch.nn.Module:
+def unshared(module: torch.nn.Module, copies: dict[int, torch.Tensor] | None = None) -> torch.nn.Module:
     """A copy of the module that shares nothing with it.
+
+    Args:
+        module: the module.
+        copies: filled with the copies of its tensors, by the identities of these.
 
     Raises:
         ModuleError: its parameters are in shards, of which FSDP2 makes no copies.
@@ -91,4 +97,6 @@ def unshared(module: torch.nn.Module) -> torch.nn.Module:
             cure="before it is sharded: onnxtrain.verify(module, batch), then fully_shard(ORTModule(module))",
         )
     held = (v for inner in module.modules() for v in pytree.tree_leaves(vars(inner)) if isinstance(v, torch.Tensor))
-    return copy.deepcopy(module, {id(v): v.detach() for v in held if not v.is_leaf})  # left by the step before
+    copies = {} if copies is None else copies
+    copies |= {id(v): v.detach() for v in held if not v.is_leaf}  # left by the step before
+    return copy.deepcopy(module, copies)

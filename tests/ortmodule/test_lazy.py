@@ -1,0 +1,60 @@
+"""Lazy modules: their first call, in eager PyTorch, makes their parameters; the next ones have a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from parity import captures
+from torch import nn
+
+from onnxtrain import Options, ORTModule
+
+Tensor = torch.Tensor
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.LazyLinear(4), nn.LazyBatchNorm1d()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.layer(x)).relu()
+
+
+@pytest.mark.parametrize(
+    "make, shape",
+    [
+        (lambda: nn.LazyLinear(4), (5, 3)),
+        (lambda: nn.LazyConv2d(4, 3), (2, 3, 8, 8)),
+        (lambda: nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.LazyLinear(2)), (5, 3)),
+        (nn.LazyBatchNorm2d, (2, 3, 4, 4)),
+        (Net, (5, 3)),
+    ],
+)
+def test_lazy_modules_are_trained(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    expected = make()
+    torch.manual_seed(0)
+    module = make()
+    wrapped = ORTModule(module, options=Options(summary=False))
+    for n in (0, 1, 2):
+        x = torch.randn(shape[0] + n, *shape[1:])
+        losses = []
+        for index, model in enumerate((expected, wrapped)):
+            torch.manual_seed(7)  # the parameters' first content is drawn
+            losses.append(model(x).pow(3).mean())
+            losses[index].backward()
+        torch.testing.assert_close(losses[1], losses[0])
+    gradients = [[p.grad for p in m.parameters()] for m in (expected, wrapped)]
+    torch.testing.assert_close(gradients[1], gradients[0])
+    torch.testing.assert_close(list(module.buffers()), list(expected.buffers()))
+    assert captures(wrapped) == 1
+    assert type(module) is type(expected) and isinstance(wrapped, type(expected)) and isinstance(wrapped, ORTModule)
+
+
+def test_explain_tells_of_the_call_that_made_the_parameters() -> None:
+    wrapped = ORTModule(Net(), options=Options(summary=False))
+    wrapped(torch.ones(2, 3))
+    assert "1 call in eager PyTorch, which made the lazy parameters" in wrapped.explain()
