@@ -8,6 +8,8 @@ import pytest
 import torch
 from parity import captures, pair, same, same_step
 
+from onnxtrain import Options, ORTModule
+
 
 class Twice(torch.nn.Module):
     """A siamese network: both inputs go through one layer."""
@@ -119,3 +121,31 @@ def test_an_input_of_another_order_in_memory(options: dict[str, Any], shape: tup
     wrapped, eager = pair(Transposed(len(shape), **options).double().train(training))
     for _ in range(2):
         same_step(wrapped, eager, torch.randn(shape, dtype=torch.float64))
+
+
+class OfOneSample(torch.nn.Module):
+    """What ATen's kernel gets wrong where one sample lies in another order than its gradient."""
+
+    def __init__(self, norm: torch.nn.Module) -> None:
+        super().__init__()
+        self.conv, self.norm = torch.nn.Conv2d(3, 4, 3).double(), norm.double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.conv(x.permute(0, 3, 1, 2)))
+
+
+@pytest.mark.parametrize("norm", [torch.nn.InstanceNorm2d(4), torch.nn.BatchNorm2d(4)])
+def test_one_sample_has_its_gradient_in_any_order(norm: torch.nn.Module) -> None:
+    """By differences: that of eager PyTorch's own kernel is wrong for some orders."""
+    wrapped = ORTModule(OfOneSample(norm), options=Options(summary=False))
+    x, factors = torch.randn(1, 6, 6, 3).double(), torch.randn(1, 4, 4, 4).double()
+    weight = wrapped.conv.weight
+    (wrapped(x) * factors).sum().backward()
+    step = torch.zeros_like(weight).normal_() * 1e-6
+    values = []
+    for sign in (1, -1):
+        with torch.no_grad():
+            weight += sign * step
+            values.append((wrapped(x) * factors).sum())
+            weight -= sign * step
+    torch.testing.assert_close((weight.grad * step).sum(), (values[0] - values[1]) / 2, rtol=1e-5, atol=1e-12)

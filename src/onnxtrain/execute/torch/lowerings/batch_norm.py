@@ -102,9 +102,14 @@ def _backward(
     mask = [*needed, False, False][:3]
     scale = scale.contiguous()  # the kernel reads an expanded one beyond its end
     made = aten.native_batch_norm_backward(
-        dy, x, scale, mean, variance, save_mean, save_inv_std, training, epsilon, mask
+        _of_one_sample(dy), _of_one_sample(x), scale, mean, variance, save_mean, save_inv_std, training, epsilon, mask
     )
     return made[0] if len(needed) == 1 else made[: len(needed)]
+
+
+def _of_one_sample(batch: Tensor) -> Tensor:
+    """A batch of 1 with the stride of its first axis as torch makes it: by it the kernel tells how the batch lies."""
+    return batch.as_strided(batch.shape, (batch.numel(), *batch.stride()[1:])) if len(batch) == 1 else batch
 
 
 def _zeros(x: Tensor, scale: Tensor, needed: Sequence[bool]) -> Tensor | tuple[Tensor | None, ...]:
