@@ -13,6 +13,7 @@ from parity import captures
 from onnxtrain import Options, ORTModule
 
 Tensor = torch.Tensor
+SHARED = torch.linspace(0, 1, 3)
 
 
 class InDict(torch.nn.Module):
@@ -59,6 +60,17 @@ class PartOfMemory(torch.nn.Module):
         return (x @ self.weight.T)[:, :2] @ self.parts[0].T * self.parts[1]
 
 
+class InBranch(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(3))
+        self.weights = [self.weight]
+
+    def forward(self, x: Tensor) -> Tensor:
+        (weight,) = self.weights
+        return torch.cond(x.sum() > 0, lambda v: v * weight * SHARED, lambda v: v - weight, (x,))
+
+
 def in_closure() -> torch.nn.Module:
     weight = torch.nn.Parameter(torch.randn(3))
 
@@ -73,7 +85,7 @@ def in_closure() -> torch.nn.Module:
     return Closure()
 
 
-@pytest.mark.parametrize("make", [InDict, Within, InList, PartOfMemory, in_closure])
+@pytest.mark.parametrize("make", [InDict, Within, InList, PartOfMemory, InBranch, in_closure])
 def test_what_is_kept_elsewhere_is_trained(make: Callable[[], torch.nn.Module]) -> None:
     module = make()
     wrapped = ORTModule(module, options=Options(summary=False))
@@ -133,9 +145,6 @@ def test_a_teacher_follows_its_pupil(through: str) -> None:
             (theirs.data if through == "data" else theirs.detach()).lerp_(own.detach(), 0.5)
         assert module.others[0].weight.grad is None
     assert captures(wrapped) == 1
-
-
-SHARED = torch.linspace(0, 1, 3)
 
 
 class Layer(torch.nn.Module):

@@ -224,7 +224,26 @@ def nothing_given(self: Layers, x: Tensor) -> Any:
     return self.first(x + h)
 
 
-WHOLE = (views, checkpointed, own_functions, branches, numbers, statistics, autocast_inside, data_of, nothing_given)
+def chunks(self: Layers, x: Tensor) -> Any:
+    """Parts that overlap, along an axis that is padded: strides are products of sizes."""
+    h = self.first(x)
+    h = torch.nn.functional.pad((h @ h.t())[None], (0, 0, 2, 2))
+    (batch, row, column), (_, length, width) = h.stride(), h.size()
+    return h.as_strided((1, length - 1, 2, width), (batch, row, row, column))
+
+
+WHOLE = (
+    views,
+    chunks,
+    checkpointed,
+    own_functions,
+    branches,
+    numbers,
+    statistics,
+    autocast_inside,
+    data_of,
+    nothing_given,
+)
 
 
 @pytest.mark.parametrize("dynamic", [None, True])

@@ -62,8 +62,8 @@ class Describer:
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """The tensors that were described, in this order."""
-        return [value for value in self._kept if isinstance(value, torch.Tensor)]
+        """The tensors with content that were described, in this order."""
+        return [x for x in self._kept if isinstance(x, torch.Tensor) and not isinstance(x, FakeTensor)]
 
     def text(self, value: Any) -> str:
         """The text of a value.

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 Tensors = Mapping[str, torch.Tensor]
 _VIEWS = frozenset(("T", "mT", "H", "mH", "data", "real", "imag"))  # attributes that are tensors of the same content
+_is_read_by_dynamo = torch.compiler.is_dynamo_compiling  # this code, where bodies of control flow are recorded
 
 
 @dataclasses.dataclass
@@ -54,11 +55,13 @@ class FoundElsewhere:
 
     def made(self, value: Any) -> None:
         """A function returned a value: tensors with content are no others', they are constants of the call."""
-        if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
+        if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor) and not _is_read_by_dynamo():
             self._known[id(value)] = value
 
     def now(self, func: Callable[..., Any], values: Iterable[Any]) -> list[Any]:
         """The arguments of a function, with what the module has in the place of what it had."""
+        if _is_read_by_dynamo():
+            return list(values)
         return [self._one(func, value) for value in values]
 
     def _one(self, func: Callable[..., Any], value: Any) -> Any:

@@ -98,8 +98,8 @@ def _reading(
     given = [without.from_tensor(t, static_shapes=True) for t in tensors]
     named |= {id(x): f"input {i}" for i, x in enumerate(given)}
     args, kwargs = schema.restore(given)
-    of_module, of_code = Describer(named), Describer(named)
-    watched, calls = CodeWatch(of_code), _Calls(named)
+    of_module = Describer(named)
+    watched, calls = CodeWatch(Describer(named)), _Calls(named)
     try:
         state = _state(module, of_module, ignored)
         quiet, kept = recording(), untouched(module, (), ignored)
@@ -115,7 +115,7 @@ def _reading(
     if watched.unreadable:
         raise UnreadableError(watched.unreadable)
     found = "\n".join((state, *sorted(watched.found), *calls.found, f"again {repeated_among(tensors)}"))
-    return Reading(hashlib.sha256(found.encode()).hexdigest(), taken_back[0], (*of_module.tensors, *of_code.tensors))
+    return Reading(hashlib.sha256(found.encode()).hexdigest(), taken_back[0], (*of_module.tensors, *watched.tensors))
 
 
 def _state(module: torch.nn.Module, describer: Describer, ignored: Collection[str]) -> str:
@@ -144,6 +144,7 @@ class CodeWatch:
     Attributes:
         found: what was seen.
         unreadable: what is not known to be the same in another process; empty where there is nothing.
+        tensors: those with content that were seen, once the objects are let go of.
         names: the global names that were seen, by the identity of their table and name: the table, and the value.
         watch: what ``sys.setprofile`` is given. It is kept: it sets and takes away itself while it runs, and Python
             calls what was freed.
@@ -152,6 +153,7 @@ class CodeWatch:
     def __init__(self, describer: Describer) -> None:
         self.found: set[str] = set()
         self.unreadable = ""
+        self.tensors: list[torch.Tensor] = []
         self.watch = self._event
         self.names: dict[tuple[int, str], tuple[dict[str, Any], Any]] = {}
         self._describer = describer
@@ -168,7 +170,8 @@ class CodeWatch:
             sys.setprofile(None)
 
     def release(self) -> None:
-        """Let go of the objects that the code saw."""
+        """Let go of the objects that the code saw, but for tensors with content."""
+        self.tensors = self._describer.tensors
         self._describer = Describer({})
         self._known.clear()
         self._cells.clear()

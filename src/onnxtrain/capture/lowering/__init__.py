@@ -155,6 +155,8 @@ class Lowering:
             aliases.add(node, tuple(self._writer.sizes(aliases.content(node.args[0]))))
         elif target is _ops.sym_numel.default:
             aliases.add(node, self._writer.count(aliases.content(node.args[0])))
+        elif target is _ops.sym_stride.int:
+            aliases.add(node, self._stride(node, aliases))
         elif is_strided(target):
             aliases.add(node, aliases.strided(node))
         elif _moves_statistics(node):
@@ -165,6 +167,16 @@ class Lowering:
             _refuse_strides_of_a_part(node)
             args, kwargs = aliases.contents((node.args, dict(node.kwargs)))
             aliases.add(node, self._issue(_SAME.get(target, target), args, kwargs, node.meta.get("val")))
+
+    def _stride(self, node: Node, aliases: Aliases) -> Any:
+        """A stride of a recorded tensor: how many elements the axes have that lie within another."""
+        tensor, axis = node.args
+        recorded = tensor.meta["val"]  # type: ignore[union-attr]
+        order = order_in_memory(recorded)
+        if order is None:
+            raise refused_strides("stride")
+        within = order[order.index(int(axis) % recorded.dim()) + 1 :]  # type: ignore[call-overload]
+        return self._writer.count(aliases.content(tensor), within)  # type: ignore[arg-type]
 
     def _foreign(self, node: Node, aliases: Aliases) -> Node:
         """Write a call of Python's, or of an operator with bodies."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -98,9 +98,10 @@ class Writer:
         sizes, target = enumerate(tensor.meta["val"].shape), torch.ops.aten.sym_size.int
         return [s if isinstance(s, int) else self.call(target, (tensor, i), val=s) for i, s in sizes]
 
-    def count(self, tensor: Node) -> Any:
-        """How many elements a tensor has: a number, or a call."""
-        return functools.reduce(self._product, self.sizes(tensor), 1)
+    def count(self, tensor: Node, axes: Collection[int] | None = None) -> Any:
+        """How many elements a tensor has, or some of its axes alone: a number, or a call."""
+        sizes = self.sizes(tensor)
+        return functools.reduce(self._product, sizes if axes is None else [sizes[i] for i in sorted(axes)], 1)
 
     def _product(self, first: Any, second: Any) -> Any:
         if first == 1:
