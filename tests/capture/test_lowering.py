@@ -225,6 +225,19 @@ def _strides_of_a_memory_in_another_order(x: Tensor) -> Tensor:
     )
 
 
+def _strides_beyond_a_part(x: Tensor) -> Tensor:
+    parts = (x.as_strided((2,), (1,)), (x * 2)[:1], x.t()[:, :2], x.diagonal(), x.unfold(1, 2, 1), x[:1].expand(3, -1))
+    return torch.stack([p.as_strided((3, 2), (2, 1), 1).sum(1) for p in parts])
+
+
+def _strides_beyond_a_part_of_what_is_written(x: Tensor) -> Tensor:
+    """Then the view is one of all the memory."""
+    y = x * 2
+    beyond = y[:1].as_strided((3, 2), (2, 1), 1)
+    y.mul_(2)
+    return beyond
+
+
 def _one_of_tensors_made_alike_written(x: Tensor) -> Tensor:
     y = x * 1
     first, second = torch.broadcast_tensors(y, x[:1])
@@ -319,6 +332,8 @@ PIECES = {
         _counts_times_a_ratio_of_sizes,
         _data_read,
         _strides_of_a_memory_in_another_order,
+        _strides_beyond_a_part,
+        _strides_beyond_a_part_of_what_is_written,
         _one_of_tensors_made_alike_written,
         _itself_without_gradient,
         _written_after_nothing_was_dropped,
@@ -372,6 +387,12 @@ def test_a_mapped_function_that_changes_its_argument_is_refused() -> None:
 
 def test_strides_of_a_memory_that_is_not_known_are_refused() -> None:
     module = Piece(lambda x: x[:, :1].sum() + torch.empty_strided((3, 2), (4, 1)).as_strided((3,), (4,)).sum())
+    with pytest.raises(CaptureError, match="as_strided on a part"):
+        capture(module, (torch.randn(5, 4, dtype=torch.float64),), {})
+
+
+def test_strides_of_memory_that_is_read_as_another_type_are_refused() -> None:
+    module = Piece(lambda x: torch.view_as_real(torch.complex(x, x)).as_strided((3,), (2,)))
     with pytest.raises(CaptureError, match="as_strided on a part"):
         capture(module, (torch.randn(5, 4, dtype=torch.float64),), {})
 

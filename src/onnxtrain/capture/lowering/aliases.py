@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import operator
 from collections.abc import Callable
@@ -93,7 +94,7 @@ class Aliases:
         if view.target is operator.getitem:
             return self._writer.part(above, view.args[1])  # type: ignore[arg-type]
         if is_strided(view.target):
-            return self.strided(view)
+            return self.strided(view, is_again=True)
         target, args, kwargs = view.target, view.args, dict(view.kwargs)
         if is_view_in_place(target):
             target, args, kwargs = functional_of(view, written_by(target))
@@ -106,15 +107,20 @@ class Aliases:
         args, kwargs = self.contents((parts.args, dict(parts.kwargs)))
         return self._writer.part(self._issue(parts.target, args, kwargs, parts.meta.get("val")), part.args[1])  # type: ignore[arg-type]
 
-    def strided(self, view: Node) -> Any:
-        """A view that is told by strides, of the first tensor of its memory as it lies there."""
+    def strided(self, view: Node, is_again: bool = False) -> Any:
+        """A view that is told by strides, of the first tensor of its memory as it lies there.
+
+        What it is called on may be a part of that. What it reads beyond this part gets no gradient, in PyTorch too; but
+        there, once the memory is written to, the view is one of all the memory.
+        """
         given = arguments_of(view)
         first, is_detached = given["self"], False
         while first in self._parents:
             is_detached |= first.target is aten.detach.default
             first = self._parents[first]
         order = order_in_memory(first.meta["val"])
-        if order is None or 0 in given["self"].meta["val"].shape:  # what it reads is not of the tensor
+        part = given["self"].meta["val"]
+        if order is None or 0 in part.shape or part.dtype != first.meta["val"].dtype:  # it reads others
             raise refused_strides()
         offset = given.get("storage_offset")
         offset = offset_of(given["self"].meta["val"]) if offset is None else self.content(offset)
@@ -124,7 +130,32 @@ class Aliases:
         if order != list(range(len(order))):
             memory = self._call(aten.permute.default, (memory, order))
         flat = self._call(aten.reshape.default, (memory, [-1]))
-        return self._call(aten.as_strided.default, (flat, *self.contents((given["size"], given["stride"])), offset))
+        where = (*self.contents((given["size"], given["stride"])), offset)
+        read = self._call(aten.as_strided.default, (flat, *where))
+        if is_detached or is_again or _is_all_of(given["self"], first):
+            return read
+        own = self._call(aten.as_strided.default, (self._elements_of(given["self"], first, order, flat), *where))
+        return self._call(aten.where.self, (own, read, self._call(aten.detach.default, (read,))))
+
+    def _elements_of(self, part: Node, first: Node, order: list[int], flat: Any) -> Any:
+        """For each element of a memory whether a part of it has it."""
+        count, on = self._writer.count(flat), {"device": first.meta["val"].device}
+        axes = [self._writer.sizes(self.content(first))[i] for i in order]
+        places = self._call(aten.reshape.default, (self._issue(aten.arange.default, (count,), on), axes))
+        numbered = self._numbered(first, self._call(aten.permute.default, (places, _inverted(order))))
+        own = self._call(aten.reshape.default, (numbered.content(part), [-1]))
+        nothing = self._issue(aten.full.default, ([count], False), on)
+        return self._call(aten.index_fill.int_Scalar, (nothing, 0, own, True))
+
+    def _numbered(self, first: Node, places: Any) -> Aliases:
+        """The same views, of a memory whose elements are their places in it."""
+        memory, numbered = memory_of(first.meta["val"]), copy.copy(self)
+        assert memory is not None, "tensors have memory"
+        now = self._writes.get(memory, 0) + 1
+        numbered._writes = {memory: now}
+        numbered._content, numbered._seen = {**self._content, first: places}, {**self._seen, first: now}
+        numbered._issue = lambda target, args, kwargs, _=None: self._issue(target, args, kwargs)
+        return numbered
 
     def write(self, node: Node, content: Any) -> None:
         """A recorded tensor is written to."""
@@ -167,7 +198,7 @@ class Aliases:
         if name == "unfold" and _are_apart(view, parent):
             return self._inverse_of_windows(above, content, given["dimension"], given["size"], given["step"])
         if (order := _order_of(name, given, parent)) is not None:
-            made = call(aten.permute.default, (content, [order.index(i) for i in range(len(order))]))
+            made = call(aten.permute.default, (content, _inverted(order)))
             return conjugated(name, made, call)
         if (made := whole_of(name, above, content, call)) is not None:
             return made
@@ -309,6 +340,18 @@ def _axis_of_parts(parts: Node) -> int | None:
     if name in _SPLITS_BY_NAME:
         return 0 if name == "hsplit" and whole.dim() == 1 else _SPLITS_BY_NAME[name]
     return arguments_of(parts).get("dim", 0) % whole.dim() if name in _SPLITS else None
+
+
+def _is_all_of(view: Node, first: Node) -> bool:
+    """Whether a view has all elements of the first tensor of its memory, or none of them has a gradient."""
+    value, whole = view.meta["val"], first.meta["val"]
+    if not (whole.is_floating_point() or whole.is_complex()) or view is first:
+        return True
+    return str(value.numel()) == str(whole.numel()) and order_in_memory(value) is not None
+
+
+def _inverted(order: list[int]) -> list[int]:
+    return [order.index(axis) for axis in range(len(order))]
 
 
 def _swapped(rank: int, first: int, second: int) -> list[int]:
