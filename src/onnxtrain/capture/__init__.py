@@ -11,16 +11,19 @@ from typing import Any
 
 import torch
 
+from onnxtrain.capture.attribute_reads import OWN, configurations, is_array, owners_of
 from onnxtrain.capture.autocast import Autocast
 from onnxtrain.capture.autograd_functions import Functions
 from onnxtrain.capture.cache import GraphCache
 from onnxtrain.capture.captured import Captured, Traced
 from onnxtrain.capture.convert import Refusals, to_graph
+from onnxtrain.capture.descriptions import PLAIN
 from onnxtrain.capture.export import PREFIX, FlatModule, export
 from onnxtrain.capture.left_behind import Kind, Place, Watch, leave, refuse_read
 from onnxtrain.capture.left_outside import LeftOutsideError
 from onnxtrain.capture.like_layers import rows_of
 from onnxtrain.capture.looks import Key, Look, content_of, same
+from onnxtrain.capture.reached_code import Named, named_by
 from onnxtrain.capture.rehearsal import Answers, fill_caches, line_that_draws, rehearse
 from onnxtrain.capture.replay import Path
 from onnxtrain.capture.schema import Numbers, Schema, arguments_of, flatten, input_names, is_batch
@@ -190,7 +193,8 @@ def translate(
     for error in (e for name, e in result.reformed.items() if name in graph.signature.buffers):
         raise error
     refuse_read(traced.flat.module, result.left, (t for t in traced.program.constants.values() if torch.is_tensor(t)))
-    seen = result.left, result.path, {name.removeprefix(PREFIX): b.tensor for name, b in borrowed.items()}
+    lent = {name.removeprefix(PREFIX): b.tensor for name, b in borrowed.items()}
+    seen = result.left, result.path, lent, frozenset(result.read)
     return Captured(graph, traced.inputs, result.schema, result.sources, guards(), *seen, kept)
 
 
@@ -200,6 +204,8 @@ def capture(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, A
 
 
 __all__ = [
+    "OWN",
+    "PLAIN",
     "Answers",
     "Autocast",
     "Axis",
@@ -209,6 +215,7 @@ __all__ = [
     "Key",
     "Kind",
     "Look",
+    "Named",
     "Numbers",
     "Path",
     "Place",
@@ -218,13 +225,17 @@ __all__ = [
     "Watch",
     "arguments_of",
     "capture",
+    "configurations",
     "content_of",
     "flatten",
+    "is_array",
     "is_batch",
     "is_spot_check",
     "leave",
     "register_custom_function_schema_supplementary",
     "line_that_draws",
+    "named_by",
+    "owners_of",
     "rehearse",
     "same",
     "start_of",

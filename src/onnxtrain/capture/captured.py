@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
+from onnxtrain.capture.attribute_reads import Attribute
 from onnxtrain.capture.export import FlatModule
 from onnxtrain.capture.found_elsewhere import Borrowed, borrowed_among
 from onnxtrain.capture.left_behind import Place
@@ -30,6 +31,7 @@ class Captured:
         left: what a call leaves on the module; the output's schema then is that of the output and of these values.
         path: what the call saw in tensors; a call that sees something else is not what the graph computes.
         borrowed: the tensors that the graph reads beside the module's, by the names that its signature has for them.
+        read: the attributes that the call read and that are collections: another content of one is another call.
         kept: the file of the graph cache that holds the graph; None where there is none.
     """
 
@@ -41,6 +43,7 @@ class Captured:
     left: tuple[Place, ...] = ()
     path: Path = dataclasses.field(default_factory=Path)
     borrowed: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+    read: frozenset[Attribute] = frozenset()
     kept: str | None = None
 
 

@@ -24,6 +24,7 @@ from onnxtrain.capture import (  # noqa: F401  (substitutes)
     loss_functions,
     normalization_layers,
 )
+from onnxtrain.capture.attribute_reads import Attribute, CollectionReads
 from onnxtrain.capture.autocast import Autocast
 from onnxtrain.capture.autograd_functions import Functions
 from onnxtrain.capture.found_elsewhere import Borrowed, FoundElsewhere
@@ -63,6 +64,7 @@ class Result:
         settle: does to the module what the call did to it, but for tensors.
         outside: where it left a tensor outside of the module.
         borrowed: the tensors that it read and that are neither the module's nor given to it.
+        read: the attributes that it read and that are collections.
         tracked: what the trace recorded of tensors that there still are, and the identities of its inputs.
     """
 
@@ -79,6 +81,7 @@ class Result:
         self.settle: Callable[[], None] = lambda: None
         self.outside: LeftOutsideError | None = None
         self.borrowed: tuple[Borrowed, ...] = ()
+        self.read: set[Attribute] = set()
         self.tracked: tuple[Mapping[torch.Tensor, Any], frozenset[int]] = ({}, frozenset())
 
     def forget(self) -> list[weakref.ref[torch.Tensor]]:
@@ -137,13 +140,16 @@ class FlatModule(torch.nn.Module):
         versions = [t._version for t in tensors]
         functions = autograd_functions.recording(self.module, self.result.calls, self._functions)
         sizes = symbolic_sizes(tensors)
-        elsewhere = FoundElsewhere(self._owned, owned_by(self.module), plain_tensors(self.module))
+        reads, elsewhere = (
+            CollectionReads(self.module),
+            FoundElsewhere(self._owned, owned_by(self.module), plain_tensors(self.module)),
+        )
         buffers, watch = dict(self.module.named_buffers()), Watch(self.module, self._ignored, self._names)
         generators, replay = HostGenerators(self.module), Replay(self._answers or Answers(), tensors)
         looks = contextlib.nullcontext() if self._answers is None else replay.within()
         try:
-            whole = Substitutes(elsewhere)
-            with self._autocast.enter(), functions, sizes as self.result.assumed, whole, looks, self._within():
+            whole, noted = Substitutes(elsewhere), reads.noted()
+            with self._autocast.enter(), functions, sizes as self.result.assumed, whole, looks, self._within(), noted:
                 result = self.module.forward(*args, **kwargs)  # the module's own hooks run at every call, outside
             if generator := generators.drawn:
                 raise HostRandomError(generator)
@@ -151,6 +157,7 @@ class FlatModule(torch.nn.Module):
         finally:
             generators.restore()
             self.result.settle = watch.take_back()
+        self.result.read = reads.found
         self.result.borrowed = tuple(elsewhere.borrowed.values())
         self.result.changed = tuple(t._version != v for t, v in zip(tensors, versions, strict=True))
         self.result.left, self.result.reformed = tuple(changes.left), changes.reformed

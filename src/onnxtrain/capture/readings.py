@@ -27,6 +27,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from onnxtrain.capture.attribute_reads import OWN, Attribute, CollectionReads
 from onnxtrain.capture.descriptions import Describer, TooMuchError, code_digest
 from onnxtrain.capture.export import recording
 from onnxtrain.capture.host_random import HostGenerators
@@ -37,7 +38,6 @@ from onnxtrain.capture.schema import flatten
 from onnxtrain.capture.size_guards import repeated_among
 from onnxtrain.capture.source_lines import FOREIGN, is_ours_or_torchs
 
-_OWN = frozenset(torch.nn.Module().__dict__) - {"training"}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _STANDARD = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
 _PACKAGES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
@@ -58,11 +58,13 @@ class Reading:
     Args:
         digest: SHA-256 of all of it.
         settle: does to the module what the call did to it, but for tensors.
+        collections: the attributes among it that are collections.
         tensors: those among it that are neither the module's nor the call's, in the order in which they were read.
     """
 
     digest: str
     settle: Callable[[], None]
+    collections: frozenset[Attribute]
     tensors: tuple[torch.Tensor, ...]
 
 
@@ -99,11 +101,12 @@ def _reading(
     named |= {id(x): f"input {i}" for i, x in enumerate(given)}
     args, kwargs = schema.restore(given)
     of_module = Describer(named)
-    watched, calls = CodeWatch(Describer(named)), _Calls(named)
+    reads, watched, calls = CollectionReads(module), CodeWatch(Describer(named)), _Calls(named)
     try:
         state = _state(module, of_module, ignored)
-        quiet, kept = recording(), untouched(module, (), ignored)
-        with quiet, HostGenerators().untouched(), kept as taken_back, without, watched.running(), calls, Unwatched():
+        kept = untouched(module, (), ignored)
+        quiet, noted, drawn = recording(), reads.noted(), HostGenerators().untouched()
+        with quiet, noted, drawn, kept as taken_back, without, watched.running(), calls, Unwatched():
             module.forward(*args, **kwargs)
     except (TooMuchError, RecursionError) as error:
         raise UnreadableError(f"{type(error).__name__}: {error}") from error
@@ -115,7 +118,8 @@ def _reading(
     if watched.unreadable:
         raise UnreadableError(watched.unreadable)
     found = "\n".join((state, *sorted(watched.found), *calls.found, f"again {repeated_among(tensors)}"))
-    return Reading(hashlib.sha256(found.encode()).hexdigest(), taken_back[0], (*of_module.tensors, *watched.tensors))
+    digest, others = hashlib.sha256(found.encode()).hexdigest(), (*of_module.tensors, *watched.tensors)
+    return Reading(digest, taken_back[0], frozenset(reads.found), others)
 
 
 def _state(module: torch.nn.Module, describer: Describer, ignored: Collection[str]) -> str:
@@ -125,7 +129,7 @@ def _state(module: torch.nn.Module, describer: Describer, ignored: Collection[st
         lines.append(f"{path}: {describer.text(type(part))}")
         for table in (part._parameters, part._buffers):
             lines += [f"  {n} {_form(t)} {describer.text(t)}" for n, t in table.items() if t is not None]
-        kept = {n: v for n, v in vars(part).items() if n not in _OWN and n not in ignored}
+        kept = {n: v for n, v in vars(part).items() if n not in OWN and n not in ignored}
         kept |= {n: list(vars(part)[n].values()) for n in _HOOKS if vars(part)[n] and part is not module}
         lines += [f"  {n} = {describer.text(v)}" for n, v in kept.items()]
     return "\n".join(lines)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import types
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,35 +26,6 @@ _MAY_ASK = (
 
 class UnlikeError(GivenUpError):
     """A layer is not what the layers that stand for it are."""
-
-
-class Unread:
-    """An attribute that nobody may read: it is another one in each layer.
-
-    Args:
-        name: of the attribute.
-        parts: the identities of the modules of which it may not be read.
-        refuse: notes that it is.
-    """
-
-    def __init__(self, name: str, parts: Collection[int], refuse: Refuse) -> None:
-        self._name, self._parts, self._refuse = name, parts, refuse
-
-    def __get__(self, owner: Any, kind: type) -> Any:
-        if owner is None:
-            raise AttributeError(self._name)
-        if id(owner) in self._parts:
-            raise self._refuse(f"{self._name} is read, which is another one in each")
-        try:
-            return vars(owner)[self._name]
-        except KeyError:
-            raise AttributeError(self._name) from None
-
-    def __set__(self, owner: Any, value: Any) -> None:
-        vars(owner)[self._name] = value
-
-    def __delete__(self, owner: Any) -> None:
-        del vars(owner)[self._name]
 
 
 def stand_in(layer: torch.nn.Module, run: Callable[[Any, Any], Any], refuse: Refuse) -> torch.nn.Module:

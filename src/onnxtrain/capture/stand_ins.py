@@ -19,13 +19,14 @@ from typing import Any, TypeVar
 import torch
 from torch.utils import _pytree as pytree
 
+from onnxtrain.capture.attribute_reads import watched
 from onnxtrain.capture.call_forms import form_of_value
 from onnxtrain.capture.descriptions import Describer
 from onnxtrain.capture.host_random import HostGenerators
 from onnxtrain.capture.left_behind import Watch
 from onnxtrain.capture.like_layers import HOOKS, Row, names_within
 from onnxtrain.capture.readings import CodeWatch, GlobalNames, Unwatched, ambient
-from onnxtrain.capture.stand_in_modules import UnlikeError, Unread, stand_in
+from onnxtrain.capture.stand_in_modules import UnlikeError, stand_in
 from onnxtrain.errors import ContentError
 from onnxtrain.ir.layers import KEPT, Layers
 
@@ -213,20 +214,15 @@ class _Calls:
         if self._next != len(self.row.modules):
             self._refuse(f"of {self.row.layers} {self._next} are called in turn")
 
-    @contextlib.contextmanager
-    def _unread(self, path: str, name: str, stand_ins: Iterable[int]) -> Iterator[None]:
+    def _unread(self, path: str, name: str, stand_ins: Iterable[int]) -> contextlib.AbstractContextManager[None]:
         """Watch an attribute that differs: what reads it is not alike."""
-        owner = type(self.row.modules[0].get_submodule(path))
         parts = {id(layer.get_submodule(path)) for layer in self.row.kept} | ({*stand_ins} if not path else set())
-        before = vars(owner).get(name, Unread)
-        setattr(owner, name, Unread(name, parts, self.refuse))
-        try:
-            yield
-        finally:
-            if before is Unread:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, before)
+
+        def tell(owner: Any) -> None:
+            if id(owner) in parts:
+                raise self.refuse(f"{name} is read, which is another one in each")
+
+        return watched(type(self.row.modules[0].get_submodule(path)), name, tell)
 
     def refuse(self, why: str) -> UnlikeError:
         """Note why the layers are not alike; gives the error."""

@@ -19,6 +19,10 @@ def explain(sessions: Sessions) -> str:
     lines += [f"in eager PyTorch: {text}" for text in dict.fromkeys(map(str, sessions.without_graph.values()))]
     if sessions.eager and not sessions.without_graph:
         lines.append(f"{_count(sessions.eager, 'call')} in eager PyTorch, which saw in tensors what no graph stands on")
+    if sessions.unsettled:
+        lines.append(
+            f"{_count(sessions.unsettled, 'call')} in eager PyTorch: what graphs stand on was another each time"
+        )
     for number, entry in enumerate(sessions.entries, 1):
         lines += [f"graph {number}: captured at call {entry.first}, because", *(f"    {r}" for r in entry.reasons)]
         served = f"  served {_count(entry.served, 'call')} in {_mode(entry)} mode"

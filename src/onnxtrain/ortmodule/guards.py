@@ -15,15 +15,13 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from onnxtrain.capture import Autocast, Captured, Kind, Numbers, Place, Schema, flatten
+from onnxtrain.capture import OWN, Autocast, Captured, Kind, Numbers, Place, Schema, configurations, flatten
 from onnxtrain.ir import shapes
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_OWN = frozenset(torch.nn.Module().__dict__) - {"training"}
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, enum.Enum)
 _BLIND = (torch.nn.Linear, torch.nn.Identity, torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential)
 _PARTS = ("dtypes", "constant tensors", "devices", "what is in a list or dict")
-_DEPTH = 3  # how deep configuration objects are looked into
 _STAMPS = frozenset(("architectures", "dtype"))  # save_pretrained writes them; dtypes of parameters are compared anyway
 
 
@@ -44,6 +42,10 @@ class Call:
     state: int
     ambient: Hashable
     tensors: list[torch.Tensor] = dataclasses.field(compare=False, repr=False)
+
+    def is_but_for_state(self, other: Call) -> bool:
+        """Whether it differs from another call in the module's state alone, if at all."""
+        return dataclasses.replace(self, state=other.state) == other
 
 
 class _Structure(NamedTuple):
@@ -168,10 +170,10 @@ class Inspector:
         self._sized = [*self._attributes, *(h for h in hooks if h)]
         self._sizes = list(map(len, self._sized))
         self._hook_count = RemovableHandle.next_id  # torch counts every hook that is registered anywhere
-        held = [(t, n) for t in tables for n, v in t.items() if isinstance(v, torch.Tensor) and n not in _OWN]
+        held = [(t, n) for t in tables for n, v in t.items() if isinstance(v, torch.Tensor) and n not in OWN]
         self._constants = [(t, n) for t, n in held if (id(t), n) not in self._left]
         watched = [(t, frozenset()) for t in self._attributes]
-        watched += [(vars(c), _stamps(c)) for c in _configurations(tables)]
+        watched += [(vars(c), _stamps(c)) for c in configurations(tables)]
         labels = [tuple(n for n, v in t.items() if n not in out and self._is_watched(n, v)) for t, out in watched]
         self._reads = [(operator.itemgetter(*n), t) for n, (t, _) in zip(labels, watched, strict=True) if n]
         self._labels = [n for n in labels if n]
@@ -205,7 +207,7 @@ class Inspector:
             self._watch()
 
     def _is_watched(self, name: str, value: Any) -> bool:
-        return name not in _OWN and name not in self._ignored and _is_comparable(value)
+        return name not in OWN and name not in self._ignored and _is_comparable(value)
 
     def changes(self, first: int, second: int) -> list[str]:
         """What differs between two states of the module, for a person to read."""
@@ -245,26 +247,9 @@ def _is_comparable(value: Any) -> bool:
     return isinstance(value, _PLAIN) or type(value).__eq__ is object.__eq__
 
 
-def _configurations(tables: Sequence[dict[str, Any]]) -> list[Any]:
-    """The objects that modules hold, and those that these hold: configurations."""
-    seen: dict[int, Any] = {}
-    level = list(tables)
-    for _ in range(_DEPTH):
-        held = [v for table in level for n, v in table.items() if n not in _OWN and _is_configuration(v)]
-        level = [vars(v) for v in {id(v): v for v in held}.values() if id(v) not in seen]
-        seen |= {id(v): v for v in held}
-    return list(seen.values())
-
-
 def _stamps(configuration: Any) -> frozenset[str]:
     """Attributes of a configuration that saving the model sets."""
     return _STAMPS if hasattr(configuration, "save_pretrained") else frozenset()
-
-
-def _is_configuration(value: Any) -> bool:
-    if isinstance(value, torch.nn.Module | torch.Tensor | type) or callable(value):
-        return False
-    return isinstance(getattr(value, "__dict__", None), dict)
 
 
 def _class_of(owned: torch.Tensor) -> type:

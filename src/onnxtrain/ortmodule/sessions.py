@@ -6,22 +6,24 @@ import dataclasses
 import functools
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from onnxtrain.capture import Answers, Key, Kind, Path, line_that_draws, rehearse
+from onnxtrain.capture import Answers, Key, Kind, Path, line_that_draws, named_by, rehearse
 from onnxtrain.compiler import uncollected
 from onnxtrain.engine import randomness
 from onnxtrain.engine.path_check import MissedError
 from onnxtrain.errors import CaptureError, ContentError, HostRandomError, OnnxTrainError
 from onnxtrain.options import Options
 from onnxtrain.ortmodule.checks import check_devices, check_hooks, check_sharding
+from onnxtrain.ortmodule.contents import Contents, collections_read
 from onnxtrain.ortmodule.guards import Call, Inspector
 from onnxtrain.ortmodule.paths import can_follow, difference, too_many, varying
+from onnxtrain.ortmodule.reasons import always_another, differences
 from onnxtrain.ortmodule.session import Session
 
 _LOG = logging.getLogger(__name__)
@@ -30,18 +32,23 @@ _MANY = 8  # graphs of one module, or paths of one call, after which something i
 
 @dataclasses.dataclass
 class Entry:
-    """One graph: the call it was captured for, the number of that call, why, and how many calls it served."""
+    """One graph: the call it was captured for, the number of that call, why, what it read, how many calls it served."""
 
     call: Call
     session: Session
     first: int
     reasons: list[str]
+    contents: Contents
     served: int = 0
 
     @property
     def path(self) -> Path:
         """What the graph stands on that is seen in tensors."""
         return self.session.captured.path
+
+    def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether it can serve a call of these inputs now."""
+        return self.session.fits(tensors) and self.contents.are_the_same()
 
 
 class Sessions:
@@ -56,6 +63,7 @@ class Sessions:
         calls: how many calls there were.
         eager: how many of them ran in eager PyTorch, because they saw something in a tensor that no graph stands on, or
             draw random numbers that no graph does.
+        unsettled: how many ran there because what decides on a graph was another at each of the latest calls.
         initializing: how many ran there because the module's lazy parameters were not there yet.
         without_graph: the calls that draw such numbers, with what was said of it.
     """
@@ -63,14 +71,16 @@ class Sessions:
     def __init__(self, module: torch.nn.Module, options: Options) -> None:
         self.module, self.options = module, options
         self.entries: list[Entry] = []
-        self.calls = self.eager = self.initializing = 0
+        self.calls = self.eager = self.initializing = self.unsettled = 0
         self._is_lazy = True
         self.without_graph: dict[Call, HostRandomError] = {}
         self._in_vain = 0  # calls since the last one that was on a known path
         self._looks = self._told = False
         self._free: frozenset[Key] = frozenset()
         self._constant: frozenset[Key] = frozenset()
+        self._set: set[str] = set()  # global names that calls set
         self._latest: Entry | None = None
+        self._unsettled: tuple[Call, Contents] | None = None
         self._by_call: dict[Call, list[Entry]] = {}
         self._numbers: dict[pytree.TreeSpec, frozenset[int]] = {}
         self._fixed: dict[pytree.TreeSpec, frozenset[int]] = {}
@@ -96,6 +106,9 @@ class Sessions:
         call = self.inspector.call(args, kwargs, self._numbers)
         is_without = bool(self.without_graph) and call in self.without_graph
         served = None if is_without else self._served(call)
+        if served is None and not is_without and self._is_unsettled(call):
+            self.unsettled += 1
+            return None, self.module.forward(*args, **kwargs)
         if served is None and not is_without and not self._is_full(call):
             served = self._new(call, args, kwargs)
         if served is not None:
@@ -155,12 +168,12 @@ class Sessions:
     def _fitting(self, call: Call) -> list[Entry]:
         """The graphs that may serve a call, the one that served the latest call first."""
         latest = self._latest
-        if latest is not None and latest.call == call and latest.session.fits(call.tensors):
+        if latest is not None and latest.call == call and latest.fits(call.tensors):
             if not latest.path:
                 return [latest]
         else:
             latest = None
-        others = [e for e in self._by_call.get(call, ()) if e is not latest and e.session.fits(call.tensors)]
+        others = [e for e in self._by_call.get(call, ()) if e is not latest and e.fits(call.tensors)]
         return others if latest is None else [latest, *others]
 
     def _paths(self, call: Call) -> list[Path]:
@@ -174,6 +187,25 @@ class Sessions:
         if not self._told:
             self._told = True
             _LOG.warning("%s", too_many(type(self.module).__name__, paths))
+        return True
+
+    def _is_unsettled(self, call: Call) -> bool:
+        """Whether graphs are in vain: many stand on other states of the module, and each call has another one.
+
+        Such a state gets a graph once two calls in a row have it.
+        """
+        others = [e for e in self.entries if e.call.is_but_for_state(call) and not e.path]
+        stale = [e for e in others if e.call.state == call.state and not e.contents.are_the_same()]
+        states = {e.call.state for e in others} | {c.state for c in self.without_graph if c.is_but_for_state(call)}
+        if len(states - {call.state}) + len(stale) < _MANY:
+            return False
+        before, latest = self._unsettled, self.entries[-1]
+        self._unsettled = call, latest.contents.now()
+        if before is not None and before[0] == call and before[1].are_the_same():
+            return False
+        if not self.unsettled:
+            reasons = differences(latest.call, latest.contents, call, self.inspector)
+            _LOG.warning("%s", always_another(type(self.module).__name__, len(self.entries), reasons))
         return True
 
     def _new(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Session, Any] | None:
@@ -270,14 +302,19 @@ class Sessions:
     def _record(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], answers: Answers) -> Entry:
         reasons = self._reasons(call, answers)
         _LOG.info("captures %s: %s", type(self.module).__name__, "; ".join(reasons))
+        named = [n for n in named_by(self.module) if n.label.rsplit(".", 1)[-1] not in self.options.ignored_attributes]
+        before = Contents(named, self.module)
         session = Session(self.module, args, dict(sorted(kwargs.items())), self.options, self._numbers, answers)
+        self._sets(before.changed())
         if session.captured.left:
             self.inspector.leaves(session.captured.left)
         # what the forward pass sets on its own (a configuration's problem_type) is no reason to capture it again, but
         # where it was something else before: it may be read first
         after = dataclasses.replace(call, state=self.inspector.state())
         flips = any(place.kind is Kind.FLIP for place in session.captured.left)
-        entry = Entry(call if flips else after, session, self.calls, reasons)
+        read = [*collections_read(self.module, session.captured), *named]
+        contents = Contents(read, self.module).without(self._set)
+        entry = Entry(call if flips else after, session, self.calls, reasons, contents)
         self.entries.append(entry)
         for key in {call, entry.call}:
             self._replace(key, entry, answers.free)
@@ -287,6 +324,13 @@ class Sessions:
                 *(type(self.module).__name__, _MANY, "; ".join(reasons)),
             )
         return entry
+
+    def _sets(self, labels: Iterable[str]) -> None:
+        """A call sets global names, or what is in them, by itself: in a cache, say, which is no reason for a graph."""
+        if fresh := {*labels} - self._set:
+            self._set |= fresh
+            for entry in self.entries:
+                entry.contents = entry.contents.without(fresh)
 
     def _replace(self, call: Call, entry: Entry, free: frozenset[Key]) -> None:
         """Add a graph to those of a call; those for one number that may be any now are no longer looked for."""
@@ -302,59 +346,4 @@ class Sessions:
         if others:
             return [difference(others[0], answers)]
         alike = [e for e in self.entries if e.call.schema.spec == call.schema.spec] or self.entries
-        return min((self._differences(entry.call, call) for entry in reversed(alike)), key=len)
-
-    def _differences(self, old: Call, new: Call) -> list[str]:
-        found = []
-        if old.schema.spec != new.schema.spec:
-            found += _structure_changes(old, new)
-        elif old.schema != new.schema:
-            found += list(_value_changes(old, new))
-        elif old.inputs != new.inputs:
-            found += list(_tensor_changes(old.inputs, new.inputs))
-        if old.state != new.state:
-            found += self.inspector.changes(old.state, new.state)
-        if old.ambient != new.ambient:
-            found.append("autocast, the default dtype or determinism was switched")
-        return found or ["sizes differ that the forward pass compares, or needs as constants"]
-
-
-def _structure_changes(old: Call, new: Call) -> list[str]:
-    a, b = _leaves(old), _leaves(new)
-    found = [f"input {name} is new" for name in b if name not in a]
-    found += [f"input {name} is missing" for name in a if name not in b]
-    return found or ["the structure of the inputs is another"]
-
-
-def _value_changes(old: Call, new: Call) -> list[str]:
-    a, b = dict(old.schema.constants), dict(new.schema.constants)
-    names = _leaves(new)
-    found = []
-    for i in sorted({*a, *b}):
-        before, now = repr(a[i]) if i in a else "a tensor", repr(b[i]) if i in b else "a tensor"
-        if before != now:
-            found.append(f"input {names[i]} is {now} and was {before}")
-    return found or ["a number among the inputs became a tensor"]
-
-
-def _leaves(call: Call) -> list[str]:
-    """What the caller would call each leaf of the inputs: ``args[0]``, ``labels``, ``batch['ids'][1]``."""
-    spec = call.schema.spec
-    paths, _ = pytree.tree_flatten_with_path(pytree.tree_unflatten(range(spec.num_leaves), spec))
-    return [_name(path) for path, _ in paths]
-
-
-def _name(path: Sequence[Any]) -> str:
-    where, *rest = path[0].idx, *path[1:]
-    if where == 0:
-        return f"args{pytree.keystr(tuple(rest))}"
-    return f"{rest[0].key}{pytree.keystr(tuple(rest[1:]))}"
-
-
-def _tensor_changes(old: Sequence[Any], new: Sequence[Any]) -> list[str]:
-    found = []
-    for i, (a, b) in enumerate(zip(old, new, strict=False)):
-        for name, x, y in zip(("dtype", "rank", "device"), a, b, strict=True):
-            if x != y:
-                found.append(f"{name} of input tensor {i} is {y} and was {x}")
-    return found or ["the number of input tensors is another"]
+        return min((differences(e.call, e.contents, call, self.inspector) for e in reversed(alike)), key=len)

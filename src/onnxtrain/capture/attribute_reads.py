@@ -1,0 +1,137 @@
+"""Which attributes a forward pass reads while it is traced: their classes have descriptors for them meanwhile."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeAlias
+
+import torch
+
+from onnxtrain.capture.source_lines import FOREIGN
+
+Attribute: TypeAlias = tuple[type, str]
+OWN = frozenset(torch.nn.Module().__dict__) - {"training"}
+_COLLECTIONS = (list, dict, set, collections.deque)
+_OF_PYTHON = ("types", "argparse")  # whose objects are namespaces: what is in them counts as read
+_DEPTH = 3  # how deep configuration objects are looked into
+_ABSENT = object()
+
+
+class _Watched:
+    """An attribute of which every read is told.
+
+    Args:
+        name: of the attribute.
+        otherwise: what the class has under this name; ``_ABSENT`` where it has nothing.
+        tell: is given the owner.
+    """
+
+    def __init__(self, name: str, otherwise: Any, tell: Callable[[Any], None]) -> None:
+        self._name, self._otherwise, self._tell = name, otherwise, tell
+
+    def __get__(self, owner: Any, kind: type) -> Any:
+        if owner is not None:
+            self._tell(owner)
+            if self._name in vars(owner):
+                return vars(owner)[self._name]
+        if self._otherwise is _ABSENT:
+            raise AttributeError(self._name)
+        return self._otherwise.__get__(owner, kind) if hasattr(self._otherwise, "__get__") else self._otherwise
+
+    def __set__(self, owner: Any, value: Any) -> None:
+        vars(owner)[self._name] = value
+
+    def __delete__(self, owner: Any) -> None:
+        del vars(owner)[self._name]
+
+
+@contextlib.contextmanager
+def watched(kind: type, name: str, tell: Callable[[Any], None]) -> Iterator[None]:
+    """Within it every read of an attribute is told.
+
+    Args:
+        kind: the class of the owners.
+        name: of the attribute.
+        tell: is given the owner before the attribute is read.
+    """
+    before, otherwise = vars(kind).get(name, _ABSENT), inspect.getattr_static(kind, name, _ABSENT)
+    setattr(kind, name, _Watched(name, otherwise, tell))
+    try:
+        yield
+    finally:
+        if before is _ABSENT:
+            delattr(kind, name)
+        else:
+            setattr(kind, name, before)
+
+
+class CollectionReads:
+    """The attributes of a module, and of the objects that it holds, that are collections and are read within it.
+
+    Args:
+        module: the module.
+
+    Attributes:
+        found: the classes and names of those that are read.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        owners = owners_of(module)
+        kinds = {(type(x), n) for x in owners for n, v in vars(x).items() if n not in OWN and is_collection(v)}
+        self._wanted = [(kind, name) for kind, name in kinds if _can_be_watched(kind, name)]
+        self.found: set[Attribute] = {(kind, name) for kind, name in kinds if kind.__module__ in _OF_PYTHON}
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Note what is read within it."""
+        with contextlib.ExitStack() as stack:
+            for kind, name in self._wanted:
+                stack.enter_context(watched(kind, name, lambda _, read=(kind, name): self.found.add(read)))
+            yield
+
+
+def _can_be_watched(kind: type, name: str) -> bool:
+    is_propertys = hasattr(inspect.getattr_static(kind, name, None), "__set__")
+    return kind.__module__.partition(".")[0] not in FOREIGN and not is_propertys
+
+
+def owners_of(module: torch.nn.Module) -> list[Any]:
+    """The parts of a module, and the configuration objects that they hold."""
+    parts = [m.__dict__.get("_wrapped", m) for m in module.modules()]  # an ORTModule stands for its module
+    return [*parts, *configurations(map(vars, parts))]
+
+
+def is_collection(value: Any) -> bool:
+    """Whether a value is one whose content can change while it stays the same object."""
+    if isinstance(value, tuple):
+        return any(map(is_collection, value))
+    return isinstance(value, _COLLECTIONS) or is_array(value)
+
+
+def is_array(value: Any) -> bool:
+    """Whether a value is an array of numpy."""
+    return (type(value).__module__, type(value).__name__) == ("numpy", "ndarray")
+
+
+def configurations(tables: Iterable[dict[str, Any]]) -> list[Any]:
+    """The objects that modules hold, and those that these hold: configurations.
+
+    Args:
+        tables: the attributes of the modules.
+    """
+    seen: dict[int, Any] = {}
+    level = list(tables)
+    for _ in range(_DEPTH):
+        held = [v for table in level for n, v in table.items() if n not in OWN and _is_configuration(v)]
+        level = [vars(v) for v in {id(v): v for v in held}.values() if id(v) not in seen]
+        seen |= {id(v): v for v in held}
+    return list(seen.values())
+
+
+def _is_configuration(value: Any) -> bool:
+    if isinstance(value, torch.nn.Module | torch.Tensor | type) or callable(value):
+        return False
+    return isinstance(getattr(value, "__dict__", None), dict)

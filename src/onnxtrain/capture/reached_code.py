@@ -1,0 +1,210 @@
+"""What a forward pass may read beside its module and its inputs: global names, closures, attributes of classes.
+
+Nothing is run for it: what code mentions is looked up where it would find it, in the functions that it can reach. Of
+libraries only plain values are told, switches say: their functions and tables do not change.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import itertools
+import sys
+import sysconfig
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from onnxtrain.capture.attribute_reads import owners_of
+from onnxtrain.capture.descriptions import PLAIN
+from onnxtrain.capture.source_lines import FOREIGN, is_users
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_OF_CLOSURES = ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF", "STORE_DEREF")
+_OF_GLOBALS = ("LOAD_GLOBAL", "STORE_GLOBAL")
+_OF_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
+_PACKAGES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
+_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
+_Key = tuple[int, str]  # the identity of a table or a cell, and the name there
+
+
+class Named(NamedTuple):
+    """A value that has a name in Python code.
+
+    Args:
+        label: what a person would call it.
+        read: gives it; None where there is none any longer.
+    """
+
+    label: str
+    read: Callable[[], Any]
+
+
+class _Mention(NamedTuple):
+    """A name in code, with the attributes that follow on it."""
+
+    kind: str  # the instruction
+    path: tuple[str, ...]
+
+
+def named_by(module: torch.nn.Module) -> list[Named]:
+    """What the code that a module's forward pass can reach mentions, and does not set itself.
+
+    Args:
+        module: the module.
+    """
+    owners = owners_of(module)
+    walk = _Walk(list(map(vars, owners)))
+    for owner in owners:
+        walk.see(type(owner))
+        if isinstance(owner, torch.nn.Module):
+            hooks = itertools.chain.from_iterable(vars(owner)[name].values() for name in _HOOKS)
+            for code in (vars(owner).get("forward", type(owner).forward), *(() if owner is module else hooks)):
+                walk.see(code)
+    return walk.run()
+
+
+class _Walk:
+    """Goes through the functions that some code can reach.
+
+    Args:
+        attributes: of the objects whose functions may be called.
+    """
+
+    def __init__(self, attributes: Sequence[Mapping[str, Any]]) -> None:
+        self._objects = attributes
+        self._waiting: list[types.FunctionType] = []
+        self._seen: dict[int, Any] = {}  # alive, so that no identity comes again
+        self._classes: dict[type, None] = {}
+        self._attributes: dict[str, None] = {}  # names of attributes that are mentioned
+        self._found: dict[_Key, Named] = {}
+        self._set: set[_Key] = set()
+
+    def run(self) -> list[Named]:
+        """What is mentioned in all that can be reached."""
+        looked: set[tuple[type, str]] = set()
+        while True:
+            while self._waiting:
+                self._function(self._waiting.pop())
+            for table in self._objects:
+                for name in self._attributes.keys() & table.keys():
+                    if isinstance(table[name], _FUNCTIONS):
+                        self.see(table[name])
+            pairs = [(c, n) for c in self._classes for n in self._attributes if n in vars(c) and (c, n) not in looked]
+            if not pairs and not self._waiting:
+                return [named for key, named in self._found.items() if key not in self._set]
+            looked.update(pairs)
+            for kind, name in pairs:
+                self._name(vars(kind), kind.__module__, f"{kind.__qualname__}.", (name,))
+
+    def see(self, value: Any) -> None:
+        """Something that may be called, or whose class has what may be."""
+        if id(value) in self._seen:
+            return
+        self._seen[id(value)] = value
+        if isinstance(value, type):
+            self._classes.update((c, None) for c in value.__mro__ if not _is_foreign(c.__module__))
+        elif isinstance(value, types.FunctionType):
+            self._waiting.append(value)
+        elif isinstance(value, functools.partial):
+            for part in (value.func, *value.args, *value.keywords.values()):
+                self.see(part)
+        elif (inner := _within(value)) is not None:
+            self.see(inner)
+        elif not _is_foreign(type(value).__module__):
+            self.see(type(value))
+
+    def _function(self, function: types.FunctionType) -> None:
+        """What a function mentions that may run, and those within it."""
+        home, code = str(function.__module__), function.__code__
+        cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
+        for cell in cells.values():
+            self.see(_content(cell))  # a decorator's wrapper holds what it wraps
+        if _is_foreign(home) or not is_users(code.co_filename):
+            return
+        names = _names_in if _is_librarys(home) else _mentions_in
+        for kind, path in itertools.chain.from_iterable(map(names, _codes(code))):
+            (name, *rest), table = path, function.__globals__
+            self._attributes.update(dict.fromkeys(path[kind not in _OF_ATTRIBUTES :]))
+            if kind.startswith("STORE"):
+                self._set.add((id(table if kind in _OF_GLOBALS else cells.get(name)), name))
+            elif kind in _OF_GLOBALS and name in table:
+                self._name(table, home, "", path)
+            elif kind in _OF_CLOSURES and name in cells and not _is_librarys(home):
+                read = functools.partial(_content, cells[name])
+                self._value((id(cells[name]), name), Named(f"{function.__qualname__}: {name}", read), home, rest)
+
+    def _name(self, table: Mapping[str, Any], home: str, prefix: str, path: Sequence[str]) -> None:
+        """A name of a table is mentioned, and attributes of what it names."""
+        name, *rest = path
+        if not name.startswith("__") or name == "__call__":
+            self._value((id(table), name), Named(prefix + name, functools.partial(table.get, name)), home, rest)
+
+    def _value(self, key: _Key, named: Named, home: str, rest: Sequence[str]) -> None:
+        value = named.read()
+        self.see(value)
+        is_module = isinstance(value, types.ModuleType)
+        if type(value) in PLAIN if _is_librarys(home) else not is_module:
+            self._found.setdefault(key, named)
+        if (is_module and _is_foreign(value.__name__)) or isinstance(value, type | torch.Tensor | torch.nn.Module):
+            return
+        inner = getattr(value, "__dict__", {})
+        if rest and rest[0] in inner:
+            self._name(inner, value.__name__ if is_module else home, f"{named.label}.", rest)
+
+
+def _names_in(code: types.CodeType) -> Iterator[_Mention]:
+    """The names in code, each as a global one and as an attribute."""
+    return (_Mention(kind, (name,)) for name in code.co_names for kind in ("LOAD_GLOBAL", "LOAD_ATTR"))
+
+
+@functools.lru_cache(4096)
+def _mentions_in(code: types.CodeType) -> tuple[_Mention, ...]:
+    """The names in code, with the attributes that are read of them at once."""
+    return tuple(_paths(code))
+
+
+def _paths(code: types.CodeType) -> Iterator[_Mention]:
+    latest: _Mention | None = None
+    for instruction in dis.get_instructions(code):
+        kind, name = instruction.opname, str(instruction.argval)
+        if kind in _OF_ATTRIBUTES and latest is not None:
+            latest = _Mention(latest.kind, (*latest.path, name))
+            continue
+        if latest is not None:
+            yield latest
+        is_name = kind in _OF_GLOBALS or kind in _OF_CLOSURES or kind in _OF_ATTRIBUTES
+        latest = _Mention(kind, (name,)) if is_name else None
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _codes(inner)
+
+
+def _within(value: Any) -> Any:
+    """The function in a method, a property, or what else is made of one."""
+    held = (getattr(value, name, None) for name in ("__func__", "fget", "__wrapped__"))
+    return next((x for x in held if callable(x)), None)
+
+
+def _content(cell: types.CellType) -> Any:
+    """What a variable of an enclosing function is; None where it is nothing yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def _is_foreign(home: str) -> bool:
+    return home.partition(".")[0] in FOREIGN
+
+
+@functools.lru_cache(4096)
+def _is_librarys(home: str) -> bool:
+    """Whether a Python module is one of an installed package."""
+    return str(getattr(sys.modules.get(home), "__file__", None) or "").startswith(_PACKAGES)
