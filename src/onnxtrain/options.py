@@ -13,6 +13,7 @@ from typing import Any
 
 from onnxtrain import memory_options
 from onnxtrain.errors import OptionError
+from onnxtrain.option_values import as_declared
 
 BACKENDS = ("auto", "torch", "onnxruntime", "reference")
 DEVINFO = 15  # of logging: between Python's DEBUG and INFO
@@ -158,6 +159,8 @@ class Options:
     summary: bool = True
 
     def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            object.__setattr__(self, field.name, as_declared(field.name, str(field.type), getattr(self, field.name)))
         lists = (
             ("backend", BACKENDS),
             ("opset", OPSETS),
@@ -173,11 +176,6 @@ class Options:
                 raise OptionError(
                     f"{name}={getattr(self, name)!r} is not known", cure=f"choose one of {', '.join(map(str, allowed))}"
                 )
-        allow = self.propagate_cast_ops_allow
-        if not isinstance(allow, tuple) or not all(isinstance(name, str) for name in allow):
-            raise OptionError(
-                f"propagate_cast_ops_allow={allow!r} is not a tuple of operators", cure='write ("Softmax",), say'
-            )
         if self.cache_limit <= 0:
             raise OptionError(f"cache_limit={self.cache_limit} is not a number of bytes", cure="choose a positive one")
         if self.segments not in (None, "all") and not (type(self.segments) is int and self.segments > 0):

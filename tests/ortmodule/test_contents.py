@@ -102,6 +102,33 @@ class GlobalSettings(Scaled):
         return SETTINGS.inner.scale
 
 
+class GlobalObject(Scaled):
+    """Has it as a whole."""
+
+    def scale(self) -> Any:
+        return _scale_of(SETTINGS.inner) * SCHEDULE.value()
+
+
+def _scale_of(settings: Any) -> float:
+    return settings.scale
+
+
+class Schedule:
+    def __init__(self) -> None:
+        self.factor = 2.0
+
+    def value(self) -> float:
+        return self.factor
+
+
+SCHEDULE = Schedule()
+
+
+class OfObjects(Scaled):
+    def scale(self) -> Any:
+        return self.held[0].value()
+
+
 class GlobalLayer(Scaled):
     def scale(self) -> Any:
         return TEACHER(torch.full((3,), 2.0))
@@ -131,6 +158,7 @@ def _globals() -> Any:
     yield
     globals().update(before)
     LIST[0], TABLE["scale"], SETTINGS.inner.scale, OfClass.factor = 2.0, 2.0, 2.0, 2.0
+    SCHEDULE.factor = 2.0
     CACHES.clear()
     TEACHER.train()
 
@@ -157,6 +185,9 @@ CHANGES: dict[str, tuple[Callable[[], Scaled], Callable[[Any], Any]]] = {
     "a global dict": (GlobalList, lambda m: TABLE.update(scale=3.0)),
     "a global tensor": (GlobalTensor, _set_global("TENSOR", torch.ones(3))),
     "global settings": (GlobalSettings, lambda m: setattr(SETTINGS.inner, "scale", 3.0)),
+    "global settings as a whole": (GlobalObject, lambda m: setattr(SETTINGS.inner, "scale", 3.0)),
+    "a global object": (GlobalObject, lambda m: setattr(SCHEDULE, "factor", 3.0)),
+    "an object of a list": (lambda: OfObjects([Schedule()]), lambda m: setattr(m.held[0], "factor", 3.0)),
     "the mode of a global layer": (GlobalLayer, lambda m: TEACHER.eval()),
     "a closure": (Closure, lambda m: m.change(3.0)),
 }

@@ -325,3 +325,24 @@ def test_options_are_taken_in_the_second_place_too() -> None:
 def test_what_are_no_options_is_said(given: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=r"options are a (dict|str|Options), not .*Options"):
         ORTModule(torch.nn.Linear(2, 2), **given)
+
+
+def test_values_are_taken_as_people_write_them(tmp_path: Path) -> None:
+    options = Options(cache_dir=str(tmp_path), save_onnx=str(tmp_path / "dumps"), ignored_attributes=["step"])  # type: ignore[arg-type]
+    assert (options.cache_dir, options.save_onnx) == (tmp_path, tmp_path / "dumps")
+    assert options.ignored_attributes == ("step",)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"ignored_attributes": "step"}, "is not a tuple of names"),
+        ({"propagate_cast_ops_allow": (1,)}, "is not a tuple of names"),
+        ({"cache_dir": 3}, "is not a path"),
+        ({"verify": "yes"}, "is neither True nor False"),
+        ({"cache_limit": 0.5}, "is not a whole number"),
+    ],
+)
+def test_values_of_another_type_are_said(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        Options(**given)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from onnxtrain.capture.attribute_reads import OWN, configurations, is_array, owners_of
+from onnxtrain.capture.attribute_reads import OWN, are_settings, configurations, is_array, owners_of
 from onnxtrain.capture.autocast import Autocast
 from onnxtrain.capture.autograd_functions import Functions
 from onnxtrain.capture.cache import GraphCache
@@ -223,6 +223,7 @@ __all__ = [
     "Start",
     "Traced",
     "Watch",
+    "are_settings",
     "arguments_of",
     "capture",
     "configurations",

@@ -10,12 +10,12 @@ from typing import Any, TypeAlias
 
 import torch
 
-from onnxtrain.capture.source_lines import FOREIGN
+from onnxtrain.capture.source_lines import FOREIGN, is_librarys
 
 Attribute: TypeAlias = tuple[type, str]
 OWN = frozenset(torch.nn.Module().__dict__) - {"training"}
 _COLLECTIONS = (list, dict, set, collections.deque)
-_OF_PYTHON = ("types", "argparse")  # whose objects are namespaces: what is in them counts as read
+NAMESPACES = ("types", "argparse")  # of Python, whose classes are no one's: what is in them counts as read
 _DEPTH = 3  # how deep configuration objects are looked into
 _ABSENT = object()
 
@@ -82,7 +82,7 @@ class CollectionReads:
         owners = owners_of(module)
         kinds = {(type(x), n) for x in owners for n, v in vars(x).items() if n not in OWN and is_collection(v)}
         self._wanted = [(kind, name) for kind, name in kinds if _can_be_watched(kind, name)]
-        self.found: set[Attribute] = {(kind, name) for kind, name in kinds if kind.__module__ in _OF_PYTHON}
+        self.found: set[Attribute] = {(kind, name) for kind, name in kinds if kind.__module__ in NAMESPACES}
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
@@ -96,6 +96,13 @@ class CollectionReads:
 def _can_be_watched(kind: type, name: str) -> bool:
     is_propertys = hasattr(inspect.getattr_static(kind, name, None), "__set__")
     return kind.__module__.partition(".")[0] not in FOREIGN and not is_propertys
+
+
+def are_settings(value: Any) -> bool:
+    """Whether a value is an object that has attributes, of a class of no library's."""
+    home = type(value).__module__
+    is_users = home in NAMESPACES or not (home.partition(".")[0] in FOREIGN or is_librarys(home))
+    return is_users and _is_configuration(value)
 
 
 def owners_of(module: torch.nn.Module) -> list[Any]:

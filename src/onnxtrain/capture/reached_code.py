@@ -9,24 +9,22 @@ from __future__ import annotations
 import dis
 import functools
 import itertools
-import sys
-import sysconfig
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from onnxtrain.capture.attribute_reads import owners_of
+from onnxtrain.capture.attribute_reads import are_settings, configurations, owners_of
 from onnxtrain.capture.descriptions import PLAIN
-from onnxtrain.capture.source_lines import FOREIGN, is_users
+from onnxtrain.capture.source_lines import FOREIGN, is_librarys, is_users
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _OF_CLOSURES = ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF", "STORE_DEREF")
 _OF_GLOBALS = ("LOAD_GLOBAL", "STORE_GLOBAL")
 _OF_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
-_PACKAGES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
+_OPAQUE = (type, torch.Tensor, torch.nn.Module)  # whose attributes are looked up elsewhere
 _Key = tuple[int, str]  # the identity of a table or a cell, and the name there
 
 
@@ -124,7 +122,7 @@ class _Walk:
             self.see(_content(cell))  # a decorator's wrapper holds what it wraps
         if _is_foreign(home) or not is_users(code.co_filename):
             return
-        names = _names_in if _is_librarys(home) else _mentions_in
+        names = _names_in if is_librarys(home) else _mentions_in
         for kind, path in itertools.chain.from_iterable(map(names, _codes(code))):
             (name, *rest), table = path, function.__globals__
             self._attributes.update(dict.fromkeys(path[kind not in _OF_ATTRIBUTES :]))
@@ -132,7 +130,7 @@ class _Walk:
                 self._set.add((id(table if kind in _OF_GLOBALS else cells.get(name)), name))
             elif kind in _OF_GLOBALS and name in table:
                 self._name(table, home, "", path)
-            elif kind in _OF_CLOSURES and name in cells and not _is_librarys(home):
+            elif kind in _OF_CLOSURES and name in cells and not is_librarys(home):
                 read = functools.partial(_content, cells[name])
                 self._value((id(cells[name]), name), Named(f"{function.__qualname__}: {name}", read), home, rest)
 
@@ -146,13 +144,18 @@ class _Walk:
         value = named.read()
         self.see(value)
         is_module = isinstance(value, types.ModuleType)
-        if type(value) in PLAIN if _is_librarys(home) else not is_module:
+        is_opaque = (is_module and _is_foreign(value.__name__)) or isinstance(
+            value, type | torch.Tensor | torch.nn.Module
+        )
+        inner = {} if is_opaque else getattr(value, "__dict__", {})
+        if type(value) in PLAIN if is_librarys(home) else not is_module:
             self._found.setdefault(key, named)
-        if (is_module and _is_foreign(value.__name__)) or isinstance(value, type | torch.Tensor | torch.nn.Module):
-            return
-        inner = getattr(value, "__dict__", {})
         if rest and rest[0] in inner:
             self._name(inner, value.__name__ if is_module else home, f"{named.label}.", rest)
+        elif are_settings(value) and not is_librarys(home):
+            for held in configurations([{named.label: value}]):  # code has it as a whole
+                read = functools.partial(getattr, held, "__dict__", None)
+                self._found.setdefault((id(held), ""), Named(f"what is in {named.label}", read))
 
 
 def _names_in(code: types.CodeType) -> Iterator[_Mention]:
@@ -202,9 +205,3 @@ def _content(cell: types.CellType) -> Any:
 
 def _is_foreign(home: str) -> bool:
     return home.partition(".")[0] in FOREIGN
-
-
-@functools.lru_cache(4096)
-def _is_librarys(home: str) -> bool:
-    """Whether a Python module is one of an installed package."""
-    return str(getattr(sys.modules.get(home), "__file__", None) or "").startswith(_PACKAGES)

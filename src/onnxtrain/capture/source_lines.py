@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
+import sysconfig
 import types
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import torch
 
 _OURS = str(Path(__file__).parents[1])
 _TORCH = str(Path(torch.__file__).parent)
+_PACKAGES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
 _BETWEEN = ("<", "/contextlib.py", "/functools.py", "/sympy/")
 _TYPED = ("<stdin>", "<string>", "<console>", "<input>", "<ipython-input", "<python-input")  # not in a file
 
@@ -23,6 +26,12 @@ Place = tuple[str, int]  # file and line
 def is_ours_or_torchs(filename: str) -> bool:
     """Whether a file is torch's or ours."""
     return filename.startswith((_OURS, _TORCH))
+
+
+@functools.lru_cache(4096)
+def is_librarys(home: str) -> bool:
+    """Whether a Python module is one of an installed package."""
+    return str(getattr(sys.modules.get(home), "__file__", None) or "").startswith(_PACKAGES)
 
 
 def is_users(filename: str) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from onnxtrain.capture import OWN, PLAIN, Captured, Named, is_array, owners_of
+from onnxtrain.capture import OWN, PLAIN, Captured, Named, are_settings, is_array, owners_of
 
 _COLLECTIONS = (list, tuple, dict, set, frozenset, collections.deque)
 _BY_VALUE = frozenset((*PLAIN, torch.dtype, torch.device))
@@ -19,7 +19,6 @@ _LARGEST, _LARGEST_ARRAY = (
     1000,
     1 << 16,
 )  # values of a collection, bytes of an array; of larger ones the number is compared
-_DEPTH = 8  # of collections in collections
 
 
 class Contents:
@@ -75,26 +74,33 @@ class Contents:
         kept = [named for named in self._named if named.label not in labels]
         return self if len(kept) == len(self._named) else Contents(kept, self._module)
 
-    def _as_it_is(self, value: Any, depth: int = 0) -> Any:
+    def _as_it_is(self, value: Any, seen: dict[int, int] | None = None) -> Any:
         """A value now: equal to one of the same content."""
         if type(value) in _BY_VALUE:
             return type(value), value
-        if not self._has_content(value) or depth > _DEPTH:
+        if not self._has_content(value, is_named=seen is None):
             return _Same(value)
+        seen = {} if seen is None else seen
+        if id(value) in seen:
+            return _Same, seen[id(value)]
+        seen[id(value)] = len(seen)
         own = _Same(value) if isinstance(value, torch.nn.Module) else type(value)
-        return own, [self._as_it_is(child, depth + 1) for child in _children(value)]
+        return own, [self._as_it_is(child, seen) for child in _children(value)]
 
-    def _collections_in(self, values: Sequence[Any], depth: int = 0) -> Iterator[Any]:
+    def _collections_in(self, values: Sequence[Any], seen: dict[int, Any] | None = None) -> Iterator[Any]:
         """All that has a content among values, and within."""
+        is_named, seen = seen is None, {} if seen is None else seen
         for value in values:
-            if self._has_content(value) and depth <= _DEPTH:
+            if id(value) not in seen and self._has_content(value, is_named):
+                seen[id(value)] = value
                 yield value
-                yield from self._collections_in(_children(value), depth + 1)
+                yield from self._collections_in(_children(value), seen)
 
-    def _has_content(self, value: Any) -> bool:
+    def _has_content(self, value: Any, is_named: bool) -> bool:
+        """Whether more than its identity is compared; of objects that have a name, code says what it reads."""
         if isinstance(value, torch.nn.Module):
             return id(vars(value).get("_wrapped", value)) not in self._own
-        return isinstance(value, _COLLECTIONS) or is_array(value)
+        return isinstance(value, _COLLECTIONS) or is_array(value) or (not is_named and are_settings(value))
 
 
 def collections_read(module: torch.nn.Module, captured: Captured) -> list[Named]:
@@ -128,19 +134,21 @@ class _Same:
 
 def _is_plain(value: Any) -> bool:
     """Whether a collection can be compared with a copy of it."""
-    return isinstance(value, _COLLECTIONS) and all(type(child) in _BY_VALUE for child in _children(value))
+    return type(value) in _COLLECTIONS and all(type(child) in _BY_VALUE for child in _children(value))
 
 
 def _children(value: Any) -> list[Any]:
-    """What is in a collection, an array or a module; of one that is large, how much."""
+    """What is in a collection, an array, a module or an object; of a collection or array that is large, how much."""
     if isinstance(value, torch.nn.Module):
         return [x for part in value.modules() for x in _state_of(part)]
     if is_array(value):
         return [value.dtype.str, *value.shape, value.tobytes() if value.nbytes <= _LARGEST_ARRAY else None]
+    if not isinstance(value, _COLLECTIONS):  # an object; not those that it has
+        return [x for n, v in vars(value).items() if not are_settings(v) for x in (n, v)]
     if len(value) > _LARGEST:
         return [len(value)]
     if isinstance(value, dict):
-        return [*value, *value.values()]
+        return [*dict.keys(value), *dict.values(value)]  # some load what they have when they are asked themselves
     return sorted(value, key=hash) if isinstance(value, set | frozenset) else list(value)
 
 

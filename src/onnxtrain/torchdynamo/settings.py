@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from onnxtrain.errors import OptionError, close_to
@@ -17,8 +16,6 @@ MODES: dict[str, dict[str, Any]] = {
     "max-autotune-no-cudagraphs": {"conv_algo_search": "EXHAUSTIVE"},
 }
 _NAMES = tuple(field.name for field in dataclasses.fields(Options))
-_PATHS = ("cache_dir", "custom_op_library", "save_onnx")
-_TUPLES = ("propagate_cast_ops_allow", "ignored_attributes")
 
 
 def settings(mode: str | None = None, options: Mapping[str, Any] | Options | None = None) -> Options:
@@ -37,8 +34,7 @@ def settings(mode: str | None = None, options: Mapping[str, Any] | Options | Non
         return from_environment(options)
     given = dict(options or {})
     check_known(given, _NAMES, "onnxtrain", "onnxtrain.Options")
-    read = {name: _value(name, value) for name, value in given.items()}
-    return from_environment(Options(**{**MODES[mode or "default"], **read}))
+    return from_environment(Options(**{**MODES[mode or "default"], **given}))
 
 
 def check_known(given: Iterable[str], known: Collection[str], backend: str, place: str) -> None:
@@ -59,10 +55,3 @@ def check_known(given: Iterable[str], known: Collection[str], backend: str, plac
                 f"option {name!r} of the backend {backend} is not known{close_to(name, known)}",
                 cure=f"choose fields of {place}",
             )
-
-
-def _value(name: str, value: Any) -> Any:
-    """A value as the field has it: in a dictionary paths are texts, and tuples lists."""
-    if name in _PATHS and isinstance(value, str):
-        return Path(value)
-    return tuple(value) if name in _TUPLES and isinstance(value, list) else value
