@@ -124,9 +124,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure all runs, or those that are named; 0 where every budget holds."""
     known = PRESETS["memory"]
     parser = argparse.ArgumentParser(prog="python -m benchmarks.budgets", description=__doc__)
-    parser.add_argument("runs", nargs="*", choices=[*known, []], metavar="RUN", help=", ".join(known))
+    parser.add_argument("runs", nargs="*", metavar="RUN", help=f"{', '.join(known)}; default: all")
     parser.add_argument("--count", type=int, default=20, help="budgets of each run")
     options = parser.parse_args(arguments)
+    if unknown := set(options.runs) - set(known):
+        parser.error(f"unknown runs {', '.join(sorted(unknown))}")
     logging.set_verbosity_error()
     console, faults = Console(), []
     table = Table("", "MiB without", "least", "budgets kept", "told, at most off", title="one step within each budget")

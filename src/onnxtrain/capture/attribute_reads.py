@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from onnxtrain.capture.source_lines import FOREIGN, is_librarys
+from onnxtrain.capture.source_lines import is_foreign, is_librarys
 
 Attribute: TypeAlias = tuple[type, str]
 OWN = frozenset(torch.nn.Module().__dict__) - {"training"}
@@ -95,13 +95,13 @@ class CollectionReads:
 
 def _can_be_watched(kind: type, name: str) -> bool:
     is_propertys = hasattr(inspect.getattr_static(kind, name, None), "__set__")
-    return kind.__module__.partition(".")[0] not in FOREIGN and not is_propertys
+    return not (is_foreign(kind.__module__) or is_propertys)
 
 
 def are_settings(value: Any) -> bool:
     """Whether a value is an object that has attributes, of a class of no library's."""
     home = type(value).__module__
-    is_users = home in NAMESPACES or not (home.partition(".")[0] in FOREIGN or is_librarys(home))
+    is_users = home in NAMESPACES or not (is_foreign(home) or is_librarys(home))
     return is_users and _is_configuration(value)
 
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
+from onnxtrain.capture.attribute_reads import OWN
 from onnxtrain.capture.descriptions import PLAIN, Describer, TooMuchError
 from onnxtrain.ir.layers import KEPT, Layers
 
 LEAST = KEPT + 2  # layers of a row: of fewer, all are traced
-_TABLES = frozenset(torch.nn.Module().__dict__) - {"training"}
-HOOKS = tuple(n for n in _TABLES if n.endswith("_hooks") and "state_dict" not in n)
+HOOKS = tuple(n for n in OWN if n.endswith("_hooks") and "state_dict" not in n)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +120,7 @@ def _differences(
     for (path, a), (_, b) in zip(*parts, strict=True):
         if type(a) is not type(b) or not _are_of_one_form(a, b) or any(owners[id(x)] > 1 for x in _held(a, b)):
             return None
-        tables = [{n: v for n, v in vars(x).items() if n not in _TABLES and n not in ignored} for x in (a, b)]
+        tables = [{n: v for n, v in vars(x).items() if n not in OWN and n not in ignored} for x in (a, b)]
         if tables[0].keys() != tables[1].keys() or any(vars(x).get(n) for x in (a, b) for n in HOOKS):
             return None
         for name in tables[0]:

@@ -17,7 +17,7 @@ import torch
 
 from onnxtrain.capture.attribute_reads import are_settings, configurations, owners_of
 from onnxtrain.capture.descriptions import PLAIN
-from onnxtrain.capture.source_lines import FOREIGN, is_librarys, is_users
+from onnxtrain.capture.source_lines import codes_within, is_foreign, is_librarys, is_users
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _OF_CLOSURES = ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF", "STORE_DEREF")
@@ -103,7 +103,7 @@ class _Walk:
             return
         self._seen[id(value)] = value
         if isinstance(value, type):
-            self._classes.update((c, None) for c in value.__mro__ if not _is_foreign(c.__module__))
+            self._classes.update((c, None) for c in value.__mro__ if not is_foreign(c.__module__))
         elif isinstance(value, types.FunctionType):
             self._waiting.append(value)
         elif isinstance(value, functools.partial):
@@ -111,7 +111,7 @@ class _Walk:
                 self.see(part)
         elif (inner := _within(value)) is not None:
             self.see(inner)
-        elif not _is_foreign(type(value).__module__):
+        elif not is_foreign(type(value).__module__):
             self.see(type(value))
 
     def _function(self, function: types.FunctionType) -> None:
@@ -120,10 +120,10 @@ class _Walk:
         cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
         for cell in cells.values():
             self.see(_content(cell))  # a decorator's wrapper holds what it wraps
-        if _is_foreign(home) or not is_users(code.co_filename):
+        if is_foreign(home) or not is_users(code.co_filename):
             return
         names = _names_in if is_librarys(home) else _mentions_in
-        for kind, path in itertools.chain.from_iterable(map(names, _codes(code))):
+        for kind, path in itertools.chain.from_iterable(map(names, codes_within(code))):
             (name, *rest), table = path, function.__globals__
             self._attributes.update(dict.fromkeys(path[kind not in _OF_ATTRIBUTES :]))
             if kind.startswith("STORE"):
@@ -144,9 +144,7 @@ class _Walk:
         value = named.read()
         self.see(value)
         is_module = isinstance(value, types.ModuleType)
-        is_opaque = (is_module and _is_foreign(value.__name__)) or isinstance(
-            value, type | torch.Tensor | torch.nn.Module
-        )
+        is_opaque = is_foreign(value.__name__) if is_module else isinstance(value, _OPAQUE)
         inner = {} if is_opaque else getattr(value, "__dict__", {})
         if type(value) in PLAIN if is_librarys(home) else not is_module:
             self._found.setdefault(key, named)
@@ -182,13 +180,6 @@ def _paths(code: types.CodeType) -> Iterator[_Mention]:
         latest = _Mention(kind, (name,)) if is_name else None
 
 
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for inner in code.co_consts:
-        if isinstance(inner, types.CodeType):
-            yield from _codes(inner)
-
-
 def _within(value: Any) -> Any:
     """The function in a method, a property, or what else is made of one."""
     held = (getattr(value, name, None) for name in ("__func__", "fget", "__wrapped__"))
@@ -201,7 +192,3 @@ def _content(cell: types.CellType) -> Any:
         return cell.cell_contents
     except ValueError:
         return None
-
-
-def _is_foreign(home: str) -> bool:
-    return home.partition(".")[0] in FOREIGN

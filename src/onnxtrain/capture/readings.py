@@ -36,11 +36,10 @@ from onnxtrain.capture.like_layers import names_within
 from onnxtrain.capture.rehearsal import fill_caches, untouched
 from onnxtrain.capture.schema import flatten
 from onnxtrain.capture.size_guards import repeated_among
-from onnxtrain.capture.source_lines import FOREIGN, is_ours_or_torchs
+from onnxtrain.capture.source_lines import PACKAGES, codes_within, is_foreign, is_ours_or_torchs
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _STANDARD = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
-_PACKAGES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
 _OPENS = (builtins.open, io.open, os.open)
 _IN_C = (types.BuiltinFunctionType, types.MethodDescriptorType, types.MethodWrapperType, types.WrapperDescriptorType)
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor))
@@ -261,19 +260,19 @@ class GlobalNames:
 
 def _content(value: Any) -> str:
     """The text of what can change without being another object."""
-    may_change = isinstance(value, list | dict | set) or type(value).__module__.partition(".")[0] not in FOREIGN
+    may_change = isinstance(value, list | dict | set) or not is_foreign(type(value).__module__)
     return Describer({}, while_traced=True).text(value) if may_change and not isinstance(value, type) else ""
 
 
 def _is_foreign(frame: types.FrameType) -> bool:
     """Whether code is torch's, ours or Python's own, or of what torch is made of: their versions tell."""
-    name = str(frame.f_globals.get("__name__")).partition(".")[0]
+    name = str(frame.f_globals.get("__name__"))
     file = frame.f_code.co_filename
-    return name in FOREIGN or name.startswith("namedtuple_") or _is_standard(file) or is_ours_or_torchs(file)
+    return is_foreign(name) or name.startswith("namedtuple_") or _is_standard(file) or is_ours_or_torchs(file)
 
 
 def _is_standard(file: str) -> bool:
-    return file.startswith("<frozen") or (file.startswith(_STANDARD) and not file.startswith(_PACKAGES))
+    return file.startswith("<frozen") or (file.startswith(_STANDARD) and not file.startswith(PACKAGES))
 
 
 def _reader(frame: types.FrameType | None) -> types.FrameType | None:
@@ -290,7 +289,7 @@ def _globals(code: types.CodeType, frame: types.FrameType) -> Iterator[tuple[str
 
     Each as it is shown, with the table that has it, and its name there.
     """
-    names = dict.fromkeys(_names(code))
+    names = dict.fromkeys(name for inner in codes_within(code) for name in inner.co_names)
     waiting = [("", frame.f_globals), ("", frame.f_builtins)]
     done: set[int] = set()
     while waiting:
@@ -302,13 +301,6 @@ def _globals(code: types.CodeType, frame: types.FrameType) -> Iterator[tuple[str
                 if isinstance(value, types.ModuleType) and id(value) not in done:
                     done.add(id(value))
                     waiting.append((f"{prefix}{name}.", vars(value)))
-
-
-def _names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for inner in code.co_consts:
-        if isinstance(inner, types.CodeType):
-            yield from _names(inner)
 
 
 class _Calls(TorchFunctionMode):

@@ -17,7 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from onnxtrain.capture.replaced import replaced
-from onnxtrain.capture.source_lines import FOREIGN, is_users
+from onnxtrain.capture.source_lines import is_foreign, is_users
 
 _KINDS: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 
@@ -138,7 +138,7 @@ _NAMES = {"isinstance": _is_instance, "type": _Kind("type", (type,), {})}
 @contextlib.contextmanager
 def _kinds_of_numbers() -> Iterator[None]:
     """In modules that may be the user's a size is an instance of what its number is."""
-    modules = [m for n, m in list(sys.modules.items()) if n.partition(".")[0] not in FOREIGN]
+    modules = [m for n, m in list(sys.modules.items()) if not is_foreign(n)]
     tables = [vars(m) for m in modules if isinstance(m, types.ModuleType)]
     changed = [(table, name) for table in tables for name in _NAMES if name not in table]
     for table, name in changed:

@@ -7,13 +7,14 @@ import re
 import sys
 import sysconfig
 import types
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
 _OURS = str(Path(__file__).parents[1])
 _TORCH = str(Path(torch.__file__).parent)
-_PACKAGES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
+PACKAGES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
 _BETWEEN = ("<", "/contextlib.py", "/functools.py", "/sympy/")
 _TYPED = ("<stdin>", "<string>", "<console>", "<input>", "<ipython-input", "<python-input")  # not in a file
 
@@ -23,15 +24,28 @@ FOREIGN = frozenset(("torch", "onnxtrain", "sympy", "mpmath", "numpy", "typing_e
 Place = tuple[str, int]  # file and line
 
 
+def codes_within(code: types.CodeType) -> Iterator[types.CodeType]:
+    """The code of a function, and of those that are defined in it."""
+    yield code
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from codes_within(inner)
+
+
 def is_ours_or_torchs(filename: str) -> bool:
     """Whether a file is torch's or ours."""
     return filename.startswith((_OURS, _TORCH))
 
 
+def is_foreign(home: str) -> bool:
+    """Whether a Python module is one of a package whose version tells what its code does."""
+    return home.partition(".")[0] in FOREIGN
+
+
 @functools.lru_cache(4096)
 def is_librarys(home: str) -> bool:
     """Whether a Python module is one of an installed package."""
-    return str(getattr(sys.modules.get(home), "__file__", None) or "").startswith(_PACKAGES)
+    return str(getattr(sys.modules.get(home), "__file__", None) or "").startswith(PACKAGES)
 
 
 def is_users(filename: str) -> bool:

@@ -15,10 +15,8 @@ from onnxtrain.capture import OWN, PLAIN, Captured, Named, are_settings, is_arra
 
 _COLLECTIONS = (list, tuple, dict, set, frozenset, collections.deque)
 _BY_VALUE = frozenset((*PLAIN, torch.dtype, torch.device))
-_LARGEST, _LARGEST_ARRAY = (
-    1000,
-    1 << 16,
-)  # values of a collection, bytes of an array; of larger ones the number is compared
+_LARGEST = 1000  # values of a collection; of a larger one their number is compared
+_LARGEST_ARRAY = 1 << 16  # bytes; of a larger one type and sizes are compared
 
 
 class Contents:

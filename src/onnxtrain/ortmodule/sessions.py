@@ -194,7 +194,7 @@ class Sessions:
 
         Such a state gets a graph once two calls in a row have it.
         """
-        others = [e for e in self.entries if e.call.is_but_for_state(call) and not e.path]
+        others = [e for e in self.entries if not e.path and e.call.is_but_for_state(call)]
         stale = [e for e in others if e.call.state == call.state and not e.contents.are_the_same()]
         states = {e.call.state for e in others} | {c.state for c in self.without_graph if c.is_but_for_state(call)}
         if len(states - {call.state}) + len(stale) < _MANY:
