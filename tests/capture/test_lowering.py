@@ -298,6 +298,49 @@ def _result_of_several_calls_written_unseen(x: Tensor) -> Tensor:
     return y.square().sum((1, 2))
 
 
+def _several_written_to_out(x: Tensor) -> Tensor:
+    highest, places = x.new_empty(0), torch.empty(0, dtype=torch.int64)
+    torch.max(x.detach(), 1, out=(highest, places))
+    ordered, _ = torch.sort(x.detach(), 1, out=(torch.empty_like(x), torch.empty_like(x, dtype=torch.int64)))
+    ordered.mul_(2)
+    return x * highest[:, None] + places[:, None] * ordered
+
+
+def _many_at_once(x: Tensor) -> Tensor:
+    parts, mean = [x * 1, x * 2], x.new_ones(4)
+    torch._foreach_mul_(parts, 2.0)
+    torch._foreach_add_(parts, [x, x], alpha=0.5)
+    torch._foreach_lerp_([mean], [x.detach().mean(0)], 0.1)
+    return parts[0] * parts[1] * mean + sum(torch._foreach_exp(parts))
+
+
+def _data_replaced(x: Tensor) -> Tensor:
+    """autograd knows nothing of it."""
+    y, z = x * 1, x * 3
+    y.data = y.data * 2
+    z.data = torch.ones_like(z)
+    return y * y + z
+
+
+def _layers_made_in_the_call(x: Tensor) -> Tensor:
+    layers = nn.Sequential(nn.Linear(4, 3, dtype=x.dtype), nn.LayerNorm(3, dtype=x.dtype))
+    nn.init.constant_(layers[0].weight, 0.1)
+    nn.init.eye_(layers[0].weight)
+    nn.init.zeros_(layers[0].bias)
+    return layers(x)
+
+
+def _written_by_name(x: Tensor) -> Tensor:
+    y = x * 1
+    torch.sigmoid_(input=y)
+    y = y + 1
+    with torch.no_grad():
+        torch.relu_(input=y)
+    positive = y > 1.6
+    positive.logical_and_(other=x > 0)
+    return torch.dropout(y, 0.5, train=False) * positive
+
+
 PIECES = {
     piece.__name__.strip("_").replace("_", " "): piece
     for piece in (
@@ -341,6 +384,11 @@ PIECES = {
         _views_that_no_operator_promises,
         _truth_written,
         _result_of_several_calls_written_unseen,
+        _several_written_to_out,
+        _many_at_once,
+        _data_replaced,
+        _layers_made_in_the_call,
+        _written_by_name,
     )
 }
 
@@ -376,6 +424,23 @@ def test_a_write_that_has_no_other_form_is_refused() -> None:
     module = Piece(lambda x: x.clone().unfold(0, 2, 1).mul_(2))
     with pytest.raises(CaptureError, match="shares memory"):
         capture(module, (torch.randn(5, 4, dtype=torch.float64),), {})
+
+
+@pytest.mark.parametrize(
+    "replace, what",
+    [
+        (lambda x: setattr(x, "data", x[:2]), "other sizes"),
+        (lambda x: setattr(x[:2], "data", x[:2] * 2), "of a view"),
+        (lambda x: setattr(x.detach(), "data", x * 2), "of a view"),
+    ],
+)
+def test_data_that_is_replaced_by_what_does_not_fit_is_refused(replace: Callable[[Tensor], None], what: str) -> None:
+    def code(x: Tensor) -> Tensor:
+        replace(x)
+        return x
+
+    with pytest.raises(CaptureError, match=what):
+        capture(Piece(code), (torch.ones(3, 4, dtype=torch.float64),), {})
 
 
 def test_a_mapped_function_that_changes_its_argument_is_refused() -> None:

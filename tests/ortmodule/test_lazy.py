@@ -1,4 +1,4 @@
-"""Lazy modules: their first call, in eager PyTorch, makes their parameters; the next ones have a graph."""
+"""Lazy modules, and layers made in forward: a call in eager PyTorch makes them; the next ones have a graph."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from parity import captures
 from torch import nn
 
 from onnxtrain import Options, ORTModule
+from onnxtrain.errors import CaptureError
 
 Tensor = torch.Tensor
 
@@ -57,4 +58,59 @@ def test_lazy_modules_are_trained(make: Callable[[], nn.Module], shape: tuple[in
 def test_explain_tells_of_the_call_that_made_the_parameters() -> None:
     wrapped = ORTModule(Net(), options=Options(summary=False))
     wrapped(torch.ones(2, 3))
-    assert "1 call in eager PyTorch, which made the lazy parameters" in wrapped.explain()
+    assert "1 call in eager PyTorch, which made parameters" in wrapped.explain()
+
+
+class Built(nn.Module):
+    """Builds itself when it sees its first batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.layers:
+            self.layers.extend([nn.Linear(x.shape[1], 4), nn.BatchNorm1d(4)])
+            self.scale = nn.Parameter(torch.ones(4))
+        for layer in self.layers:
+            x = layer(x)
+        return x * self.scale
+
+
+class BuiltForEachLength(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.ModuleDict()
+
+    def forward(self, x: Tensor) -> Tensor:
+        name = str(len(x))
+        if name not in self.heads:
+            self.heads[name] = nn.Linear(3, 4)
+        return self.heads[name](x)
+
+
+@pytest.mark.parametrize("kind, graphs, eager", [(Built, 1, 1), (BuiltForEachLength, 3, 3)])
+def test_layers_made_in_forward_are_trained(kind: type[nn.Module], graphs: int, eager: int) -> None:
+    expected, wrapped = kind(), ORTModule(kind(), options=Options(summary=False))
+    for n in (0, 1, 2, 0, 1, 2):
+        x = torch.randn(4 + n, 3)
+        for model in (expected, wrapped):
+            torch.manual_seed(n)
+            model(x).pow(3).mean().backward()
+    found, known = dict(wrapped.named_parameters()), dict(expected.named_parameters())
+    assert list(found) == list(known)
+    torch.testing.assert_close([p.grad for p in found.values()], [p.grad for p in known.values()])
+    assert captures(wrapped) == graphs
+    assert f"{eager} call" in wrapped.explain() and "in eager PyTorch, which made parameters" in wrapped.explain()
+
+
+def test_a_parameter_that_every_call_makes_is_refused() -> None:
+    class Anew(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            self.weight = nn.Parameter(torch.ones(3))
+            return x * self.weight
+
+    wrapped = ORTModule(Anew(), options=Options(summary=False))
+    wrapped(torch.ones(2, 3))
+    with pytest.raises(CaptureError, match="sets weight: a layer or a parameter"):
+        wrapped(torch.ones(2, 3))

@@ -34,6 +34,29 @@ class Assigned(Base):
         return (x @ self.weight - self.mean).square().mean()
 
 
+class ReadAndAssigned(Base):
+    """The gradient is one of what was read, not of what is there now."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x @ self.weight * (self.mean + 1)
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0).detach()
+        return y.square().mean()
+
+
+class OldReturned(Base):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        old = self.mean
+        with torch.no_grad():
+            self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        return (x @ self.weight * old).square().mean(), old
+
+
+class DataReplaced(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean.data = 0.9 * self.mean.data + 0.1 * x.mean(0).detach()
+        return (x @ self.weight - self.mean).square().mean()
+
+
 class Auxiliary(Base):
     def forward(self, x: Tensor) -> Tensor:
         y = x @ self.weight
@@ -108,6 +131,21 @@ def _train(module: Base | Experts, loss: Callable[[Any, Tensor], Tensor], steps:
 
 def test_a_buffer_that_is_assigned_is_updated() -> None:
     assert captures(_train(Assigned(), lambda model, y: y)) == 1
+
+
+@pytest.mark.parametrize("kind", [ReadAndAssigned, DataReplaced])
+def test_a_buffer_is_read_as_it_was(kind: type[Base]) -> None:
+    assert captures(_train(kind(), lambda model, y: y)) == 1
+
+
+def test_a_buffer_that_is_returned_is_what_it_was() -> None:
+    """Also where no gradients are computed."""
+    wrapped = _train(OldReturned(), lambda model, y: y[0])
+    before = wrapped.mean.clone()
+    with torch.no_grad():
+        _, old = wrapped(torch.randn(3, 4))
+    torch.testing.assert_close(old, before)
+    assert not torch.equal(wrapped.mean, before)
 
 
 def test_an_auxiliary_loss_is_added_outside() -> None:

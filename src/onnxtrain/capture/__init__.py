@@ -19,7 +19,7 @@ from onnxtrain.capture.captured import Captured, Traced
 from onnxtrain.capture.convert import Refusals, to_graph
 from onnxtrain.capture.descriptions import PLAIN
 from onnxtrain.capture.export import PREFIX, FlatModule, export
-from onnxtrain.capture.left_behind import Kind, Place, Watch, leave, refuse_read
+from onnxtrain.capture.left_behind import Kind, PartsMadeError, Place, Watch, leave, refuse_read
 from onnxtrain.capture.left_outside import LeftOutsideError
 from onnxtrain.capture.like_layers import rows_of
 from onnxtrain.capture.looks import Key, Look, content_of, same
@@ -217,6 +217,7 @@ __all__ = [
     "Look",
     "Named",
     "Numbers",
+    "PartsMadeError",
     "Path",
     "Place",
     "Schema",

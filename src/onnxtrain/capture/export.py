@@ -30,7 +30,7 @@ from onnxtrain.capture.autograd_functions import Functions
 from onnxtrain.capture.found_elsewhere import Borrowed, FoundElsewhere
 from onnxtrain.capture.host_random import HostGenerators
 from onnxtrain.capture.known_calls import Count
-from onnxtrain.capture.left_behind import Place, Watch, names_of, owned_by, plain_tensors
+from onnxtrain.capture.left_behind import PartsMadeError, Place, Watch, names_of, owned_by, plain_tensors
 from onnxtrain.capture.left_outside import LeftOutsideError, take_out_of_others, take_out_refused
 from onnxtrain.capture.lowering.aliases import memory_of
 from onnxtrain.capture.quiet import loggers_at
@@ -154,6 +154,9 @@ class FlatModule(torch.nn.Module):
             if generator := generators.drawn:
                 raise HostRandomError(generator)
             changes = watch.changes()
+        except Exception:
+            watch.refuse_parts()  # which may be why
+            raise
         finally:
             generators.restore()
             self.result.settle = watch.take_back()
@@ -214,7 +217,7 @@ def _export_any(
             if module.result.outside is not None and not module.result.outside.is_cache:
                 raise module.result.outside
             return program
-        except (ContentError, HostRandomError, LeftOutsideError):
+        except (ContentError, HostRandomError, LeftOutsideError, PartsMadeError):
             raise
         except MoreLooksError as error:  # once for each element, of which the example has more than the call
             errors.append(error)

@@ -39,10 +39,20 @@ def changed_behind(changed: Tensor, detached: Sequence[weakref.ref[Tensor]], nam
         found = [t for t in sources if memory is None or memory_of(t) == memory]
         if memory is None and found:
             raise hidden(name, "under torch.no_grad() or detached,")
+    found = [t for t in found if not is_made_in_call(t)]
     wholes = [whole_of(t) for t in found]
     if any(t.is_leaf or not t.is_floating_point() for t in wholes):
         raise hidden(name, "under torch.no_grad() or detached,")
     return _recorded(wholes[0], found[0], name) if wholes else None
+
+
+def is_made_in_call(tensor: Tensor) -> bool:
+    """Whether it is the parameter of a layer that the call makes: no gradient goes on from there."""
+    mode: Any = get_proxy_mode()
+    if mode is None or not isinstance(tensor, torch.nn.Parameter):
+        return False
+    known = mode.tracer.tensor_tracker.get(whole_of(tensor))
+    return known is not None and known.proxy.node.op == "call_function"
 
 
 def _recorded(whole: Tensor, tensor: Tensor, name: str) -> Tensor:
@@ -73,6 +83,37 @@ def write(target: Tensor, change: Callable[[], Any]) -> Any:
     with torch.enable_grad():
         target.copy_(target.detach() + nothing)
     return made
+
+
+def replace_data(tensor: Tensor, content: Tensor, detached: Sequence[weakref.ref[Tensor]]) -> None:
+    """Give a tensor another content, as ``tensor.data = content`` does.
+
+    Args:
+        tensor: the tensor.
+        content: of the same sizes and type.
+        detached: the tensors that were detached, or what they are views of.
+
+    Raises:
+        CaptureError: the content has another form, or who shares the tensor's memory would see it too.
+    """
+    if (tensor.shape, tensor.dtype) != (content.shape, content.dtype):
+        raise _refused_data("with a tensor of other sizes, or of another type")
+    with torch.no_grad():
+        behind = changed_behind(tensor, detached, "an assignment to .data")
+        if whole_of(tensor) is not tensor or (behind is not None and behind is not tensor):
+            raise _refused_data("of a view, which no longer is one then")
+        content = content.detach().clone()
+        if behind is None:
+            tensor.copy_(content)
+        else:
+            write(tensor, lambda: tensor.copy_(content))
+
+
+def _refused_data(how: str) -> CaptureError:
+    return CaptureError(
+        f"the forward pass replaces the data {how}",
+        cure="compute a new tensor and use that, or change the data outside of forward",
+    )
 
 
 def whole_of(tensor: Tensor) -> Tensor:

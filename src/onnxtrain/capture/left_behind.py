@@ -32,6 +32,23 @@ _TABLES = frozenset(n for n, v in vars(torch.nn.Module()).items() if isinstance(
 _ABSENT = object()
 
 
+class PartsMadeError(CaptureError):
+    """The forward pass makes layers or parameters, of which a graph would know nothing.
+
+    Args:
+        labels: their names, as the user would write them.
+        source: the line that sets one.
+    """
+
+    def __init__(self, labels: Sequence[str], source: str) -> None:
+        super().__init__(
+            f"the forward pass sets {', '.join(labels)}: a layer or a parameter, which every call makes anew",
+            source=source,
+            cure="make it in __init__, or only where it is not there yet, which the first call in eager PyTorch does",
+        )
+        self.labels = tuple(labels)
+
+
 class Kind(enum.Enum):
     """How something is left.
 
@@ -94,6 +111,7 @@ class Watch:
         self._modules = list(module.named_modules())
         self._attributes = [dict(m.__dict__) for _, m in self._modules]
         self._buffers = [dict(m._buffers) for _, m in self._modules]
+        self._parts = [(dict(m._parameters), dict(m._modules)) for _, m in self._modules]
         self._content = {
             id(v): (v, v.copy()) for table in self._attributes for n, v in table.items() if _is_collection(n, v)
         }
@@ -106,7 +124,9 @@ class Watch:
 
         Raises:
             CaptureError: a number was changed, which a graph would not change again.
+            PartsMadeError: there are layers or parameters that were not there.
         """
+        self.refuse_parts()
         buffers: dict[str, torch.Tensor] = {}
         reformed: dict[str, CaptureError] = {}
         left: dict[Place, Any] = {}
@@ -127,6 +147,17 @@ class Watch:
                 if name not in self._ignored:
                     left |= self._left(module, path, name, before.get(name, _ABSENT), new)
         return Changes(buffers, {place: value for place, value in left.items() if _can_be_left(value)}, reformed)
+
+    def refuse_parts(self) -> None:
+        """Raise PartsMadeError where there are layers or parameters that were not there."""
+        made = []
+        for (path, module), tables in zip(self._modules, self._parts, strict=True):
+            for before, now in zip(tables, (module._parameters, module._modules), strict=True):
+                fresh = [n for n, part in now.items() if part is not None and before.get(n) is not part]
+                made += [(module, Place(path, n, Kind.SET)) for n in fresh]
+        if made:
+            module, first = made[0]
+            raise PartsMadeError([place.label for _, place in made], _line(module, first.name))
 
     def _left(self, module: torch.nn.Module, path: str, name: str, old: Any, new: Any) -> dict[Place, Any]:
         if new is not old:
@@ -165,6 +196,9 @@ class Watch:
             if table != content:
                 again.append(functools.partial(_fill, table, table.copy()))
                 _fill(table, content)
+        for (_, module), (parameters, modules) in zip(self._modules, self._parts, strict=True):
+            _fill(module._parameters, parameters)
+            _fill(module._modules, modules)
         for (_, module), attributes, buffers in zip(self._modules, self._attributes, self._buffers, strict=True):
             for name in [n for n in module.__dict__ if n not in attributes]:
                 del module.__dict__[name]
@@ -205,7 +239,7 @@ def _left_in_list(place: Place, content: list[Any], new: list[Any]) -> dict[Plac
     return {dataclasses.replace(place, kind=Kind.FILL): list(new)}
 
 
-def _fill(table: dict[Any, Any], content: dict[Any, Any]) -> None:
+def _fill(table: dict[Any, Any], content: Mapping[Any, Any]) -> None:
     table.clear()
     table.update(content)
 

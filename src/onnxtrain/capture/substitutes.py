@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,16 @@ from torch.overrides import TorchFunctionMode
 
 from onnxtrain.capture.assertions import expected, tell
 from onnxtrain.capture.found_elsewhere import FoundElsewhere
-from onnxtrain.capture.hidden_changes import changed_behind, hidden, history, is_unnoticed, whole_of, write
+from onnxtrain.capture.hidden_changes import (
+    changed_behind,
+    hidden,
+    history,
+    is_made_in_call,
+    is_unnoticed,
+    replace_data,
+    whole_of,
+    write,
+)
 from onnxtrain.capture.lowering.aliases import memory_of
 from onnxtrain.capture.replaced import replaced
 from onnxtrain.capture.source_lines import is_users
@@ -26,6 +35,7 @@ from onnxtrain.errors import CaptureError
 
 Tensor = torch.Tensor
 _HARMLESS = frozenset(("requires_grad_", "detach_", "retain_grad_"))
+_SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 _DETACH = frozenset((torch.detach, Tensor.detach, Tensor.data.__get__))  # type: ignore[attr-defined]
 SUBSTITUTES: dict[Callable[..., Any], Callable[..., Any]] = {}
 
@@ -75,12 +85,14 @@ class Substitutes(TorchFunctionMode):
     ) -> Any:
         args = tuple(self._elsewhere.now(func, args))
         kwargs = dict(zip(kwargs, self._elsewhere.now(func, kwargs.values()), strict=True)) if kwargs else {}
-        changed = args[0] if args and isinstance(args[0], Tensor) and _is_in_place(func) else None
+        if func == _SET_DATA:
+            return replace_data(args[0], args[1], self._detached)
+        changed = _changed_by(func, args, kwargs)
         if changed is not None:
             behind = changed_behind(changed, self._detached, func.__name__)
             if behind is not None:
                 return write(behind, lambda: _call(func, *args, **kwargs))
-        before = None if changed is None or _is_view_in_place(func) else history(changed)
+        before = None if changed is None or _is_unwatched(func, changed) else history(changed)
         made = _call(func, *args, **kwargs)
         self._elsewhere.made(made)
         if changed is not None and before is not None and is_unnoticed(changed, before):
@@ -90,11 +102,22 @@ class Substitutes(TorchFunctionMode):
         return made
 
 
+def _changed_by(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """The tensor that a function writes to: its first argument, which may be given by name; None where it does not."""
+    first = args[0] if args else kwargs.get("input", kwargs.get("data"))
+    return first if isinstance(first, Tensor) and _is_in_place(func) else None
+
+
 def _call(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """What a function of torch gives, or what takes its place."""
     substitute = SUBSTITUTES.get(func)
     made = NotImplemented if substitute is None else substitute(*args, **kwargs)
     return func(*args, **kwargs) if made is NotImplemented else made
+
+
+def _is_unwatched(func: Callable[..., Any], changed: Tensor) -> bool:
+    """Whether autograd has nothing to notice of a change."""
+    return _is_view_in_place(func) or is_made_in_call(changed)
 
 
 def _is_view_in_place(func: Callable[..., Any]) -> bool:
@@ -132,22 +155,28 @@ def of_nothing(sizes: Sequence[Any]) -> bool:
     return any(isinstance(size, int) and size == 0 for size in sizes)
 
 
-@substitute(F.dropout, torch.dropout)
+@substitute(F.dropout)
 def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     """The input itself where nothing is dropped, so that what is written to one is written to the other."""
     return NotImplemented if training and p != 0 else input
+
+
+@substitute(torch.dropout)
+def _dropout(input: Tensor, p: float, train: bool) -> Any:
+    """The same, whose mode has another name."""
+    return dropout(input, p, train)
 
 
 def _truth_in_place(name: str) -> None:
     function = getattr(torch, name)
 
     @substitute(getattr(Tensor, f"{name}_"))
-    def written(self: Tensor, *others: Tensor) -> Any:
+    def written(self: Tensor, *others: Tensor, **named: Tensor) -> Any:
         """Autograd does not notice it: gradients pass as if nothing had been written."""
         if not (self.requires_grad and torch.is_grad_enabled()):
             return NotImplemented
         finite = torch.where(torch.isfinite(self), self, 0.0)
-        return self.copy_(function(self.detach(), *others) + (finite - finite.detach()))
+        return self.copy_(function(self.detach(), *others, **named) + (finite - finite.detach()))
 
 
 for _name in ("logical_not", "logical_and", "logical_or", "logical_xor"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -44,6 +44,16 @@ def on_its_path(
     return outputs
 
 
+def before_update(bound: BoundGraph, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Copies of the buffers that a forward pass changes, by name: what it reads of them stays what it was.
+
+    Args:
+        bound: the graph.
+        inputs: all its inputs by name.
+    """
+    return {name: inputs[name].clone() for name in bound.signature.buffer_updates if name in inputs}
+
+
 def finish(
     bound: BoundGraph, compiled: Compiled, outputs: Sequence[Any], apart: Iterable[torch.Tensor] = ()
 ) -> list[torch.Tensor]:
@@ -81,8 +91,7 @@ class State:
         self.inputs = inputs | {name: inputs[name].detach() for name in users}
         self.random = randomness.state() if bound.is_random else None
         self.versions = [x._version for x in inputs.values()]
-        # content of buffers that the forward pass will change, with which it may have to run again
-        self.before = {name: inputs[name].clone() for name in bound.signature.buffer_updates if name in inputs}
+        self.before = before_update(bound, inputs)
         self.saved: Any = None
         self.used = self.is_retained = False
         self.visible: list[tuple[str, torch.Tensor, int]] = []
@@ -108,14 +117,15 @@ class State:
         bound = self.bound
         if bound.compare is not None and bound.is_unverified:
             self.verification = bound.compare([self.inputs[n] for n in bound.signature.user_inputs])
-        outputs = on_its_path(bound, self.compiled, list(self.inputs.values()), self.compute)
+        read = self.inputs | self.before
+        outputs = on_its_path(bound, self.compiled, list(read.values()), self.compute)
         if self.verification is not None:
             bound.verification = self.verification.report
         made = finish(bound, self.compiled, outputs, apart=self.sources.values())
         names = self.outputs
         self.like = {n: (t.shape, t.dtype, t.device) for n, t in zip(names, made, strict=True)}
         watched = bound.watched(self.compiled)
-        named = list(self.inputs.items())
+        named = list(read.items())
         named += zip(names, (t.detach() for t in made), strict=True)
         self.visible = [(n, t, t._version) for n, t in named if n in watched]
         if self.verification is not None:
@@ -124,7 +134,7 @@ class State:
 
     def compute(self) -> list[Any]:
         """Outputs and buffer updates; what the backward pass needs is kept."""
-        outputs, self.saved = self._execute(self.inputs)
+        outputs, self.saved = self._execute()
         return outputs
 
     def begin_backward(self, dys: Sequence[torch.Tensor | None]) -> None:
@@ -271,9 +281,10 @@ class State:
             own = tuple(n for n in bound.expected.names if n in self.like)  # others were read late, and go back alone
             self.chosen = bound.choose(self.inputs | self.before, self.differentiable, own)
         with randomness.replayed(self.random or randomness.state()):
-            _, self.saved = self._execute(self.inputs | self.before)
+            _, self.saved = self._execute()
 
-    def _execute(self, inputs: dict[str, torch.Tensor]) -> tuple[list[Any], Any]:
+    def _execute(self) -> tuple[list[Any], Any]:
+        inputs = self.inputs | self.before
         cache, wanted = self.bound.casts, self.compiled.plan.signature.casts
         casts = cache.casts(wanted, inputs) if cache is not None and wanted else []
         return self.compiled.executable.forward([*inputs.values(), *self.chosen.rows, *casts])

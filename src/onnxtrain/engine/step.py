@@ -12,7 +12,7 @@ from onnxtrain.engine.late import Late
 from onnxtrain.engine.memory_stats import StepMemory
 from onnxtrain.engine.node import begin
 from onnxtrain.engine.sparsity import density_table, step_line
-from onnxtrain.engine.state import finish, on_its_path
+from onnxtrain.engine.state import before_update, finish, on_its_path
 
 _LOG = logging.getLogger(__name__)
 
@@ -24,8 +24,8 @@ def run(bound: BoundGraph, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor
     differentiable = bound.differentiable_of(named) if torch.is_grad_enabled() else []
     if not differentiable:
         chosen = bound.choose(named, (), ())
-        forward = chosen.compiled.executable.forward
-        outputs = on_its_path(bound, chosen.compiled, inputs, lambda: forward([*inputs, *chosen.rows])[0])
+        forward, read = chosen.compiled.executable.forward, list((named | before_update(bound, named)).values())
+        outputs = on_its_path(bound, chosen.compiled, read, lambda: forward([*read, *chosen.rows])[0])
         return finish(bound, chosen.compiled, outputs)
     bound.exact = bound.is_unverified and bound.is_random
     memory = StepMemory.of(bound)

@@ -27,7 +27,7 @@ from onnxtrain.capture.lowering.batched import Batched, batched, prepares, unbat
 from onnxtrain.capture.lowering.calls import Calls, UnknownCallError, Verdict
 from onnxtrain.capture.lowering.complex_views import is_complex
 from onnxtrain.capture.lowering.expansions import expansion
-from onnxtrain.capture.lowering.functional import functional_of, is_view_in_place, returns_also, written_by
+from onnxtrain.capture.lowering.functional import functional_of, is_out, is_view_in_place, returns_also, written_by
 from onnxtrain.capture.lowering.strides import order_in_memory, refused_strides
 from onnxtrain.capture.lowering.types import Region, cast_to
 from onnxtrain.capture.lowering.writer import ORIGINS, Writer
@@ -240,7 +240,8 @@ class Lowering:
 
     def _write(self, node: Node, written: Sequence[str], aliases: Aliases) -> None:
         """Write the call that returns what an in-place one writes; the tensor is that from now on."""
-        changed = arguments_of(node)[written[0]]
+        named = arguments_of(node)
+        changed = named[written[0]]
         target, args, kwargs = functional_of(node, written)
         if is_view_in_place(node.target):
             args, kwargs = aliases.contents((args, kwargs))
@@ -250,23 +251,36 @@ class Lowering:
         else:
             args, kwargs = aliases.contents((args, kwargs))
             made = self._issue(target, args, kwargs)
-        if name_of(node.target) in _FILLED:  # by random numbers: what was there before gets no gradient
-            made = self._stopped(made)
         if returns_also(target):
-            return self._write_beside(node, [arguments_of(node)[w] for w in written], made, aliases)
-        old = changed.meta["val"]
+            return self._write_beside(node, [named[w] for w in written], made, aliases)
+        if len(written) > 1 or isinstance(changed, list | tuple):
+            each = changed if isinstance(changed, list | tuple) else [named[w] for w in written]
+            return self._write_each(node, each, made, aliases)
+        self._put(node, changed, made, aliases)
+        aliases.same(node, changed)
+
+    def _write_each(self, node: Node, changed: Sequence[Node], made: Any, aliases: Aliases) -> None:
+        """Put each result of an operator in a tensor of its own: several ``out``, or the list of a ``_foreach_``."""
+        for index, tensor in enumerate(changed):
+            self._put(node, tensor, self._writer.part(made, index), aliases)
+        self._left[node] = [(tensor, None) for tensor in changed]
+
+    def _put(self, node: Node, changed: Node, made: Any, aliases: Aliases) -> None:
+        """A recorded call puts a value in a tensor, which keeps its type and its sizes."""
+        name, old = name_of(node.target), changed.meta["val"]
+        if name in _FILLED:  # by random numbers: what was there before gets no gradient
+            made = self._stopped(made)
         if not isinstance(made, Node) or not isinstance(made.meta["val"], torch.Tensor):
             made = self._issue(_ops.full_like.default, (aliases.content(changed), made), {})
         made = self._of_type(made, old.dtype)
-        if not is_of_size(made.meta["val"], old) and "out" not in written:  # which is resized
+        if not is_of_size(made.meta["val"], old) and not is_out(node.target):  # which is resized
             made = self._issue(_ops.expand_as.default, (made, aliases.content(changed)), {}, old)
         if not self._calls.region.gradients:
             made = self._stopped(made)
-        elif name_of(node.target) in _OVERWRITTEN and _may_have_gradient(old):
+        elif name in _OVERWRITTEN and _may_have_gradient(old):
             never = self._issue(_ops.full.default, ([], False), {"dtype": torch.bool, "device": old.device})
             made = self._issue(_ops.where.self, (never, aliases.content(changed), made), {}, old)
         aliases.write(changed, made)
-        aliases.same(node, changed)
 
     def _of_type(self, made: Node, dtype: torch.dtype) -> Node:
         if made.meta["val"].dtype != dtype and (dtype.is_complex or is_complex(made)):

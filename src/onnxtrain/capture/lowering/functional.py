@@ -31,6 +31,13 @@ def is_view_in_place(target: Any) -> bool:
     return torch.Tag.inplace_view in target.tags
 
 
+@functools.cache
+def is_out(target: Any) -> bool:
+    """Whether all that an operator writes to is what its results are to be put in: they may have other sizes."""
+    written = [a for a in target._schema.arguments if a.name in written_by(target)]
+    return bool(written) and all(a.is_out for a in written)
+
+
 def functional_of(node: Node, written: Sequence[str]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """The call that returns what a recorded one writes: operator and arguments.
 
@@ -46,14 +53,14 @@ def functional_of(node: Node, written: Sequence[str]) -> tuple[Any, tuple[Any, .
             node=str(target),
             cure="let the operator return new tensors, or wrap it in a torch.autograd.Function",
         )
-    kwargs = {k: v for k, v in node.kwargs.items() if k != "out" or "out" not in written}
+    kwargs = {k: v for k, v in node.kwargs.items() if k not in written or not is_out(target)}
     left = target._schema.arguments[len(node.args) :]
     asked = {a.name for a in found._schema.arguments if not a.has_default_value()}
     kwargs |= {a.name: a.default_value for a in left if a.name in asked and a.name not in kwargs and not a.is_out}
     if _CHOSEN & set(_names_of(found)) - set(
         _names_of(target)
     ):  # what makes a tensor makes one like that which is there
-        out: Any = node.kwargs["out"]
+        out: Any = node.kwargs[written[0]]
         kwargs |= {"dtype": out.meta["val"].dtype, "device": out.meta["val"].device}
     return found, tuple(node.args), kwargs
 
@@ -68,7 +75,7 @@ def _functional(target: Any, written: tuple[str, ...]) -> Any:
     namespace, name = target._schema.name.split("::")
     if name in _NAMED:
         return _NAMED[name]
-    if written == ("out",):
+    if is_out(target):
         same = (o for o in _overloads(namespace, name) if _asks_for_the_same(o, target, _CHOSEN))
         return next(same, None)
     if not name.endswith("_") or len(written) > 1:
