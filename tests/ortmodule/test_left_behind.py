@@ -82,6 +82,28 @@ class Experts(torch.nn.Module):
         return self.second(self.first(x)).sum()
 
 
+class Logged(Base):
+    """Numbers for a log, under every kind of name."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, dict[str, float]]:
+        y = x @ self.weight
+        loss = y.square().mean()
+        self.aux = loss.item()
+        self.seen = x.shape[0]
+        self.losses.append(loss.item())
+        self.named["mean"] = float(y.mean())
+        return loss, {"positive": (y > 0).sum().item(), "percent": 100 * y.mean().item(), "all": float(loss)}
+
+
+class Summed(Base):
+    """A number that is read and set anew at each call."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        loss = (x @ self.weight).square().mean()
+        self.seen = self.seen + loss.item()
+        return loss * (1 + self.seen)
+
+
 class Collecting(Base):
     def forward(self, x: Tensor) -> Tensor:
         y = x @ self.weight
@@ -152,6 +174,28 @@ def test_an_auxiliary_loss_is_added_outside() -> None:
     wrapped = _train(Auxiliary(), lambda model, y: y + model.aux)
     assert captures(wrapped) == 2, "one before there was a loss, one after"
     assert wrapped.aux.requires_grad and type(wrapped.module.aux) is torch.Tensor
+
+
+def test_numbers_read_out_of_tensors_are_returned_and_left() -> None:
+    module = Logged().double()
+    eager = copy.deepcopy(module)
+    wrapped = ORTModule(module)
+    for rows in (3, 5, 4, 3, 6):
+        x = torch.randn(rows, 4, dtype=torch.float64)
+        (loss, ours), (expected, theirs) = wrapped(x), eager(x)
+        torch.testing.assert_close(loss, expected)
+        assert ours == pytest.approx(theirs) and list(map(type, ours.values())) == list(map(type, theirs.values()))
+        names = ("aux", "seen", "losses", "named")
+        found, known = ([getattr(m, n) for n in names] for m in (module, eager))
+        assert found[1] == known[1] and type(found[0]) is float
+        assert found[0] == pytest.approx(known[0]) and found[2] == pytest.approx(known[2])
+        assert found[3] == pytest.approx(known[3])
+    assert captures(wrapped) <= 3, "one before the attributes were numbers, one when they are"
+
+
+def test_a_number_that_is_read_and_set_runs_in_eager_after_some_graphs() -> None:
+    wrapped = _train(Summed(), lambda model, y: y, steps=11)
+    assert captures(wrapped) == 8 and "was another each time" in wrapped.explain()
 
 
 def test_losses_of_layers_are_added_outside() -> None:

@@ -11,7 +11,15 @@ from typing import Any
 
 import torch
 
-from onnxtrain.capture.attribute_reads import OWN, are_settings, configurations, is_array, owners_of
+from onnxtrain.capture.attribute_reads import (
+    OWN,
+    are_settings,
+    configurations,
+    is_array,
+    is_collection,
+    is_number,
+    owners_of,
+)
 from onnxtrain.capture.autocast import Autocast
 from onnxtrain.capture.autograd_functions import Functions
 from onnxtrain.capture.cache import GraphCache
@@ -232,6 +240,8 @@ __all__ = [
     "flatten",
     "is_array",
     "is_batch",
+    "is_collection",
+    "is_number",
     "is_spot_check",
     "leave",
     "register_custom_function_schema_supplementary",

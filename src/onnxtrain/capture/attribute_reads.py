@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
@@ -68,8 +69,8 @@ def watched(kind: type, name: str, tell: Callable[[Any], None]) -> Iterator[None
             setattr(kind, name, before)
 
 
-class CollectionReads:
-    """The attributes of a module, and of the objects that it holds, that are collections and are read within it.
+class Reads:
+    """The attributes of a module, and of the objects that it holds, that are collections or numbers and are read.
 
     Args:
         module: the module.
@@ -80,7 +81,7 @@ class CollectionReads:
 
     def __init__(self, module: torch.nn.Module) -> None:
         owners = owners_of(module)
-        kinds = {(type(x), n) for x in owners for n, v in vars(x).items() if n not in OWN and is_collection(v)}
+        kinds = {(type(x), n) for x in owners for n, v in vars(x).items() if n not in OWN and _may_change(v)}
         self._wanted = [(kind, name) for kind, name in kinds if _can_be_watched(kind, name)]
         self.found: set[Attribute] = {(kind, name) for kind, name in kinds if kind.__module__ in NAMESPACES}
 
@@ -89,8 +90,13 @@ class CollectionReads:
         """Note what is read within it."""
         with contextlib.ExitStack() as stack:
             for kind, name in self._wanted:
-                stack.enter_context(watched(kind, name, lambda _, read=(kind, name): self.found.add(read)))
+                stack.enter_context(watched(kind, name, functools.partial(self._note, (kind, name))))
             yield
+
+    def _note(self, read: Attribute, owner: Any) -> None:
+        """An attribute is read; what the call has set itself is a symbol, where it is a number of its own."""
+        if read[1] in vars(owner) and _may_change(vars(owner)[read[1]]):
+            self.found.add(read)
 
 
 def _can_be_watched(kind: type, name: str) -> bool:
@@ -116,6 +122,16 @@ def is_collection(value: Any) -> bool:
     if isinstance(value, tuple):
         return any(map(is_collection, value))
     return isinstance(value, _COLLECTIONS) or is_array(value)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number, and no truth value."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _may_change(value: Any) -> bool:
+    """Whether a call may leave something in a value, or another one in its place."""
+    return is_collection(value) or is_number(value)
 
 
 def is_array(value: Any) -> bool:

@@ -31,7 +31,7 @@ class Captured:
         left: what a call leaves on the module; the output's schema then is that of the output and of these values.
         path: what the call saw in tensors; a call that sees something else is not what the graph computes.
         borrowed: the tensors that the graph reads beside the module's, by the names that its signature has for them.
-        read: the attributes that the call read and that are collections: another content of one is another call.
+        read: the attributes that the call read and that are collections or numbers.
         kept: the file of the graph cache that holds the graph; None where there is none.
     """
 

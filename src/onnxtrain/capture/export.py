@@ -24,7 +24,7 @@ from onnxtrain.capture import (  # noqa: F401  (substitutes)
     loss_functions,
     normalization_layers,
 )
-from onnxtrain.capture.attribute_reads import Attribute, CollectionReads
+from onnxtrain.capture.attribute_reads import Attribute, Reads
 from onnxtrain.capture.autocast import Autocast
 from onnxtrain.capture.autograd_functions import Functions
 from onnxtrain.capture.found_elsewhere import Borrowed, FoundElsewhere
@@ -64,7 +64,7 @@ class Result:
         settle: does to the module what the call did to it, but for tensors.
         outside: where it left a tensor outside of the module.
         borrowed: the tensors that it read and that are neither the module's nor given to it.
-        read: the attributes that it read and that are collections.
+        read: the attributes that it read and that are collections or numbers.
         tracked: what the trace recorded of tensors that there still are, and the identities of its inputs.
     """
 
@@ -141,7 +141,7 @@ class FlatModule(torch.nn.Module):
         functions = autograd_functions.recording(self.module, self.result.calls, self._functions)
         sizes = symbolic_sizes(tensors)
         reads, elsewhere = (
-            CollectionReads(self.module),
+            Reads(self.module),
             FoundElsewhere(self._owned, owned_by(self.module), plain_tensors(self.module)),
         )
         buffers, watch = dict(self.module.named_buffers()), Watch(self.module, self._ignored, self._names)

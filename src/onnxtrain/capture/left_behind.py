@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from onnxtrain.capture.attribute_reads import is_number
 from onnxtrain.capture.schema import flatten
 from onnxtrain.errors import CaptureError, UnsupportedDataError
 
@@ -111,7 +112,7 @@ class Watch:
         self._modules = list(module.named_modules())
         self._attributes = [dict(m.__dict__) for _, m in self._modules]
         self._buffers = [dict(m._buffers) for _, m in self._modules]
-        self._parts = [(dict(m._parameters), dict(m._modules)) for _, m in self._modules]
+        self._parts = [tuple(map(dict, _tables_of_parts(m))) for _, m in self._modules]
         self._content = {
             id(v): (v, v.copy()) for table in self._attributes for n, v in table.items() if _is_collection(n, v)
         }
@@ -152,7 +153,7 @@ class Watch:
         """Raise PartsMadeError where there are layers or parameters that were not there."""
         made = []
         for (path, module), tables in zip(self._modules, self._parts, strict=True):
-            for before, now in zip(tables, (module._parameters, module._modules), strict=True):
+            for before, now in zip(tables, _tables_of_parts(module), strict=True):
                 fresh = [n for n, part in now.items() if part is not None and before.get(n) is not part]
                 made += [(module, Place(path, n, Kind.SET)) for n in fresh]
         if made:
@@ -163,7 +164,7 @@ class Watch:
         if new is not old:
             if _is_another_number(old, new):
                 raise _counts(module, Place(path, name, Kind.SET).label, name, old, new)
-            if (_is_number(old) and old == new) or self._are_the_same_weights(old, new):
+            if (is_number(old) and is_number(new) and old == new) or self._are_the_same_weights(old, new):
                 return {}
             kind = Kind.SET if _holds_tensors(new) else Kind.MARK if old is _ABSENT else Kind.FLIP
             return {Place(path, name, kind): new}
@@ -196,9 +197,9 @@ class Watch:
             if table != content:
                 again.append(functools.partial(_fill, table, table.copy()))
                 _fill(table, content)
-        for (_, module), (parameters, modules) in zip(self._modules, self._parts, strict=True):
-            _fill(module._parameters, parameters)
-            _fill(module._modules, modules)
+        for (_, module), before in zip(self._modules, self._parts, strict=True):
+            for table, content in zip(_tables_of_parts(module), before, strict=True):
+                _fill(table, content)
         for (_, module), attributes, buffers in zip(self._modules, self._attributes, self._buffers, strict=True):
             for name in [n for n in module.__dict__ if n not in attributes]:
                 del module.__dict__[name]
@@ -216,6 +217,11 @@ class Watch:
                 do()
 
         return settle
+
+
+def _tables_of_parts(module: torch.nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The parameters and the layers of a module; torch.export gives others for a layer that has two names."""
+    return module.__dict__["_parameters"], module.__dict__["_modules"]
 
 
 def _entries(collection: list[Any] | dict[Any, Any]) -> dict[Any, Any]:
@@ -306,12 +312,8 @@ def _is_collection(name: str, value: Any) -> bool:
     return name not in _OWN and type(value) in (list, dict)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _is_another_number(old: Any, new: Any) -> bool:
-    return _is_number(old) and _is_number(new) and old != new
+    return is_number(old) and is_number(new) and old != new
 
 
 def _can_be_left(value: Any) -> bool:

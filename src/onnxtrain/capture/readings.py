@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from onnxtrain.capture.attribute_reads import OWN, Attribute, CollectionReads
+from onnxtrain.capture.attribute_reads import OWN, Attribute, Reads
 from onnxtrain.capture.descriptions import Describer, TooMuchError, code_digest
 from onnxtrain.capture.export import recording
 from onnxtrain.capture.host_random import HostGenerators
@@ -57,7 +57,7 @@ class Reading:
     Args:
         digest: SHA-256 of all of it.
         settle: does to the module what the call did to it, but for tensors.
-        collections: the attributes among it that are collections.
+        collections: the attributes among it that are collections or numbers.
         tensors: those among it that are neither the module's nor the call's, in the order in which they were read.
     """
 
@@ -100,7 +100,7 @@ def _reading(
     named |= {id(x): f"input {i}" for i, x in enumerate(given)}
     args, kwargs = schema.restore(given)
     of_module = Describer(named)
-    reads, watched, calls = CollectionReads(module), CodeWatch(Describer(named)), _Calls(named)
+    reads, watched, calls = Reads(module), CodeWatch(Describer(named)), _Calls(named)
     try:
         state = _state(module, of_module, ignored)
         kept = untouched(module, (), ignored)

@@ -27,7 +27,7 @@ class Schema:
         spec: the structure.
         constants: position and value of every leaf that is neither a tensor nor an object.
         objects: position, class and state of every leaf that is an object holding tensors (a key-value cache).
-        sizes: positions of leaves that are integers computed from sizes; they travel as tensors.
+        computed: positions of leaves that are numbers computed of sizes or read out of tensors; they travel as tensors.
         numbers: positions of leaves that were numbers and are tensors now, so that their value may change.
         tensors: number of tensors in the structure.
     """
@@ -35,7 +35,7 @@ class Schema:
     spec: pytree.TreeSpec
     constants: tuple[tuple[int, Any], ...]
     objects: tuple[tuple[int, type, Schema], ...]
-    sizes: frozenset[int]
+    computed: frozenset[int]
     numbers: frozenset[int]
     tensors: int
 
@@ -55,7 +55,8 @@ class Schema:
                 leaves.append(_close(kind, state._restore(tensors)))
             else:
                 tensor = next(tensors)
-                leaves.append(int(tensor) if index in self.sizes else tensor)
+                is_number = index in self.computed and isinstance(tensor, torch.Tensor)
+                leaves.append(tensor.item() if is_number else tensor)
         return pytree.tree_unflatten(leaves, self.spec)
 
 
@@ -70,7 +71,7 @@ def flatten(
     Args:
         data: the structure.
         role: what it is, for the error message.
-        like: a schema of the same structure; integers that are sizes there become tensors here.
+        like: a schema of the same structure; numbers that are computed there become tensors here.
         numbers: for a structure, the positions of numbers that become tensors.
 
     Raises:
@@ -81,14 +82,15 @@ def flatten(
     constants: list[tuple[int, Any]] = []
     objects: list[tuple[int, type, Schema]] = []
     opened = {index: state for index, _, state in like.objects} if like is not None else {}
-    sizes = set(like.sizes) if like is not None else set()
+    computed = set(like.computed) if like is not None else set()
     changing = (numbers.get(spec) if numbers else None) or frozenset()
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
             tensors.append(leaf)
-        elif isinstance(leaf, torch.SymInt) or index in sizes:
-            tensors.append(torch.scalar_tensor(leaf, dtype=torch.int64))  # type: ignore[arg-type]
-            sizes.add(index)
+        elif isinstance(leaf, torch.SymInt | torch.SymFloat) or index in computed:
+            is_float = isinstance(leaf, float | torch.SymFloat)
+            tensors.append(torch.scalar_tensor(leaf, dtype=torch.float64 if is_float else torch.int64))  # type: ignore[arg-type]
+            computed.add(index)
         elif index in changing:
             tensors.append(_as_tensor(leaf, leaves))
         elif isinstance(leaf, CONSTANTS):
@@ -99,7 +101,7 @@ def flatten(
             objects.append((index, type(leaf), schema))
         else:
             raise unsupported(leaf, role, data, index)
-    return tensors, Schema(spec, tuple(constants), tuple(objects), frozenset(sizes), changing, len(tensors))
+    return tensors, Schema(spec, tuple(constants), tuple(objects), frozenset(computed), changing, len(tensors))
 
 
 def _open(leaf: Any) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from onnxtrain.capture import OWN, PLAIN, Captured, Named, are_settings, is_array, owners_of
+from onnxtrain.capture import OWN, PLAIN, Captured, Named, are_settings, is_array, is_collection, owners_of
 
 _COLLECTIONS = (list, tuple, dict, set, frozenset, collections.deque)
 _BY_VALUE = frozenset((*PLAIN, torch.dtype, torch.device))
@@ -114,7 +114,7 @@ def collections_read(module: torch.nn.Module, captured: Captured) -> list[Named]
     return [
         Named(f"{kind.__name__}.{name}", functools.partial(table.get, name))
         for kind, name, table in found
-        if (id(table), name) not in left
+        if (id(table), name) not in left and is_collection(table[name])
     ]
 
 

@@ -9,13 +9,13 @@ import dataclasses
 import enum
 import functools
 import operator
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from onnxtrain.capture import OWN, Autocast, Captured, Kind, Numbers, Place, Schema, configurations, flatten
+from onnxtrain.capture import OWN, Autocast, Captured, Kind, Numbers, Schema, configurations, flatten, is_number
 from onnxtrain.ir import shapes
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -174,7 +174,7 @@ class Inspector:
         self._constants = [(t, n) for t, n in held if (id(t), n) not in self._left]
         watched = [(t, frozenset()) for t in self._attributes]
         watched += [(vars(c), _stamps(c)) for c in configurations(tables)]
-        labels = [tuple(n for n, v in t.items() if n not in out and self._is_watched(n, v)) for t, out in watched]
+        labels = [tuple(n for n, v in t.items() if n not in out and self._is_watched(t, n, v)) for t, out in watched]
         self._reads = [(operator.itemgetter(*n), t) for n, (t, _) in zip(labels, watched, strict=True) if n]
         self._labels = [n for n in labels if n]
         kinds = tuple((type(m), tuple(m._parameters), tuple(m._buffers)) for m in modules)
@@ -185,11 +185,17 @@ class Inspector:
             kinds, tuple(map(id, modules)), live, shapes, classes, tuple(self._labels), self._generation
         )
 
-    def leaves(self, places: Iterable[Place]) -> None:
-        """A graph sets these attributes at every call: which tensors they are is no longer watched, only whether."""
-        for place in places:
-            table = self.module.get_submodule(place.path).__dict__
-            if place.kind is Kind.SET:
+    def leaves(self, captured: Captured) -> None:
+        """A graph sets attributes at every call: which tensors they are is no longer watched, only whether.
+
+        Nor which number, unless the call reads it.
+        """
+        for place in captured.left:
+            owner = self.module.get_submodule(place.path)
+            table, is_read = owner.__dict__, (type(owner), place.name) in captured.read
+            if place.kind is Kind.SET and is_read and is_number(table.get(place.name)):
+                self._left.discard((id(table), place.name))
+            elif place.kind is Kind.SET:
                 self._left.add((id(table), place.name))
             elif place.kind is Kind.UPDATE or (place.kind is Kind.EXTEND and not table[place.name]):
                 self._filled.append((table, place.name))
@@ -206,8 +212,9 @@ class Inspector:
             self._generation += 1
             self._watch()
 
-    def _is_watched(self, name: str, value: Any) -> bool:
-        return name not in OWN and name not in self._ignored and _is_comparable(value)
+    def _is_watched(self, table: dict[str, Any], name: str, value: Any) -> bool:
+        is_left = (id(table), name) in self._left and is_number(value)
+        return name not in OWN and name not in self._ignored and not is_left and _is_comparable(value)
 
     def changes(self, first: int, second: int) -> list[str]:
         """What differs between two states of the module, for a person to read."""

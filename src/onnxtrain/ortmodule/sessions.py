@@ -154,7 +154,7 @@ class Sessions:
         result = self.module.forward(*args, **kwargs)
         del self.inspector  # it knows the module's parts
         for entry in self.entries:
-            self.inspector.leaves(entry.session.captured.left)
+            self.inspector.leaves(entry.session.captured)
         return result
 
     def _waits_for_parameters(self) -> bool:
@@ -215,7 +215,7 @@ class Sessions:
 
         Such a state gets a graph once two calls in a row have it.
         """
-        others = [e for e in self.entries if not e.path and e.call.is_but_for_state(call)]
+        others = [e for e in self.entries if e.call.is_but_for_state(call)]
         stale = [e for e in others if e.call.state == call.state and not e.contents.are_the_same()]
         states = {e.call.state for e in others} | {c.state for c in self.without_graph if c.is_but_for_state(call)}
         if len(states - {call.state}) + len(stale) < _MANY:
@@ -328,7 +328,7 @@ class Sessions:
         session = Session(self.module, args, dict(sorted(kwargs.items())), self.options, self._numbers, answers)
         self._sets(before.changed())
         if session.captured.left:
-            self.inspector.leaves(session.captured.left)
+            self.inspector.leaves(session.captured)
         # what the forward pass sets on its own (a configuration's problem_type) is no reason to capture it again, but
         # where it was something else before: it may be read first
         after = dataclasses.replace(call, state=self.inspector.state())
