@@ -27,6 +27,7 @@ from onnxtrain.capture.captured import Captured, Traced
 from onnxtrain.capture.convert import Refusals, to_graph
 from onnxtrain.capture.descriptions import PLAIN
 from onnxtrain.capture.export import PREFIX, FlatModule, export
+from onnxtrain.capture.given import Change, Given, at, change
 from onnxtrain.capture.left_behind import Kind, PartsMadeError, Place, Watch, leave, refuse_read
 from onnxtrain.capture.left_outside import LeftOutsideError
 from onnxtrain.capture.like_layers import rows_of
@@ -202,7 +203,7 @@ def translate(
         raise error
     refuse_read(traced.flat.module, result.left, (t for t in traced.program.constants.values() if torch.is_tensor(t)))
     lent = {name.removeprefix(PREFIX): b.tensor for name, b in borrowed.items()}
-    seen = result.left, result.path, lent, frozenset(result.read)
+    seen = result.left, result.given, result.path, lent, frozenset(result.read)
     return Captured(graph, traced.inputs, result.schema, result.sources, guards(), *seen, kept)
 
 
@@ -217,8 +218,10 @@ __all__ = [
     "Answers",
     "Autocast",
     "Axis",
+    "Change",
     "Captured",
     "Functions",
+    "Given",
     "GraphCache",
     "Key",
     "Kind",
@@ -234,7 +237,9 @@ __all__ = [
     "Watch",
     "are_settings",
     "arguments_of",
+    "at",
     "capture",
+    "change",
     "configurations",
     "content_of",
     "flatten",

@@ -10,6 +10,7 @@ import torch
 from onnxtrain.capture.attribute_reads import Attribute
 from onnxtrain.capture.export import FlatModule
 from onnxtrain.capture.found_elsewhere import Borrowed, borrowed_among
+from onnxtrain.capture.given import Change
 from onnxtrain.capture.left_behind import Place
 from onnxtrain.capture.replay import Path
 from onnxtrain.capture.schema import Schema
@@ -28,7 +29,9 @@ class Captured:
         outputs: schema of the module's output.
         sources: for each tensor of the output, the position among the graph's outputs.
         guards: what was asked of input sizes, with the answers that the graph stands on.
-        left: what a call leaves on the module; the output's schema then is that of the output and of these values.
+        left: what a call leaves on the module.
+        given: what it changes in the containers among its arguments; where there is any of both, the output's schema is
+            that of the output, of what is left, and of what the containers get.
         path: what the call saw in tensors; a call that sees something else is not what the graph computes.
         borrowed: the tensors that the graph reads beside the module's, by the names that its signature has for them.
         read: the attributes that the call read and that are collections or numbers.
@@ -41,10 +44,16 @@ class Captured:
     sources: tuple[int, ...]
     guards: SizeGuards
     left: tuple[Place, ...] = ()
+    given: tuple[Change, ...] = ()
     path: Path = dataclasses.field(default_factory=Path)
     borrowed: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     read: frozenset[Attribute] = frozenset()
     kept: str | None = None
+
+    @property
+    def leaves(self) -> bool:
+        """Whether a call leaves more than what it returns."""
+        return bool(self.left or self.given)
 
 
 @dataclasses.dataclass(frozen=True)

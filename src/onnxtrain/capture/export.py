@@ -28,6 +28,7 @@ from onnxtrain.capture.attribute_reads import Attribute, Reads
 from onnxtrain.capture.autocast import Autocast
 from onnxtrain.capture.autograd_functions import Functions
 from onnxtrain.capture.found_elsewhere import Borrowed, FoundElsewhere
+from onnxtrain.capture.given import Change, Given
 from onnxtrain.capture.host_random import HostGenerators
 from onnxtrain.capture.known_calls import Count
 from onnxtrain.capture.left_behind import PartsMadeError, Place, Watch, names_of, owned_by, plain_tensors
@@ -59,6 +60,7 @@ class Result:
         calls: the calls of ``torch.autograd.Function`` that were recorded; operators of the program name them.
         recorded: how many calls of operators were recorded, and how many were known.
         left: where the call left something on the module.
+        given: what it changed in the containers among its arguments.
         reformed: what is wrong, by name, with a buffer that it left in another form, if it reads what that was.
         path: what the call saw in tensors.
         settle: does to the module what the call did to it, but for tensors.
@@ -76,6 +78,7 @@ class Result:
         self.schema: Schema | None = None
         self.sources: tuple[int, ...] = ()
         self.left: tuple[Place, ...] = ()
+        self.given: tuple[Change, ...] = ()
         self.reformed: Mapping[str, CaptureError] = {}
         self.path = Path()
         self.settle: Callable[[], None] = lambda: None
@@ -137,7 +140,7 @@ class FlatModule(torch.nn.Module):
         mode: Any = get_proxy_mode()
         self.result.tracked = mode.tracer.tensor_tracker, frozenset(map(id, tensors))
         args, kwargs = self._inputs.restore([tensors[self.repeated.get(i, i)] for i in range(len(tensors))])
-        versions = [t._version for t in tensors]
+        versions, given = [t._version for t in tensors], Given(args, kwargs)
         functions = autograd_functions.recording(self.module, self.result.calls, self._functions)
         sizes = symbolic_sizes(tensors)
         reads, elsewhere = (
@@ -164,8 +167,10 @@ class FlatModule(torch.nn.Module):
         self.result.borrowed = tuple(elsewhere.borrowed.values())
         self.result.changed = tuple(t._version != v for t, v in zip(tensors, versions, strict=True))
         self.result.left, self.result.reformed = tuple(changes.left), changes.reformed
-        whole = (result, tuple(changes.left.values())) if changes.left else result
-        found, self.result.schema = flatten(whole, "output")
+        written = given.changes()
+        self.result.given = tuple(written)
+        whole = result, tuple(changes.left.values()), tuple(written.values())
+        found, self.result.schema = flatten(whole if any(whole[1:]) else result, "output", given=given.keys)
         distinct = list({id(t): t for t in found}.values())
         place = {id(t): i for i, t in enumerate(distinct)}
         self.result.sources = tuple(place[id(t)] for t in found)

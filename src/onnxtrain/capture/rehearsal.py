@@ -14,6 +14,7 @@ from onnxtrain.capture.free_numbers import Conditions, counted_by
 from onnxtrain.capture.host_random import HostGenerators, place_of_draw
 from onnxtrain.capture.left_behind import Watch
 from onnxtrain.capture.looks import Key, Look, Looks, Way, content_of, place_of, same, user_frame
+from onnxtrain.capture.schema import flatten
 from onnxtrain.capture.substitutes import unseen
 
 
@@ -92,6 +93,8 @@ def rehearse(
         Exception: what the module raises.
     """
     recorder = _Recorder()
+    tensors, inputs = flatten((tuple(args), dict(kwargs)))
+    args, kwargs = inputs.restore(tensors)  # the caller's containers stay what they are
     given = [x for x in pytree.tree_leaves((tuple(args), dict(kwargs))) if isinstance(x, torch.Tensor)]
     with untouched(module, given, ignored), HostGenerators(module).untouched(), unseen(), recorder:
         module.forward(*args, **kwargs)

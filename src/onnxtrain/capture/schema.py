@@ -16,6 +16,7 @@ from onnxtrain.errors import UnsupportedDataError
 
 CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device, type)
 _CACHES = "transformers.cache_utils"  # the module whose classes are taken apart: key-value caches and their layers
+Keys: TypeAlias = tuple[Any, ...]
 Numbers: TypeAlias = Mapping[pytree.TreeSpec, frozenset[int]]  # for a structure, which leaves are numbers as tensors
 
 
@@ -30,6 +31,7 @@ class Schema:
         computed: positions of leaves that are numbers computed of sizes or read out of tensors; they travel as tensors.
         numbers: positions of leaves that were numbers and are tensors now, so that their value may change.
         tensors: number of tensors in the structure.
+        given: positions of leaves that are containers among the call's arguments, and the keys that lead there.
     """
 
     spec: pytree.TreeSpec
@@ -38,13 +40,19 @@ class Schema:
     computed: frozenset[int]
     numbers: frozenset[int]
     tensors: int
+    given: tuple[tuple[int, Keys], ...] = ()
 
-    def restore(self, tensors: Sequence[Any]) -> Any:
-        """The structure with these tensors in it, in order."""
-        return self._restore(iter(tensors))
+    def restore(self, tensors: Sequence[Any], find: Callable[[Keys], Any] = lambda keys: None) -> Any:
+        """The structure with these tensors in it, in order.
 
-    def _restore(self, tensors: Iterator[Any]) -> Any:
-        fixed = dict(self.constants)
+        Args:
+            tensors: they.
+            find: the container among the call's arguments that keys lead to.
+        """
+        return self._restore(iter(tensors), find)
+
+    def _restore(self, tensors: Iterator[Any], find: Callable[[Keys], Any]) -> Any:
+        fixed = dict(self.constants) | {index: find(keys) for index, keys in self.given}
         opened = {index: (kind, state) for index, kind, state in self.objects}
         leaves = []
         for index in range(self.spec.num_leaves):
@@ -52,7 +60,7 @@ class Schema:
                 leaves.append(fixed[index])
             elif index in opened:
                 kind, state = opened[index]
-                leaves.append(_close(kind, state._restore(tensors)))
+                leaves.append(_close(kind, state._restore(tensors, find)))
             else:
                 tensor = next(tensors)
                 is_number = index in self.computed and isinstance(tensor, torch.Tensor)
@@ -65,6 +73,7 @@ def flatten(
     role: str = "input",
     like: Schema | None = None,
     numbers: Numbers | None = None,
+    given: Mapping[int, Keys] | None = None,
 ) -> tuple[list[torch.Tensor], Schema]:
     """The tensors of a nested structure in order, and the schema that restores it.
 
@@ -73,11 +82,14 @@ def flatten(
         role: what it is, for the error message.
         like: a schema of the same structure; numbers that are computed there become tensors here.
         numbers: for a structure, the positions of numbers that become tensors.
+        given: for the identity of a container among the call's arguments, the keys that lead to it.
 
     Raises:
         UnsupportedDataError: a leaf is neither a tensor, one of ``CONSTANTS``, nor an object of tensors.
     """
-    leaves, spec = pytree.tree_flatten(data)
+    known = given or {}
+    leaves, spec = pytree.tree_flatten(data, (lambda x: id(x) in known) if known else None)
+    back: list[tuple[int, Keys]] = []
     tensors: list[torch.Tensor] = []
     constants: list[tuple[int, Any]] = []
     objects: list[tuple[int, type, Schema]] = []
@@ -87,6 +99,8 @@ def flatten(
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
             tensors.append(leaf)
+        elif id(leaf) in known:
+            back.append((index, known[id(leaf)]))
         elif isinstance(leaf, torch.SymInt | torch.SymFloat) or index in computed:
             is_float = isinstance(leaf, float | torch.SymFloat)
             tensors.append(torch.scalar_tensor(leaf, dtype=torch.float64 if is_float else torch.int64))  # type: ignore[arg-type]
@@ -96,12 +110,18 @@ def flatten(
         elif isinstance(leaf, CONSTANTS):
             constants.append((index, leaf))
         elif (state := _open(leaf)) is not None:
-            found, schema = flatten(state, role, opened.get(index))
+            found, schema = flatten(state, role, opened.get(index), given=given)
             tensors += found
             objects.append((index, type(leaf), schema))
         else:
             raise unsupported(leaf, role, data, index)
-    return tensors, Schema(spec, tuple(constants), tuple(objects), frozenset(computed), changing, len(tensors))
+    fixed = tuple(constants), tuple(objects)
+    return tensors, Schema(spec, *fixed, frozenset(computed), changing, len(tensors), tuple(back))
+
+
+def is_opened(value: Any) -> bool:
+    """Whether a value is an object of which the state is taken apart."""
+    return _open(value) is not None
 
 
 def _open(leaf: Any) -> dict[str, Any] | None:

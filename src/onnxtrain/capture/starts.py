@@ -16,6 +16,7 @@ import torch
 from onnxtrain.capture.cache import START, GraphCache, versions
 from onnxtrain.capture.captured import Captured, Traced
 from onnxtrain.capture.descriptions import Describer
+from onnxtrain.capture.given import Change
 from onnxtrain.capture.left_behind import Place
 from onnxtrain.capture.readings import Reading, UnreadableError, ambient, digest_of_files, reading
 from onnxtrain.capture.schema import Schema, flatten
@@ -38,6 +39,7 @@ class Kept:
         sources: for each tensor of the output, the position among the graph's outputs.
         guards: what was asked of input sizes.
         left: what a call leaves on the module.
+        given: what it changes in the containers among its arguments.
         borrowed: where the tensors that the graph borrows are among those that are read.
     """
 
@@ -48,6 +50,7 @@ class Kept:
     sources: tuple[int, ...]
     guards: SizeGuards
     left: tuple[Place, ...]
+    given: tuple[Change, ...]
     borrowed: dict[str, int]
 
 
@@ -76,7 +79,7 @@ class Start:
             return None
         _LOG.info("no trace: an earlier process kept the graph of this call")
         self._read.settle()
-        fields = (kept.outputs, kept.sources, kept.guards, kept.left)
+        fields = (kept.outputs, kept.sources, kept.guards, kept.left, kept.given)
         borrowed = {name: self._read.tensors[place] for name, place in kept.borrowed.items()}
         return Captured(graph, self._inputs, *fields, borrowed=borrowed, read=self._read.collections, kept=kept.graph)
 
@@ -106,7 +109,7 @@ class Start:
         if captured.kept is None or captured.path or -1 in borrowed.values():
             return
         files = _files(traced.program)
-        fields = (captured.outputs, captured.sources, captured.guards, captured.left, borrowed)
+        fields = (captured.outputs, captured.sources, captured.guards, captured.left, captured.given, borrowed)
         try:
             payload = pickle.dumps(Kept(captured.kept, files, digest_of_files(files), *fields))
         except Exception as error:

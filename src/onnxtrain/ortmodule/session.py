@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from onnxtrain.capture import Answers, Captured, Numbers, leave
+from onnxtrain.capture import Answers, Captured, Numbers, at, change, leave
 from onnxtrain.compiler import Report, capture_module
 from onnxtrain.engine.bound import BoundGraph
 from onnxtrain.engine.step import run
@@ -61,30 +62,37 @@ class Session:
         owned = ModuleTensors(module, graph.signature, self.captured.borrowed)
         self.bound = BoundGraph(graph, owned, chosen, report, self.captured.path, self.place_of, self._compare)
 
-    def run(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """What a call returns; what it leaves on the module is put there.
+    def run(self, tensors: Sequence[torch.Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What a call returns; what it leaves on the module, and in what it was given, is put there.
+
+        Args:
+            tensors: those of the arguments, in order.
+            args: positional arguments.
+            kwargs: keyword arguments.
 
         Raises:
             MissedError: the call is on another path.
         """
+        captured, arguments = self.captured, (tuple(args), kwargs)
         outputs = run(self.bound, tensors)
-        made = self.captured.outputs.restore([outputs[i] for i in self.captured.sources])
-        if not self.captured.left:
+        made = captured.outputs.restore([outputs[i] for i in captured.sources], functools.partial(at, arguments))
+        if not captured.leaves:
             return made
-        result, values = made
-        leave(self.module, self.captured.left, values)
+        result, left, given = made
+        leave(self.module, captured.left, left)
+        change(arguments, captured.given, given)
         return result
 
     def place_of(self, output: str) -> str:
         """Where an output of the graph is in what the module returns: ``logits``, ``hidden_states[1]``."""
-        schema, left = self.captured.outputs, self.captured.left
+        schema, left, given = self.captured.outputs, self.captured.left, self.captured.given
         index = self.captured.graph.signature.outputs.index(output)
         positions = schema.restore(list(range(schema.tensors)))
         for path, position in pytree.tree_flatten_with_path(positions)[0]:
             if type(position) is int and self.captured.sources[position] == index:
-                if left and path[0].idx == 1:
-                    return left[path[1].idx].label
-                path = path[1:] if left else path
+                if self.captured.leaves and path[0].idx:
+                    return (left, given)[path[0].idx - 1][path[1].idx].label
+                path = path[1:] if self.captured.leaves else path
                 return pytree.keystr(path).replace("['", "", 1).replace("']", "", 1).lstrip(".") or output
         return output
 

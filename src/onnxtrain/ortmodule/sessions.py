@@ -106,7 +106,7 @@ class Sessions:
             return None, self.module.forward(*args, **kwargs)
         call = self.inspector.call(args, kwargs, self._numbers)
         is_without = bool(self.without_graph) and call in self.without_graph
-        served = None if is_without else self._served(call)
+        served = None if is_without else self._served(call, args, kwargs)
         if served is None and not is_without and self._is_unsettled(call):
             self.unsettled += 1
             return None, self.module.forward(*args, **kwargs)
@@ -168,20 +168,20 @@ class Sessions:
         check_hooks(self.module, self.options.hooks)
         check_devices(self.module, call.tensors)
 
-    def _served(self, call: Call) -> tuple[Session, Any] | None:
+    def _served(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Session, Any] | None:
         """What a call returns on one of the paths that there are; None where it is on another one."""
         if self._in_vain >= _MANY and self.calls % _MANY and self._is_full(call):
             return None  # calls were on no known path for long: few are tried, which costs a forward pass each
         waiting = self._fitting(call)
         while waiting:
             try:
-                return self._run(waiting[0], call)
+                return self._run(waiting[0], call, args, kwargs)
             except MissedError as missed:
                 waiting = [e for e in waiting[1:] if can_follow(missed.found, e.path.looks)]
         return None
 
-    def _run(self, entry: Entry, call: Call) -> tuple[Session, Any]:
-        result = entry.session.run(call.tensors)
+    def _run(self, entry: Entry, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Session, Any]:
+        result = entry.session.run(call.tensors, args, kwargs)
         self._latest = entry
         entry.served += 1
         return entry.session, result
@@ -239,7 +239,7 @@ class Sessions:
         self._numbers[spec] = before | varying
         try:
             wider = self.inspector.call(args, kwargs, self._numbers)
-            return self._served(wider) or self._on_new_graph(wider, args, kwargs)
+            return self._served(wider, args, kwargs) or self._on_new_graph(wider, args, kwargs)
         except CaptureError as error:
             _LOG.info("a number among the inputs steers the forward pass, so each value has a graph: %s", error.what)
             self._numbers[spec] = before
@@ -250,7 +250,7 @@ class Sessions:
         with uncollected():
             entry = self._capture(call, args, kwargs)
             try:
-                return None if entry is None else self._run(entry, call)
+                return None if entry is None else self._run(entry, call, args, kwargs)
             except MissedError:  # what it computes is off by a rounding error, which decides
                 return None
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch.utils import _pytree as pytree
 
-from onnxtrain.capture import Captured, Kind, Watch, flatten
+from onnxtrain.capture import Captured, Given, Kind, Watch, flatten
 from onnxtrain.engine import randomness
 from onnxtrain.engine.comparison import Reference, Report, compare
 from onnxtrain.errors import ModuleError
@@ -43,10 +43,12 @@ class Verification(Reference):
         """Compare outputs and buffer updates with the copy's."""
         args, kwargs = self.captured.inputs.restore(self.inputs)
         with randomness.replayed(self.random), torch.enable_grad(), silenced():
-            watch, left = Watch(self.eager), self.captured.left
+            watch, given, left = Watch(self.eager), Given(args, kwargs), self.captured.left
             made = self.eager(*args, **kwargs)
-            whole = (made, tuple(watch.changes().left[place] for place in left)) if left else made
-            found, _ = flatten(whole, "output", self.captured.outputs)
+            if self.captured.leaves:
+                now, written = watch.changes().left, given.changes()
+                made = made, tuple(now[place] for place in left), tuple(written[c] for c in self.captured.given)
+            found, _ = flatten(made, "output", self.captured.outputs, given=given.keys)
         names = self.captured.graph.signature.outputs  # some of them only what was looked at
         self.outputs = {names[i]: y for i, y in zip(self.captured.sources, found, strict=True)}
         pairs = {n: (ours, _beside(self.outputs[n], zeros.get(n))) for n, ours in outputs.items() if n in self.outputs}
