@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import enum
 import warnings
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.distributions as D
 from parity import captures, pair, same, same_step
 from transformers import BatchEncoding
 from transformers.modeling_outputs import BaseModelOutput, ModelOutput
@@ -33,6 +36,17 @@ class Batch:
 class Slotted:
     __slots__ = ("x",)
     x: torch.Tensor
+
+
+class Kind(enum.Enum):
+    DOUBLE = 2
+    TRIPLE = 3
+
+
+class Attributes(dict[str, Any]):
+    """A dict whose entries are attributes."""
+
+    __getattr__ = dict.__getitem__
 
 
 @dataclasses.dataclass
@@ -72,6 +86,9 @@ INPUTS: dict[str, Any] = {
     "model output": (lambda w, a: a.last_hidden_state * w, (BaseModelOutput(last_hidden_state=x()),)),
     "dataclass": (lambda w, a: a.x * w * a.scale, (Batch(x()),)),
     "frozen dataclass with slots": (lambda w, a: a.x * w, (Slotted(x()),)),
+    "namespace": (lambda w, a: a.x * w * a.scale, (SimpleNamespace(x=x(), scale=2.0),)),
+    "dict of a class of its own": (lambda w, a: a.x * w, (Attributes(x=x()),)),
+    "enumeration": (lambda w, a, kind: a * w * kind.value, (x(), Kind.TRIPLE)),
     "batch encoding": (lambda w, a: a["x"] * w, (BatchEncoding({"x": x()}),)),
     "nested": (lambda w, a: a["p"][0][1] * w + a["q"].left, ({"p": [(1, x())], "q": Pair(x(), None)},)),
     "None in a list": (lambda w, a: a[1] * w if a[0] is None else w, ([None, x()],)),
@@ -200,6 +217,40 @@ def test_a_dataclass_as_output() -> None:
     torch.testing.assert_close(ours.x, theirs.x)
     ours.x.sum().backward()
     assert wrapped.weight.grad is not None
+
+
+def test_a_namespace_and_a_dict_of_a_class_of_its_own_as_output() -> None:
+    wrapped, eager = pair(module_of(lambda w, a: SimpleNamespace(y=Attributes(z=a * w), kind=Kind.DOUBLE)))
+    given = x()
+    ours, theirs = wrapped(given), eager(given)
+    assert ours.kind is Kind.DOUBLE and type(ours.y) is Attributes
+    torch.testing.assert_close(ours.y.z, theirs.y.z)
+
+
+DISTRIBUTIONS: dict[str, Any] = {
+    "normal": lambda w, a: D.Normal(a * w, w.exp()),
+    "categorical": lambda w, a: D.Categorical(logits=a * w),
+    "independent": lambda w, a: D.Independent(D.Normal(a * w, 1.0), 1),
+    "log-normal": lambda w, a: D.LogNormal(a * w, w.exp()),
+    "squashed": lambda w, a: D.TransformedDistribution(D.Normal(a * w, w.exp()), [D.SigmoidTransform()]),
+    "mixture": lambda w, a: D.MixtureSameFamily(D.Categorical(logits=a * w), D.Normal(a * w, w.exp())),
+    "multivariate": lambda w, a: D.MultivariateNormal(a * w, scale_tril=w.exp().diag()),
+}
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_a_distribution_as_output(name: str) -> None:
+    """A policy of reinforcement learning; sampled from, and asked for its density."""
+    wrapped, eager = pair(module_of(DISTRIBUTIONS[name]))
+    for rows in (5, 3):
+        given, found = x(rows, 4), []
+        for module in (wrapped, eager):
+            torch.manual_seed(0)
+            made = module(given)
+            drawn = made.sample()
+            made.log_prob(drawn).mean().backward()
+            found.append((type(made), drawn, module.weight.grad))
+        same(*found)
 
 
 def test_a_class_of_the_users_own_is_an_error() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import enum
 import inspect
 import re
+import types
 from collections import UserDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -14,7 +17,11 @@ from torch.utils import _pytree as pytree
 
 from onnxtrain.errors import UnsupportedDataError
 
-CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device, type)
+CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device, type, enum.Enum)
+_RECORDS = (
+    *(types.SimpleNamespace, argparse.Namespace),
+    *(torch.distributions.Distribution, torch.distributions.Transform),
+)
 _CACHES = "transformers.cache_utils"  # the module whose classes are taken apart: key-value caches and their layers
 Keys: TypeAlias = tuple[Any, ...]
 Numbers: TypeAlias = Mapping[pytree.TreeSpec, frozenset[int]]  # for a structure, which leaves are numbers as tensors
@@ -27,7 +34,7 @@ class Schema:
     Args:
         spec: the structure.
         constants: position and value of every leaf that is neither a tensor nor an object.
-        objects: position, class and state of every leaf that is an object holding tensors (a key-value cache).
+        objects: position, class and state of every leaf that is an object: a key-value cache, a batch, a distribution.
         computed: positions of leaves that are numbers computed of sizes or read out of tensors; they travel as tensors.
         numbers: positions of leaves that were numbers and are tensors now, so that their value may change.
         tensors: number of tensors in the structure.
@@ -110,7 +117,10 @@ def flatten(
         elif isinstance(leaf, CONSTANTS):
             constants.append((index, leaf))
         elif (state := _open(leaf)) is not None:
-            found, schema = flatten(state, role, opened.get(index), given=given)
+            try:
+                found, schema = flatten(state, role, opened.get(index), given=given)
+            except RecursionError:  # it holds itself
+                raise unsupported(leaf, role, data, index) from None
             tensors += found
             objects.append((index, type(leaf), schema))
         else:
@@ -125,8 +135,10 @@ def is_opened(value: Any) -> bool:
 
 
 def _open(leaf: Any) -> dict[str, Any] | None:
-    """The state of an object that holds tensors: a key-value cache, a dataclass, a mapping such as BatchEncoding."""
-    if type(leaf).__module__ == _CACHES:
+    """The state of an object that is nothing but its attributes, or of a dict of a class of its own."""
+    if isinstance(leaf, dict):
+        return {"entries": dict(leaf), "attributes": dict(getattr(leaf, "__dict__", {}))}
+    if isinstance(leaf, _RECORDS) or type(leaf).__module__ == _CACHES:
         return vars(leaf)
     if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
         return {field.name: getattr(leaf, field.name) for field in dataclasses.fields(leaf)}
@@ -137,7 +149,13 @@ def _open(leaf: Any) -> dict[str, Any] | None:
 
 def _close(kind: type, state: dict[str, Any]) -> Any:
     """An object of a class with this state, made without its constructor."""
-    made = object.__new__(kind)
+    if issubclass(kind, dict):
+        made = kind.__new__(kind)
+        dict.update(made, state["entries"])
+        if state["attributes"]:
+            made.__dict__.update(state["attributes"])
+        return made
+    made = kind.__new__(kind) if issubclass(kind, types.SimpleNamespace) else object.__new__(kind)
     if hasattr(made, "__dict__"):
         made.__dict__.update(state)
         return made
@@ -162,7 +180,7 @@ def unsupported(leaf: Any, role: str, data: Any, index: int) -> UnsupportedDataE
     return UnsupportedDataError(
         f"the {role} at {place or 'the top'} is a {name}, which a graph cannot take or return",
         cure="pass tensors, numbers, strings, None, or lists, tuples and dicts of them (a mapping: module(**batch)), "
-        "or register the class with torch.utils._pytree.register_pytree_node",
+        "make the class a dataclass, or register it with torch.utils._pytree.register_pytree_node",
     )
 
 
