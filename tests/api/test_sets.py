@@ -190,7 +190,9 @@ def test_a_kill_at_any_moment_leaves_the_old_set_or_the_new(tmp_path: Path) -> N
     write_set(tmp_path / "run", "", contents)
     write_set(tmp_path / "run", "", contents)
     longest = 2 * (time.perf_counter() - started)
-    for _ in range(100):
+    for tried in range(2000):  # a busy machine kills most of them before they begin
+        if tried >= 100 and sets == loss and marked:
+            break
         child = os.fork()
         if child == 0:
             try:
