@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class OnnxTrainError(Exception):
@@ -72,6 +72,26 @@ class HostRandomError(CaptureError):
             cure="draw them by torch: torch.rand(()) < p decides on a path, torch.where on numbers",
         )
         self.generator = generator
+
+
+class SetUpError(CaptureError):
+    """A forward pass sets up its module, by layers or parameters that it makes or by what it lets be trained.
+
+    A graph would not do that again; a first call in eager PyTorch does, if later ones leave it alone.
+
+    Args:
+        labels: of what is set, by which it is known again.
+        what: it does.
+        source: the line that does it.
+    """
+
+    def __init__(self, labels: Sequence[str], what: str, source: str = "") -> None:
+        super().__init__(
+            f"the forward pass {what}, at every call",
+            source=source,
+            cure="do it in __init__, or only where it is not done yet: the first call in eager PyTorch does it then",
+        )
+        self.labels = tuple(labels)
 
 
 class ShapeError(OnnxTrainError, ValueError):

@@ -18,6 +18,8 @@ from onnxtrain.capture.translations import TRANSLATIONS
 
 INDEX = torch.tensor([[0, 2], [1, -1]])
 
+_NEAR = torch.arange(-20, 20) * 0.1
+
 CALLS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "an index of the first axis": lambda x: x[INDEX],
     "an index of the last axis": lambda x: x[..., INDEX],
@@ -43,6 +45,10 @@ CALLS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "softmax of a number": lambda x: x.mean().softmax(0),
     "a range in between": lambda x: x.sum() * torch.arange(1, x.shape[1], 0.5),
     "a range of sizes": lambda x: x * torch.arange(2, 2 + x.shape[2], dtype=torch.float64),
+    "quotients of near multiples": lambda x: x * _NEAR.div(0.1, rounding_mode="floor").sum() + 1 // x.detach(),
+    "quotients by nothing": lambda x: x * (torch.tensor([1.0, 0.0]) // torch.zeros(2)).nan_to_num(posinf=9.0).sum(),
+    "remainders of a number": lambda x: x * (1.0 % x.detach()),
+    "a window of Hamming": lambda x: x * torch.hamming_window(x.shape[1])[:, None],
     "a range of int8": lambda x: x * torch.arange(x.shape[2], dtype=torch.int8),
     "a negative zero": lambda x: torch.copysign(x, torch.full_like(x, -0.0)) + torch.copysign(x, torch.zeros_like(x)),
     "twice another": lambda x: torch.add(x, x.cos(), alpha=2).sub(x.sin(), alpha=0.5),

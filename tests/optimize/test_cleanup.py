@@ -43,6 +43,12 @@ def test_constants_are_folded_but_not_weights(op: Builder) -> None:
     assert run(op, op.Mul(op.Mul(x, two), op.Transpose(w, perm=[1, 0])), ConstantsPass()) == ["Mul", "Transpose", "Mul"]
 
 
+@pytest.mark.parametrize("kind, is_folded", [(np.float64, False), (np.float32, True)])
+def test_what_onnx_computes_in_float32_is_folded_in_no_other_type(op: Builder, kind: type, is_folded: bool) -> None:
+    made = op.Cast(op.Erf(op.constant(kind(0.3))), to=int(ir.DataType.FLOAT))
+    assert ("Erf" in run(op, op.Add(op.graph.inputs[0], made), ConstantsPass())) is not is_folded
+
+
 def test_what_is_cast_like_a_value_does_not_need_it(op: Builder) -> None:
     x, w = op.graph.inputs
     y = op.CastLike(op.Greater(x, 0.0), op.Exp(w))

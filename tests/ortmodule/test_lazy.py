@@ -58,7 +58,7 @@ def test_lazy_modules_are_trained(make: Callable[[], nn.Module], shape: tuple[in
 def test_explain_tells_of_the_call_that_made_the_parameters() -> None:
     wrapped = ORTModule(Net(), options=Options(summary=False))
     wrapped(torch.ones(2, 3))
-    assert "1 call in eager PyTorch, which made parameters" in wrapped.explain()
+    assert "1 call in eager PyTorch, which set the module up" in wrapped.explain()
 
 
 class Built(nn.Module):
@@ -101,7 +101,7 @@ def test_layers_made_in_forward_are_trained(kind: type[nn.Module], graphs: int, 
     assert list(found) == list(known)
     torch.testing.assert_close([p.grad for p in found.values()], [p.grad for p in known.values()])
     assert captures(wrapped) == graphs
-    assert f"{eager} call" in wrapped.explain() and "in eager PyTorch, which made parameters" in wrapped.explain()
+    assert f"{eager} call" in wrapped.explain() and "in eager PyTorch, which set the module up" in wrapped.explain()
 
 
 def test_a_parameter_that_every_call_makes_is_refused() -> None:
@@ -112,5 +112,34 @@ def test_a_parameter_that_every_call_makes_is_refused() -> None:
 
     wrapped = ORTModule(Anew(), options=Options(summary=False))
     wrapped(torch.ones(2, 3))
-    with pytest.raises(CaptureError, match="sets weight: a layer or a parameter"):
+    with pytest.raises(CaptureError, match="sets weight: a layer or a parameter, at every call"):
+        wrapped(torch.ones(2, 3))
+
+
+class Frozen(nn.Module):
+    """Decides in its first call what is trained."""
+
+    def __init__(self, thaws: bool) -> None:
+        super().__init__()
+        self.base, self.head, self.thaws = nn.Linear(3, 3), nn.Linear(3, 4), thaws
+
+    def forward(self, x: Tensor) -> Tensor:
+        for parameter in self.base.parameters():
+            parameter.requires_grad = False
+        y = self.head(self.base(x))
+        self.base.requires_grad_(self.thaws)
+        return y
+
+
+def test_a_first_call_that_freezes_parameters() -> None:
+    wrapped = ORTModule(Frozen(False), options=Options(summary=False))
+    for rows in (2, 3):
+        wrapped(torch.ones(rows, 3)).sum().backward()
+    assert captures(wrapped) == 1 and wrapped.head.weight.grad is not None and wrapped.base.weight.grad is None
+
+
+def test_freezing_at_every_call_is_refused() -> None:
+    wrapped = ORTModule(Frozen(True), options=Options(summary=False))
+    wrapped(torch.ones(2, 3))
+    with pytest.raises(CaptureError, match="sets requires_grad of a parameter, at every call"):
         wrapped(torch.ones(2, 3))

@@ -170,6 +170,66 @@ def test_a_buffer_that_is_returned_is_what_it_was() -> None:
     assert not torch.equal(wrapped.mean, before)
 
 
+class Momentum(torch.nn.Module):
+    """An encoder that follows another one, and a queue of what it gave, as in contrastive learning."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.query, self.key, self.how = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4), how
+        self.key.requires_grad_(False)
+        self.register_buffer("queue", torch.ones(8, 4))
+        self.register_buffer("pointer", torch.zeros(1, dtype=torch.int64))
+
+    @torch.no_grad()
+    def _follow(self) -> None:
+        pairs = list(zip(self.key.parameters(), self.query.parameters(), strict=True))
+        if self.how == "foreach":
+            torch._foreach_lerp_([k for k, _ in pairs], [q for _, q in pairs], 0.1)
+        for key, query in pairs:
+            if self.how == "data":
+                key.data = key.data * 0.9 + query.data * 0.1
+            elif self.how == "in place":
+                key.mul_(0.9).add_(query, alpha=0.1)
+            elif self.how == "out":
+                torch.lerp(key, query, 0.1, out=key)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._follow()
+        with torch.no_grad():
+            keys, first = self.key(x), int(self.pointer)
+            self.queue[first : first + len(keys)] = keys
+            self.pointer[0] = (first + len(keys)) % 8
+        return self.query(x) @ self.queue.clone().T
+
+
+@pytest.mark.parametrize("how", ["data", "in place", "foreach", "out"])
+def test_an_encoder_that_follows_another_one(how: str) -> None:
+    """Also where the call is rehearsed, since it reads where the queue begins."""
+    module = Momentum(how)
+    wrapped, eager = ORTModule(module), copy.deepcopy(module)
+    for _ in range(5):
+        x = torch.randn(4, 4)
+        losses = [model(x).square().mean() for model in (wrapped, eager)]
+        torch.testing.assert_close(*losses)
+        for model, loss in zip((module, eager), losses, strict=True):
+            loss.backward()
+            with torch.no_grad():
+                model.query.weight.sub_(0.1 * model.query.weight.grad)
+    torch.testing.assert_close(list(module.parameters()), list(eager.parameters()))
+    torch.testing.assert_close(list(module.buffers()), list(eager.buffers()))
+
+
+def test_a_trained_parameter_that_is_changed_is_refused() -> None:
+    class Scaled(Base):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                torch._foreach_mul_([self.weight], 0.9)
+            return (x @ self.weight).sum()
+
+    with pytest.raises(CaptureError, match="the parameter weight"):
+        ORTModule(Scaled())(torch.ones(2, 4))
+
+
 def test_an_auxiliary_loss_is_added_outside() -> None:
     wrapped = _train(Auxiliary(), lambda model, y: y + model.aux)
     assert captures(wrapped) == 2, "one before there was a loss, one after"

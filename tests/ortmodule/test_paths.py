@@ -302,6 +302,32 @@ def test_paths_are_explained() -> None:
     assert "saw True, " in wrapped.explain() and " times" in wrapped.explain()
 
 
+class OneElement(Base):
+    """Looks at tensors that hold one number, in one dimension or more."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        if torch.rand(1) < 0.5:  # a layer that is left out at times
+            y = y.tanh()
+        if y.mean().reshape(1, 1) > 0:
+            y = y * 2
+        first = int(y[0, :1].abs().mul(3))
+        kinds = torch.nn.functional.one_hot(y.argmax(1))
+        return y * float(y.detach().mean().reshape(1)) + first + y.detach().sum().reshape(1).item() + kinds.shape[1]
+
+
+def test_tensors_of_one_element() -> None:
+    wrapped, eager = pair(OneElement())
+    for step in range(12):
+        x, losses = doubles(3 + step % 2, 4), []
+        for module in (wrapped, eager):
+            torch.manual_seed(step)
+            losses.append(module(x).square().mean())
+            losses[-1].backward()
+        torch.testing.assert_close(*losses, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(wrapped.linear.weight.grad, eager.linear.weight.grad, rtol=1e-9, atol=1e-12)
+
+
 class Everything(Base):
     """Other ways to look."""
 

@@ -119,6 +119,43 @@ def test_numbers_are_as_exact_as_the_tensors_they_meet(name: str) -> None:
     _compare(lambda x, w: DOUBLE[name](x * w), x, weight, {"rtol": 1e-12, "atol": 1e-13}, False)
 
 
+DEFAULT: dict[str, Callable[[Tensor], Tensor]] = {
+    "full": lambda x: x * torch.full((x.shape[0], 1), 0.1),
+    "ones": lambda x: x + torch.ones(x.shape[0], 1) * 0.1,
+    "zeros": lambda x: x * (torch.zeros(4) + 0.1),
+    "arange": lambda x: x + torch.arange(0.1, 4),
+    "linspace": lambda x: x + torch.linspace(0.1, 0.9, x.shape[1]),
+    "scalar tensor": lambda x: x * torch.scalar_tensor(0.1),
+    "window": lambda x: x * torch.hann_window(4),
+    "normal": lambda x: x * torch.normal(0.1, 0.2, (4,)),
+    "bernoulli": lambda x: x * torch.bernoulli(torch.full((4,), 0.8)),
+    "integers with a number": lambda x: x + torch.arange(4) * 0.1 + torch.arange(4) ** 0.1 + 10.0 ** torch.arange(4),
+    "quotients of integers": lambda x: x + torch.arange(4) / 7 + torch.arange(4) // 0.1,
+    "functions of integers": lambda x: x + torch.arange(4).erf() + torch.arange(1, 5).sqrt() + torch.arange(4).exp(),
+    "truth with a number": lambda x: x + (x > 0) * 0.1,
+}
+
+
+@pytest.mark.parametrize("name", DEFAULT)
+def test_the_default_type_is_the_users(name: str) -> None:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        eager = Weighted(lambda x, w: DEFAULT[name](x * w), torch.rand(4) + 0.5)
+        wrapped, found = ORTModule(copy.deepcopy(eager)), []
+        for rows in (3, 5):
+            x = torch.randn(rows, 4)
+            for model in (wrapped, eager):
+                torch.manual_seed(1)
+                found.append(model(x))
+                found[-1].sum().backward()
+            assert found[-2].dtype == found[-1].dtype == torch.float64
+            torch.testing.assert_close(*found[-2:], rtol=1e-12, atol=1e-13)
+        torch.testing.assert_close(wrapped.weight.grad, eager.weight.grad, rtol=1e-12, atol=1e-13)
+    finally:
+        torch.set_default_dtype(before)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ANY)
 def test_halves_stay_halves(name: str, dtype: torch.dtype) -> None:

@@ -28,7 +28,7 @@ from onnxtrain.capture.convert import Refusals, to_graph
 from onnxtrain.capture.descriptions import PLAIN
 from onnxtrain.capture.export import PREFIX, FlatModule, export
 from onnxtrain.capture.given import Change, Given, at, change
-from onnxtrain.capture.left_behind import Kind, PartsMadeError, Place, Watch, leave, refuse_read
+from onnxtrain.capture.left_behind import Kind, Place, Watch, leave, refuse_read
 from onnxtrain.capture.left_outside import LeftOutsideError
 from onnxtrain.capture.like_layers import rows_of
 from onnxtrain.capture.looks import Key, Look, content_of, same
@@ -91,7 +91,7 @@ def trace(
         program = _program(flat, _told_apart(tensors), names, fixed, fill)
         stand_ins.take_out(program)
         flat.result.settle()
-        sizes, buffers = tuple(t.shape for t in tensors), tuple(dict(module.named_buffers()))
+        sizes, buffers = tuple(t.shape for t in tensors), (*dict(module.named_buffers()), *flat.result.written)
         return Traced(program, flat, inputs, tuple(names), buffers, sizes, layers=stand_ins.layers)
 
     with _ONE_AT_A_TIME, _parameters_of_their_own(module):
@@ -228,7 +228,6 @@ __all__ = [
     "Look",
     "Named",
     "Numbers",
-    "PartsMadeError",
     "Path",
     "Place",
     "Schema",

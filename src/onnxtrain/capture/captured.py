@@ -65,7 +65,7 @@ class Traced:
         flat: the module that was traced; its result is the structure of the output.
         inputs: schema of the call.
         input_names: a name for each of its tensors.
-        buffers: names of the module's buffers.
+        buffers: names of the module's buffers, and of the parameters that the call changes.
         sizes: of its tensors.
         form: of its tensors, where the module asked for it.
         layers: rows of layers of which only some were traced.

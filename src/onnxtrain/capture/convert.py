@@ -39,7 +39,8 @@ def to_graph(
     Args:
         program: what ``capture.export`` made of a ``FlatModule``.
         input_names: one name for each user input.
-        buffers: names of the module's buffers, whose content the program returns after the user's outputs.
+        buffers: names of the module's buffers, and of parameters that it changes, whose content the program returns
+            after the user's outputs.
         opset: ONNX opset of the result.
         refusals: the nodes of a graph that a later stage cannot take; the operators they come from stay whole.
         borrowed: the constants that are others' tensors, with whether they are trained: inputs as weights are.
@@ -74,7 +75,7 @@ def _graph(
     aten.release(model.graph)
     calls = {node: recorded(node.attributes.pop(HANDLE).as_string()).call for node in model.graph if is_call(node)}
     _name_inputs(model.graph, input_names)
-    _weights_to_inputs(model.graph, ep, borrowed)
+    _weights_to_inputs(model.graph, ep, buffers, borrowed)
     updated = _buffer_outputs(model.graph, ep, lowered, buffers)
     _distinct_outputs(model.graph)
     _rename_symbols(model.graph)
@@ -124,14 +125,17 @@ def _give(value: ir.Value, name: str, taken: Mapping[str, ir.Value]) -> None:
     value.name = name
 
 
-def _weights_to_inputs(graph: ir.Graph, program: torch.export.ExportedProgram, borrowed: Mapping[str, bool]) -> None:
+def _weights_to_inputs(
+    graph: ir.Graph, program: torch.export.ExportedProgram, buffers: Sequence[str], borrowed: Mapping[str, bool]
+) -> None:
     """Parameters, then buffers, become graph inputs under the user's names; a buffer with several names is one."""
-    taken, buffers = _named(graph), _buffer_names(program)
+    taken, owned = _named(graph), _owned_names(program)
     given: dict[str, ir.Value] = {}
-    trained = [*program.graph_signature.inputs_to_parameters.values(), *(n for n in borrowed if borrowed[n])]
-    for name in (*trained, *buffers, *(n for n in borrowed if not borrowed[n])):
+    parameters = [n for n in program.graph_signature.inputs_to_parameters.values() if owned[n] not in buffers]
+    trained = [*parameters, *(n for n in borrowed if borrowed[n])]
+    for name in (*trained, *owned, *(n for n in borrowed if not borrowed[n])):
         if name in graph.initializers:
-            value, own = graph.initializers.pop(name), buffers.get(name, name.removeprefix(PREFIX))
+            value, own = graph.initializers.pop(name), owned.get(name, name.removeprefix(PREFIX))
             if own in given:
                 value.replace_all_uses_with(given[own], replace_graph_outputs=True)
                 continue
@@ -140,11 +144,12 @@ def _weights_to_inputs(graph: ir.Graph, program: torch.export.ExportedProgram, b
             graph.inputs.append(value)
 
 
-def _buffer_names(program: torch.export.ExportedProgram) -> dict[str, str]:
-    """The user's name of each buffer; of one with several names the first, where torch.export takes the last."""
+def _owned_names(program: torch.export.ExportedProgram) -> dict[str, str]:
+    """The user's name of each buffer and parameter; of a buffer with several the first, not the last."""
     held, first = {**program.state_dict, **program.constants}, {}
     names = program.graph_signature.inputs_to_buffers.values()
-    return {n: first.setdefault(id(held[n]), n.removeprefix(PREFIX)) for n in names}
+    buffers = {n: first.setdefault(id(held[n]), n.removeprefix(PREFIX)) for n in names}
+    return buffers | {n: n.removeprefix(PREFIX) for n in program.graph_signature.inputs_to_parameters.values()}
 
 
 def _buffer_outputs(
@@ -161,8 +166,9 @@ def _buffer_outputs(
 
 def _changed(program: torch.export.ExportedProgram, lowered: torch.fx.GraphModule, buffers: Sequence[str]) -> set[str]:
     """The buffers whose contents, which the program returns last, are not copies of what they were."""
-    names = _buffer_names(program)
-    owned = {n: names[name] for n, name in program.graph_signature.inputs_to_buffers.items()}
+    names, signature = _owned_names(program), program.graph_signature
+    inputs = {**signature.inputs_to_buffers, **signature.inputs_to_parameters}
+    owned = {n: names[name] for n, name in inputs.items()}
     (returned,) = (n.args[0] for n in lowered.graph.nodes if n.op == "output")
     copies = zip(buffers, returned[len(returned) - len(buffers) :], strict=True)  # type: ignore[arg-type, index]
     return {name for name, copy in copies if owned.get(copy.args[0].name) != name}  # type: ignore[union-attr]

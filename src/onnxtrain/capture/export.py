@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import itertools
-import logging
-import sys
 import traceback
-import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -29,12 +25,13 @@ from onnxtrain.capture.autocast import Autocast
 from onnxtrain.capture.autograd_functions import Functions
 from onnxtrain.capture.found_elsewhere import Borrowed, FoundElsewhere
 from onnxtrain.capture.given import Change, Given
+from onnxtrain.capture.hidden_changes import Versions
 from onnxtrain.capture.host_random import HostGenerators
 from onnxtrain.capture.known_calls import Count
-from onnxtrain.capture.left_behind import PartsMadeError, Place, Watch, names_of, owned_by, plain_tensors
+from onnxtrain.capture.left_behind import Place, Watch, names_of, owned_by, plain_tensors
 from onnxtrain.capture.left_outside import LeftOutsideError, take_out_of_others, take_out_refused
 from onnxtrain.capture.lowering.aliases import memory_of
-from onnxtrain.capture.quiet import loggers_at
+from onnxtrain.capture.quiet import quiet
 from onnxtrain.capture.recorder import recorder
 from onnxtrain.capture.rehearsal import Answers
 from onnxtrain.capture.replay import MoreLooksError, Path, Replay
@@ -43,7 +40,7 @@ from onnxtrain.capture.size_guards import Repeated, size_guards, taken_for_conte
 from onnxtrain.capture.source_lines import is_users, places_in, user_line
 from onnxtrain.capture.substitutes import Substitutes
 from onnxtrain.capture.symbolic_sizes import Assumed, Axis, OvergrownSizesError, expression_of, symbolic_sizes
-from onnxtrain.errors import CaptureError, ContentError, HostRandomError, OnnxTrainError, first_line
+from onnxtrain.errors import CaptureError, ContentError, HostRandomError, OnnxTrainError, SetUpError, first_line
 
 _LARGER = 4  # the least size that an axis of size 1 is traced at: what is one or two less is no 1 either
 PREFIX = "module."  # what the wrapper below puts before the user's parameter names
@@ -57,6 +54,7 @@ class Result:
         sources: for each tensor of the output, the position among the returned (distinct) tensors.
         assumed: what was taken to be so of sizes (``symbolic_sizes``).
         changed: for each tensor of the input, whether the forward pass changed it in place.
+        written: the names of parameters that it changed in place.
         calls: the calls of ``torch.autograd.Function`` that were recorded; operators of the program name them.
         recorded: how many calls of operators were recorded, and how many were known.
         left: where the call left something on the module.
@@ -73,6 +71,7 @@ class Result:
     def __init__(self) -> None:
         self.assumed = Assumed()
         self.changed: tuple[bool, ...] = ()
+        self.written: tuple[str, ...] = ()
         self.calls: list[Any] = []
         self.recorded = Count()
         self.schema: Schema | None = None
@@ -136,11 +135,13 @@ class FlatModule(torch.nn.Module):
         return self
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The module's distinct output tensors, what it left on itself too, what was looked at, then its buffers."""
+        """The module's distinct output tensors, what it left on itself too, what was looked at, then what it changes:
+        its buffers, and parameters that are not trained.
+        """
         mode: Any = get_proxy_mode()
         self.result.tracked = mode.tracer.tensor_tracker, frozenset(map(id, tensors))
         args, kwargs = self._inputs.restore([tensors[self.repeated.get(i, i)] for i in range(len(tensors))])
-        versions, given = [t._version for t in tensors], Given(args, kwargs)
+        versions, given, parameters = [t._version for t in tensors], Given(args, kwargs), Versions(self.module)
         functions = autograd_functions.recording(self.module, self.result.calls, self._functions)
         sizes = symbolic_sizes(tensors)
         reads, elsewhere = (
@@ -167,6 +168,8 @@ class FlatModule(torch.nn.Module):
         self.result.borrowed = tuple(elsewhere.borrowed.values())
         self.result.changed = tuple(t._version != v for t, v in zip(tensors, versions, strict=True))
         self.result.left, self.result.reformed = tuple(changes.left), changes.reformed
+        owned = buffers | parameters.written()
+        self.result.written = tuple(owned)[len(buffers) :]
         written = given.changes()
         self.result.given = tuple(written)
         whole = result, tuple(changes.left.values()), tuple(written.values())
@@ -175,7 +178,7 @@ class FlatModule(torch.nn.Module):
         place = {id(t): i for i, t in enumerate(distinct)}
         self.result.sources = tuple(place[id(t)] for t in found)
         seen, self.result.path = replay.path(len(distinct))
-        return (*distinct, *seen, *(changes.buffers.get(name, buffer).clone() for name, buffer in buffers.items()))
+        return (*distinct, *seen, *(changes.buffers.get(name, tensor).clone() for name, tensor in owned.items()))
 
 
 def export(
@@ -222,7 +225,7 @@ def _export_any(
             if module.result.outside is not None and not module.result.outside.is_cache:
                 raise module.result.outside
             return program
-        except (ContentError, HostRandomError, LeftOutsideError, PartsMadeError):
+        except (ContentError, HostRandomError, LeftOutsideError, SetUpError):
             raise
         except MoreLooksError as error:  # once for each element, of which the example has more than the call
             errors.append(error)
@@ -342,34 +345,8 @@ def _ordinary(tensor: torch.Tensor) -> torch.Tensor:
 @contextlib.contextmanager
 def recording(gradients: bool = True) -> Iterator[None]:
     """What torch.export runs the user's module in, by default with gradients enabled."""
-    with _quiet(), torch.inference_mode(False), torch.set_grad_enabled(gradients):
+    with quiet(), torch.inference_mode(False), torch.set_grad_enabled(gradients):
         yield
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """No warnings, and no graph printed where capture fails: what goes wrong is raised, and explained below."""
-    loggers = loggers_at(logging.ERROR, "torch._export.non_strict_utils")  # sizes of 1 are constant: we handle that
-    failures = loggers_at(logging.CRITICAL, "torch._subclasses.fake_tensor")  # of an example, where another is tried
-    stderr = contextlib.redirect_stderr(_WithoutGraphs(sys.stderr))  # type: ignore[type-var]
-    with loggers, failures, warnings.catch_warnings(), stderr:
-        warnings.simplefilter("ignore")
-        yield
-
-
-class _WithoutGraphs(io.TextIOBase):
-    """A stream that passes on everything but the graph that torch.export prints when it fails."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        if "def forward(self" not in text:
-            self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        self._stream.flush()
 
 
 def _explain(error: Exception) -> CaptureError:

@@ -7,17 +7,21 @@ the new content, and the gradient of the old one.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from onnxtrain.capture.lowering.aliases import memory_of
-from onnxtrain.errors import CaptureError
+from onnxtrain.errors import CaptureError, SetUpError
 
 Tensor = torch.Tensor
+SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
+_HARMLESS = frozenset(("requires_grad_", "detach_", "retain_grad_"))
 
 
 def changed_behind(changed: Tensor, detached: Sequence[weakref.ref[Tensor]], name: str) -> Tensor | None:
@@ -85,6 +89,13 @@ def write(target: Tensor, change: Callable[[], Any]) -> Any:
     return made
 
 
+def refuse_freezing(tensor: Tensor, requires_grad: bool = True) -> None:
+    """Raise SetUpError where a forward pass decides whether a parameter of the module is trained."""
+    is_own = isinstance(tensor, torch.nn.Parameter) and not is_made_in_call(tensor)
+    if is_own and tensor.requires_grad != requires_grad:
+        raise SetUpError(["requires_grad"], "sets requires_grad of a parameter")
+
+
 def replace_data(tensor: Tensor, content: Tensor, detached: Sequence[weakref.ref[Tensor]]) -> None:
     """Give a tensor another content, as ``tensor.data = content`` does.
 
@@ -116,6 +127,29 @@ def _refused_data(how: str) -> CaptureError:
     )
 
 
+class Versions:
+    """Sees which parameters of a module are changed in place from now on.
+
+    Args:
+        module: the module.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._before = [(name, tensor, tensor._version) for name, tensor in module.named_parameters()]
+
+    def written(self) -> dict[str, Tensor]:
+        """Those that were changed, by name: a momentum encoder's, say.
+
+        Raises:
+            CaptureError: one of them is trained.
+        """
+        found: dict[str, Tensor] = {name: t for name, t, version in self._before if t._version != version}
+        for name, tensor in found.items():
+            if tensor.requires_grad:
+                raise hidden("the forward pass", f"the parameter {name},")
+        return found
+
+
 def whole_of(tensor: Tensor) -> Tensor:
     """What a tensor is a view of; itself where it is none."""
     return tensor if tensor._base is None else tensor._base
@@ -138,3 +172,47 @@ def hidden(name: str, how: str) -> CaptureError:
         f"{name} changes a tensor, {how} whose gradient eager PyTorch passes on as if nothing had happened",
         cure="write y = x + (changed - x).detach() with a changed copy of x, or change parameters outside of forward",
     )
+
+
+def is_view_in_place(func: Callable[..., Any]) -> bool:
+    """Whether a function changes how a tensor is looked at, not what is in it."""
+    packet = getattr(torch.ops.aten, func.__name__, None)
+    return packet is not None and any(torch.Tag.inplace_view in getattr(packet, o).tags for o in packet.overloads())
+
+
+def is_in_place(func: Callable[..., Any]) -> bool:
+    """Whether a function writes to its first argument."""
+    name = getattr(func, "__name__", "")
+    if name.endswith("__"):  # augmented assignments of floats are methods such as add_
+        return func is Tensor.__setitem__
+    return name.endswith("_") and name not in _HARMLESS
+
+
+class Overwritten(TorchFunctionMode):
+    """Keeps, of some tensors, those that functions of torch write to within it, as they were.
+
+    Args:
+        tensors: they; no copy is made of those that stay.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        super().__init__()
+        self._tensors = {t.untyped_storage().data_ptr(): t for t in tensors if t.layout == torch.strided}
+        self._kept: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        written = [args[:1] if is_in_place(func) or func == SET_DATA else (), (kwargs or {}).get("out")]
+        for tensor in (x for x in pytree.tree_leaves(written) if isinstance(x, Tensor) and x.layout == torch.strided):
+            place = tensor.untyped_storage().data_ptr()
+            if place in self._tensors and place not in self._kept:
+                own = self._tensors[place]
+                self._kept[place] = own, own.detach(), own.detach().clone()
+        return func(*args, **(kwargs or {}))
+
+    def take_back(self) -> None:
+        """The tensors as they were."""
+        for tensor, memory, content in self._kept.values():
+            tensor.data = memory
+            tensor.data.copy_(content)

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from onnxtrain.capture.attribute_reads import is_number
 from onnxtrain.capture.schema import flatten
-from onnxtrain.errors import CaptureError, UnsupportedDataError
+from onnxtrain.errors import CaptureError, SetUpError, UnsupportedDataError
 
 _OWN = frozenset(torch.nn.Module().__dict__)
 _TABLES = frozenset(n for n, v in vars(torch.nn.Module()).items() if isinstance(v, dict)) - {
@@ -31,23 +31,6 @@ _TABLES = frozenset(n for n, v in vars(torch.nn.Module()).items() if isinstance(
     "_modules",
 }
 _ABSENT = object()
-
-
-class PartsMadeError(CaptureError):
-    """The forward pass makes layers or parameters, of which a graph would know nothing.
-
-    Args:
-        labels: their names, as the user would write them.
-        source: the line that sets one.
-    """
-
-    def __init__(self, labels: Sequence[str], source: str) -> None:
-        super().__init__(
-            f"the forward pass sets {', '.join(labels)}: a layer or a parameter, which every call makes anew",
-            source=source,
-            cure="make it in __init__, or only where it is not there yet, which the first call in eager PyTorch does",
-        )
-        self.labels = tuple(labels)
 
 
 class Kind(enum.Enum):
@@ -125,7 +108,7 @@ class Watch:
 
         Raises:
             CaptureError: a number was changed, which a graph would not change again.
-            PartsMadeError: there are layers or parameters that were not there.
+            SetUpError: there are layers or parameters that were not there.
         """
         self.refuse_parts()
         buffers: dict[str, torch.Tensor] = {}
@@ -150,7 +133,7 @@ class Watch:
         return Changes(buffers, {place: value for place, value in left.items() if _can_be_left(value)}, reformed)
 
     def refuse_parts(self) -> None:
-        """Raise PartsMadeError where there are layers or parameters that were not there."""
+        """Raise SetUpError where there are layers or parameters that were not there."""
         made = []
         for (path, module), tables in zip(self._modules, self._parts, strict=True):
             for before, now in zip(tables, _tables_of_parts(module), strict=True):
@@ -158,7 +141,8 @@ class Watch:
                 made += [(module, Place(path, n, Kind.SET)) for n in fresh]
         if made:
             module, first = made[0]
-            raise PartsMadeError([place.label for _, place in made], _line(module, first.name))
+            labels = [place.label for _, place in made]
+            raise SetUpError(labels, f"sets {', '.join(labels)}: a layer or a parameter", _line(module, first.name))
 
     def _left(self, module: torch.nn.Module, path: str, name: str, old: Any, new: Any) -> dict[Place, Any]:
         if new is not old:

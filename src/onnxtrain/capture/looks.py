@@ -90,8 +90,13 @@ class Way:
     given: Callable[[Any, Tensor], Any]
 
 
+def _number(x: Tensor, *args: Any) -> Tensor:
+    """The element of a tensor that has one, in however many dimensions."""
+    return x.reshape(()) if x.dim() else x
+
+
 def _is_true(x: Tensor) -> Tensor:
-    return x != 0
+    return _number(x) != 0
 
 
 def _itself(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -99,11 +104,11 @@ def _itself(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def _truncated(x: Tensor) -> Tensor:
-    return x.to(torch.int64)
+    return _number(x).to(torch.int64)
 
 
 def _widened(x: Tensor) -> Tensor:
-    return x.to(torch.float64)
+    return _number(x).to(torch.float64)
 
 
 def _equal(x: Tensor, other: Tensor) -> Tensor | None:
@@ -131,7 +136,8 @@ WAYS: dict[Any, Way] = {
     **{f: Way(_equal, *_BOOL) for f in (torch.equal, Tensor.equal)},
     **{f: Way(_close, *_BOOL) for f in (torch.allclose, Tensor.allclose)},
     Tensor.__contains__: Way(_contains, *_BOOL),
-    **{f: Way(_itself, _thawed) for f in (Tensor.item, Tensor.tolist)},
+    Tensor.item: Way(_number, _thawed),
+    Tensor.tolist: Way(_itself, _thawed),
     **{f: Way(_itself, _array) for f in (Tensor.numpy, Tensor.__array__)},
 }
 # Functions that read a tensor which stands for a number among their arguments; those after them but for the first one

@@ -11,6 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from onnxtrain.capture.free_numbers import Conditions, counted_by
+from onnxtrain.capture.hidden_changes import Overwritten
 from onnxtrain.capture.host_random import HostGenerators, place_of_draw
 from onnxtrain.capture.left_behind import Watch
 from onnxtrain.capture.looks import Key, Look, Looks, Way, content_of, place_of, same, user_frame
@@ -129,17 +130,20 @@ def fill_caches(
 def untouched(
     module: torch.nn.Module, given: Sequence[torch.Tensor], ignored: Collection[str]
 ) -> Iterator[list[Callable[[], None]]]:
-    """Take back what a call does to a module: what it sets, and what it writes into buffers and inputs.
+    """Take back what a call does to a module: what it sets, and what it writes into buffers, parameters and inputs.
 
     Gives a list that is filled afterwards: what does it again, but for tensors.
     """
     watch = Watch(module, ignored)
     owned = [(t, t.detach().clone()) for t in (*module.buffers(), *given)]
     again: list[Callable[[], None]] = []
+    parameters = Overwritten(p for p in module.parameters() if not p.requires_grad)
     try:
-        yield again
+        with parameters:
+            yield again
     finally:
         again.append(watch.take_back())
+        parameters.take_back()
         with torch.no_grad():
             for tensor, content in owned:
                 if not torch.equal(tensor, content):  # versions do not tell: normalization counts none

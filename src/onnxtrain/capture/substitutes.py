@@ -19,11 +19,15 @@ from torch.overrides import TorchFunctionMode
 from onnxtrain.capture.assertions import expected, tell
 from onnxtrain.capture.found_elsewhere import FoundElsewhere
 from onnxtrain.capture.hidden_changes import (
+    SET_DATA,
     changed_behind,
     hidden,
     history,
+    is_in_place,
     is_made_in_call,
     is_unnoticed,
+    is_view_in_place,
+    refuse_freezing,
     replace_data,
     whole_of,
     write,
@@ -34,9 +38,8 @@ from onnxtrain.capture.source_lines import is_users
 from onnxtrain.errors import CaptureError
 
 Tensor = torch.Tensor
-_HARMLESS = frozenset(("requires_grad_", "detach_", "retain_grad_"))
-_SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 _DETACH = frozenset((torch.detach, Tensor.detach, Tensor.data.__get__))  # type: ignore[attr-defined]
+_FREEZING = frozenset((Tensor.requires_grad_, Tensor.requires_grad.__set__))  # type: ignore[attr-defined]
 SUBSTITUTES: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
@@ -45,8 +48,17 @@ def _is_causal(mask: Tensor | None, is_causal: bool | None = None, size: int | N
     return is_causal is True
 
 
+_ONE_HOT = F.one_hot
+
+
+def _one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
+    """With as many classes as there are, which torch looks for in the tensor."""
+    return _ONE_HOT(tensor, int(tensor.max()) + 1 if num_classes == -1 else num_classes)
+
+
 _UNSEEN: tuple[tuple[Any, str, Any], ...] = (
     (torch.nn.modules.transformer, "_detect_is_causal_mask", _is_causal),
+    (F, "one_hot", _one_hot),
     (torch.distributions.Distribution, "_validate_args", False),  # whether parameters and samples are looked at
 )
 UNSEEN: list[tuple[Any, str, Any]] = [
@@ -85,7 +97,9 @@ class Substitutes(TorchFunctionMode):
     ) -> Any:
         args = tuple(self._elsewhere.now(func, args))
         kwargs = dict(zip(kwargs, self._elsewhere.now(func, kwargs.values()), strict=True)) if kwargs else {}
-        if func == _SET_DATA:
+        if func in _FREEZING:
+            refuse_freezing(args[0], *args[1:], **kwargs)
+        if func == SET_DATA:
             return replace_data(args[0], args[1], self._detached)
         changed = _changed_by(func, args, kwargs)
         if changed is not None:
@@ -94,6 +108,7 @@ class Substitutes(TorchFunctionMode):
                 return write(behind, lambda: _call(func, *args, **kwargs))
         before = None if changed is None or _is_unwatched(func, changed) else history(changed)
         made = _call(func, *args, **kwargs)
+        torch.autograd.graph.increment_version(_several_changed_by(func, args))
         self._elsewhere.made(made)
         if changed is not None and before is not None and is_unnoticed(changed, before):
             raise hidden(func.__name__, "which has no gradient of its own,")
@@ -105,7 +120,13 @@ class Substitutes(TorchFunctionMode):
 def _changed_by(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
     """The tensor that a function writes to: its first argument, which may be given by name; None where it does not."""
     first = args[0] if args else kwargs.get("input", kwargs.get("data"))
-    return first if isinstance(first, Tensor) and _is_in_place(func) else None
+    return first if isinstance(first, Tensor) and is_in_place(func) else None
+
+
+def _several_changed_by(func: Callable[..., Any], args: Sequence[Any]) -> Sequence[Tensor]:
+    """The tensors that a ``_foreach_`` function writes to: without content, none of them counts it."""
+    several: Any = args[0] if args and is_in_place(func) else ()
+    return several if isinstance(several, list | tuple) else ()
 
 
 def _call(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -117,20 +138,7 @@ def _call(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def _is_unwatched(func: Callable[..., Any], changed: Tensor) -> bool:
     """Whether autograd has nothing to notice of a change."""
-    return _is_view_in_place(func) or is_made_in_call(changed)
-
-
-def _is_view_in_place(func: Callable[..., Any]) -> bool:
-    """Whether a function changes how a tensor is looked at, not what is in it."""
-    packet = getattr(torch.ops.aten, func.__name__, None)
-    return packet is not None and any(torch.Tag.inplace_view in getattr(packet, o).tags for o in packet.overloads())
-
-
-def _is_in_place(func: Callable[..., Any]) -> bool:
-    name = getattr(func, "__name__", "")
-    if name.endswith("__"):  # augmented assignments of floats are methods such as add_
-        return func is Tensor.__setitem__
-    return name.endswith("_") and name not in _HARMLESS
+    return is_view_in_place(func) or is_made_in_call(changed)
 
 
 def substitute(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

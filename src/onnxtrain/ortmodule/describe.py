@@ -15,7 +15,7 @@ def explain(sessions: Sessions) -> str:
         return "no graph yet: the module was not called"
     lines = [f"{_count(sessions.calls, 'call')}, {_count(len(sessions.entries), 'graph')}"]
     if sessions.initializing:
-        lines.append(f"{_count(sessions.initializing, 'call')} in eager PyTorch, which made parameters")
+        lines.append(f"{_count(sessions.initializing, 'call')} in eager PyTorch, which set the module up")
     lines += [f"in eager PyTorch: {text}" for text in dict.fromkeys(map(str, sessions.without_graph.values()))]
     if sessions.eager and not sessions.without_graph:
         lines.append(f"{_count(sessions.eager, 'call')} in eager PyTorch, which saw in tensors what no graph stands on")

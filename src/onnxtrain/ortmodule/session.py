@@ -123,16 +123,21 @@ class ModuleTensors(Owned):
     def now(self) -> list[torch.Tensor]:
         """Those that the module has now."""
         parameters = [m._parameters[leaf] for m, leaf in self._parameters]
-        return [*parameters, *(m._buffers[leaf] for m, leaf in self._buffers)]
+        return [*parameters, *(_table(m, leaf)[leaf] for m, leaf in self._buffers)]
 
     def update(self, contents: Sequence[torch.Tensor]) -> None:
-        """Write running statistics and the like into the module's own buffers."""
+        """Write running statistics and the like into the module's own buffers, and parameters that are not trained."""
         with torch.no_grad():
             for (owner, leaf), content in zip(self._updated, contents, strict=True):
-                owner._buffers[leaf].copy_(content)
+                _table(owner, leaf)[leaf].copy_(content)
 
     def _place(self, name: str) -> tuple[Any, str]:
         if name in self._lender._parameters:
             return self._lender, name
         path, _, leaf = name.rpartition(".")
         return self._module.get_submodule(path), leaf
+
+
+def _table(owner: Any, leaf: str) -> Mapping[str, Any]:
+    """Where a module has something that its forward pass changes."""
+    return owner._buffers if leaf in owner._buffers else owner._parameters

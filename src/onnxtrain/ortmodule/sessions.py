@@ -13,11 +13,11 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from onnxtrain.capture import Answers, Key, Kind, PartsMadeError, Path, line_that_draws, named_by, rehearse
+from onnxtrain.capture import Answers, Key, Kind, Path, line_that_draws, named_by, rehearse
 from onnxtrain.compiler import uncollected
 from onnxtrain.engine import randomness
 from onnxtrain.engine.path_check import MissedError
-from onnxtrain.errors import CaptureError, ContentError, HostRandomError, OnnxTrainError
+from onnxtrain.errors import CaptureError, ContentError, HostRandomError, OnnxTrainError, SetUpError
 from onnxtrain.options import Options
 from onnxtrain.ortmodule.checks import check_devices, check_hooks, check_sharding
 from onnxtrain.ortmodule.contents import Contents, collections_read
@@ -64,7 +64,7 @@ class Sessions:
         eager: how many of them ran in eager PyTorch, because they saw something in a tensor that no graph stands on, or
             draw random numbers that no graph does.
         unsettled: how many ran there because what decides on a graph was another at each of the latest calls.
-        initializing: how many ran there because some of the module's parameters were not there yet.
+        initializing: how many ran there because the module was not set up yet: parameters were not there, say.
         without_graph: the calls that draw such numbers, with what was said of it.
     """
 
@@ -79,7 +79,7 @@ class Sessions:
         self._free: frozenset[Key] = frozenset()
         self._constant: frozenset[Key] = frozenset()
         self._set: set[str] = set()  # global names that calls set
-        self._made: set[str] = set()  # layers and parameters that calls in eager PyTorch have made
+        self._made: set[str] = set()  # what calls in eager PyTorch have set up
         self._latest: Entry | None = None
         self._unsettled: tuple[Call, Contents] | None = None
         self._by_call: dict[Call, list[Entry]] = {}
@@ -113,7 +113,7 @@ class Sessions:
         if served is None and not is_without and not self._is_full(call):
             try:
                 served = self._new(call, args, kwargs)
-            except PartsMadeError as error:
+            except SetUpError as error:
                 return None, self._with_parts(error, args, kwargs)
         if served is not None:
             self._in_vain = 0
@@ -140,17 +140,17 @@ class Sessions:
         entry = self._capture(call, args, kwargs)
         return None if entry is None else entry.session, call.tensors
 
-    def _with_parts(self, error: PartsMadeError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What a call in eager PyTorch returns, which makes layers or parameters of the module.
+    def _with_parts(self, error: SetUpError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a call in eager PyTorch returns, which sets the module up: makes layers, or parameters.
 
         Raises:
-            PartsMadeError: it has made them before.
+            SetUpError: one did so before.
         """
         if not self._made.isdisjoint(error.labels):
             raise error
         self._made |= {*error.labels}
         self.initializing += 1
-        _LOG.info("a call in eager PyTorch makes %s", ", ".join(error.labels))
+        _LOG.info("a call in eager PyTorch sets the module up: %s", ", ".join(error.labels))
         result = self.module.forward(*args, **kwargs)
         del self.inspector  # it knows the module's parts
         for entry in self.entries:

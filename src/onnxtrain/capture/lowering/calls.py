@@ -12,7 +12,15 @@ from torch.utils import _pytree as pytree
 
 from onnxtrain.capture import aten
 from onnxtrain.capture.lowering.expansions import expansion
-from onnxtrain.capture.lowering.types import Region, cast_for_autocast, cast_to, is_cast_by_autocast, promoted
+from onnxtrain.capture.lowering.types import (
+    Region,
+    cast_for_autocast,
+    cast_to,
+    is_cast_by_autocast,
+    of_default_type,
+    promoted,
+    stated,
+)
 from onnxtrain.capture.lowering.writer import Writer, identify_sizes
 from onnxtrain.errors import CaptureError
 
@@ -59,6 +67,7 @@ class Calls:
         """
         if target in self._writer.origins:
             raise UnknownCallError(target)  # it is made of itself
+        kwargs = stated(self._writer, target, args, kwargs, made)
         with self._writer.from_operator(target):
             mark = self._writer.mark()
             try:
@@ -119,6 +128,7 @@ class Calls:
             args, kwargs = self._cast(target, args, kwargs, made)
         elif key and self._looks_inside(target, args, kwargs):
             return self._apart(target, args, kwargs)
+        args, kwargs = of_default_type(self._writer, target, args, kwargs, made)
         if (wider := promoted(self._writer, target, args, kwargs)) is not None:
             return cast_to(self._writer, self._known(*wider[:3]), wider[3])
         result = self._known(target, args, kwargs, made)

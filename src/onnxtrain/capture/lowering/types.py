@@ -78,6 +78,56 @@ def cast_for_autocast(writer: Writer, args: Any, kwargs: Any, made: Any) -> tupl
     return torch.fx.map_arg((args, kwargs), cast)
 
 
+def stated(writer: Writer, target: Any, args: Any, kwargs: Mapping[str, Any], made: Any) -> Mapping[str, Any]:
+    """Keyword arguments of a call that makes a tensor, with its type: where none is said, translations take float32.
+
+    Args:
+        writer: knows what calls return.
+        target: the operator.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        made: what it returns for tensors without content, where that is known.
+    """
+    if torch.get_default_dtype() == torch.float32 or not _makes_by_type(target) or kwargs.get("dtype") is not None:
+        return kwargs
+    result = writer.result(target, args, kwargs) if made is None else made
+    return {**kwargs, "dtype": result.dtype} if result.is_floating_point() else kwargs
+
+
+@functools.cache
+def _makes_by_type(target: Any) -> bool:
+    """Whether an operator makes a tensor of no other, and is told its type."""
+    arguments = {a.name: str(a.type) for a in target._schema.arguments}
+    made = [str(result.type) for result in target._schema.returns]
+    return made == ["Tensor"] and "dtype" in arguments and not any("Tensor" in kind for kind in arguments.values())
+
+
+def of_default_type(writer: Writer, target: Any, args: Any, kwargs: Mapping[str, Any], made: Any) -> Any:
+    """Arguments of a call that makes floats of integers: these in the default type, where that is no float32.
+
+    Args:
+        writer: where casts are written to.
+        target: the operator.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        made: what it returns for tensors without content, where that is known.
+    """
+    default = torch.get_default_dtype()
+    if default == torch.float32 or torch.Tag.pointwise not in target.tags or target.overloadpacket is _ops.where:
+        return args, kwargs
+    given = [x for x in pytree.tree_leaves(values((args, dict(kwargs)))) if isinstance(x, torch.Tensor)]
+    if not given or any(x.is_floating_point() or x.is_complex() for x in given):
+        return args, kwargs
+    result = writer.result(target, args, kwargs) if made is None else made
+    if not isinstance(result, torch.Tensor) or result.dtype != default:
+        return args, kwargs
+
+    def cast(node: Node) -> Node:
+        return cast_to(writer, node, default) if isinstance(node.meta["val"], torch.Tensor) else node
+
+    return torch.fx.map_arg((args, kwargs), cast)
+
+
 def promoted(
     writer: Writer, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Any, Any, Any, torch.dtype] | None:
@@ -94,7 +144,8 @@ def promoted(
     if rule is None:
         return None
     given, named = values((tuple(args), dict(kwargs)))
-    if any(isinstance(x, torch.Tensor) and x.is_complex() for x in pytree.tree_leaves((given, named))):
+    tensors = [x for x in pytree.tree_leaves((given, named)) if isinstance(x, torch.Tensor)]
+    if not tensors or any(x.is_complex() for x in tensors):
         return None
     found: Any = rule.preview_type_promotion(given, named)
     stays = _is_number if target in _TYPED else (lambda _: False)

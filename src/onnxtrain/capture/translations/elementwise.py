@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import onnx_ir as ir
 import torch
 
@@ -19,16 +21,48 @@ def rounded(x, digits=None):
     return op.Cast(op.Round(x), to=int(ir.DataType.INT64))
 
 
-@translation(aten.remainder.Tensor, aten.remainder.Scalar)
+@translation(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
 def remainder(x, y):
     """Of floating numbers by the exact remainder of truncated division, which has the sign of x."""
-    y = y if isinstance(y, ir.Value) and y.dtype is not None else like(y, x)
+    x, y = _alike(x, y)
     if not x.dtype.is_floating_point():
         return op.Mod(x, y)
     left = op.Mod(x, y, fmod=1)
-    zero = like(0, x)
-    turns = op.And(op.Not(op.Equal(left, zero)), op.Xor(op.Less(left, zero), op.Less(y, zero)))
-    return op.Where(turns, op.Add(left, y), left)
+    return op.Where(_turns(left, y), op.Add(left, y), left)
+
+
+@translation(aten.floor_divide.default, aten.floor_divide.Scalar)
+def floor_divide(x, y):
+    """Of floating numbers what is left without the exact remainder, as torch has it: 1.0 // 0.1 is 9."""
+    x, y = _alike(x, y)
+    if not x.dtype.is_floating_point():
+        return NotImplemented
+    left = op.Mod(x, y, fmod=1)
+    quotient = op.Div(op.Sub(x, left), y)
+    quotient = op.Where(_turns(left, y), op.Sub(quotient, like(1, x)), quotient)
+    whole_part = op.Floor(quotient)
+    is_next = op.Greater(op.Sub(quotient, whole_part), like(0.5, x))
+    nearest = op.Where(is_next, op.Add(whole_part, like(1, x)), whole_part)
+    return op.Where(op.Equal(y, like(0, x)), op.Floor(op.Div(x, y)), nearest)
+
+
+@translation(aten.div.Tensor_mode, aten.div.Scalar_mode)
+def rounded_quotient(x, y, rounding_mode=None):
+    """Rounded down it is a floor division."""
+    return floor_divide(x, y) if rounding_mode == "floor" else NotImplemented
+
+
+def _alike(x: Any, y: Any) -> tuple[Any, Any]:
+    """Operands of one type, of which one may be a number."""
+    if not isinstance(x, ir.Value) or x.dtype is None:
+        return like(x, y), y
+    return x, y if isinstance(y, ir.Value) and y.dtype is not None else like(y, x)
+
+
+def _turns(left: Any, y: Any) -> Any:
+    """Where a remainder is not 0 and has another sign than the divisor."""
+    zero = like(0, left)
+    return op.And(op.Not(op.Equal(left, zero)), op.Xor(op.Less(left, zero), op.Less(y, zero)))
 
 
 @whole(aten.special_log_ndtr.default)
