@@ -74,6 +74,20 @@ class HostRandomError(CaptureError):
         self.generator = generator
 
 
+def as_raised_by(own: Exception, error: CaptureError) -> CaptureError:
+    """A capture error that is also of the class of what the module itself raises: who expects that catches it.
+
+    Args:
+        own: what the module raises in eager PyTorch.
+        error: the capture error.
+    """
+    try:
+        kind = type(type(own).__name__, (CaptureError, type(own)), {"__module__": type(own).__module__})
+        return kind(error.what, node=error.node, source=error.source, cure=error.cure)
+    except TypeError:  # a class whose objects are made of something else
+        return error
+
+
 class SetUpError(CaptureError):
     """A forward pass sets up its module, by layers or parameters that it makes or by what it lets be trained.
 

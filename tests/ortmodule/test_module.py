@@ -409,6 +409,33 @@ def test_errors_of_the_users_own_code_are_its_own() -> None:
     assert raised.value.source.startswith(__file__)
 
 
+class Checks(torch.nn.Module):
+    """Says what is wrong with its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor, scale: float | None = None) -> torch.Tensor:
+        if x.shape[-1] != 4:
+            raise ValueError("four columns are needed")
+        if scale is not None and scale < 0:
+            raise KeyError("scale")
+        return self.linear(x) * (1 if scale is None else scale)
+
+
+def test_errors_of_the_users_own_code_are_of_their_class() -> None:
+    """At the first call and after others, and the next call is as before."""
+    wrapped = ORTModule(Checks())
+    for _ in range(2):
+        with pytest.raises(ValueError, match="four columns"):
+            wrapped(torch.ones(2, 3))
+        with pytest.raises(KeyError, match="scale"):
+            wrapped(torch.ones(2, 4), -1)
+        for scale in (None, 2, 3.5):
+            torch.testing.assert_close(wrapped(torch.ones(2, 4), scale), wrapped.module(torch.ones(2, 4), scale))
+
+
 def test_options_are_checked() -> None:
     with pytest.raises(OptionError, match="backend"):
         Options(backend="tpu")

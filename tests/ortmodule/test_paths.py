@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from parity import Applied, captures, pair, same_step
+from scipy.optimize import linear_sum_assignment
 
 from onnxtrain import ORTModule, check, verify
 from onnxtrain.engine.path_check import PathCheck
@@ -300,6 +301,26 @@ def test_paths_are_explained() -> None:
     wrapped = ORTModule(WhileLoop())
     wrapped(torch.full((2, 4), 50.0, dtype=torch.float64))
     assert "saw True, " in wrapped.explain() and " times" in wrapped.explain()
+
+
+class Matched(Base):
+    """Pairs what it gives with targets outside of torch, as detectors do."""
+
+    def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        rows, columns = linear_sum_assignment(torch.cdist(y, targets).detach().numpy())
+        return (y[rows] - targets[columns]).abs()
+
+
+def test_pairs_found_outside_of_torch() -> None:
+    wrapped, eager = pair(Matched())
+    for rows in (5, 4, 5):
+        x, targets = doubles(rows, 4), doubles(3, 4)
+        losses = [module(x, targets).mean() for module in (wrapped, eager)]
+        torch.testing.assert_close(*losses, rtol=1e-9, atol=1e-12)
+        for loss in losses:
+            loss.backward()
+    torch.testing.assert_close(wrapped.linear.weight.grad, eager.linear.weight.grad, rtol=1e-9, atol=1e-12)
 
 
 class OneElement(Base):

@@ -20,7 +20,8 @@ from onnxtrain.capture.symbolic_sizes import symbolic_numbers
 from onnxtrain.errors import CaptureError, ContentError
 
 Tensor = torch.Tensor
-_COMPARING = ("equal", "allclose", "__contains__")  # of which torch.export answers some without a content
+# of which torch.export answers some without a content, and refuses others
+_COMPARING = ("equal", "allclose", "__contains__", "numpy", "__array__")
 
 
 @dataclasses.dataclass(frozen=True)

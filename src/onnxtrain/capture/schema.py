@@ -112,7 +112,7 @@ def flatten(
             is_float = isinstance(leaf, float | torch.SymFloat)
             tensors.append(torch.scalar_tensor(leaf, dtype=torch.float64 if is_float else torch.int64))  # type: ignore[arg-type]
             computed.add(index)
-        elif index in changing:
+        elif index in changing and isinstance(leaf, int | float):
             tensors.append(_as_tensor(leaf, leaves))
         elif isinstance(leaf, CONSTANTS):
             constants.append((index, leaf))

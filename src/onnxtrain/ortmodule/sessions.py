@@ -13,11 +13,11 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from onnxtrain.capture import Answers, Key, Kind, Path, line_that_draws, named_by, rehearse
+from onnxtrain.capture import Answers, Key, Kind, Path, is_number, line_that_draws, named_by, rehearse
 from onnxtrain.compiler import uncollected
 from onnxtrain.engine import randomness
 from onnxtrain.engine.path_check import MissedError
-from onnxtrain.errors import CaptureError, ContentError, HostRandomError, OnnxTrainError, SetUpError
+from onnxtrain.errors import CaptureError, ContentError, HostRandomError, OnnxTrainError, SetUpError, as_raised_by
 from onnxtrain.options import Options
 from onnxtrain.ortmodule.checks import check_devices, check_hooks, check_sharding
 from onnxtrain.ortmodule.contents import Contents, collections_read
@@ -245,6 +245,9 @@ class Sessions:
             self._numbers[spec] = before
             self._fixed[spec] = self._fixed.get(spec, frozenset()) | varying
             return self._on_new_graph(call, args, kwargs)
+        except Exception:  # the module's own
+            self._numbers[spec] = before
+            raise
 
     def _on_new_graph(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Session, Any] | None:
         with uncollected():
@@ -257,8 +260,9 @@ class Sessions:
     def _varying_numbers(self, call: Call) -> frozenset[int]:
         """Positions of numbers that had another value in an earlier call of the same structure."""
         spec = call.schema.spec
-        now = {i: v for i, v in call.schema.constants if isinstance(v, int | float) and not isinstance(v, bool)}
-        earlier = [dict(e.call.schema.constants) for e in self.entries if e.call.schema.spec == spec]
+        now = dict(filter(lambda pair: is_number(pair[1]), call.schema.constants))
+        schemas = [e.call.schema for e in self.entries if e.call.schema.spec == spec]
+        earlier = [{i: v for i, v in schema.constants if is_number(v)} for schema in schemas]
         varying = {i for i, v in now.items() for constants in earlier if i in constants and constants[i] != v}
         return frozenset(varying - self._fixed.get(spec, frozenset()))
 
@@ -273,6 +277,12 @@ class Sessions:
                 _LOG.warning("%s runs in eager PyTorch: %s", type(self.module).__name__, drawn)
             self.without_graph[call] = drawn
             return None
+        except CaptureError as error:
+            if error.__cause__ is None or isinstance(error.__cause__, OnnxTrainError):
+                raise
+            if (own := self._raised(args, kwargs)) is None:
+                raise
+            raise as_raised_by(own, error) from own
 
     def _captured(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry | None:
         """A graph for a call; where the call looks into tensors, for what it sees there, which eager PyTorch tells.
@@ -307,6 +317,15 @@ class Sessions:
         shapes = [t.shape for t in call.tensors]
         paths = [e for e in self._fitting(call) if e.path]
         return next((e for e in paths if answers.agree(e.path.looks, e.path.conditions, shapes)), None)
+
+    def _raised(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception | None:
+        """What a call raises in eager PyTorch, too; None where it does not."""
+        try:
+            with randomness.replayed(randomness.state()):
+                rehearse(self.module, args, kwargs, self.options.ignored_attributes)
+        except Exception as error:
+            return error
+        return None
 
     def _rehearse(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answers | None:
         """What a call sees in tensors; None where it raises."""
