@@ -28,7 +28,7 @@ from onnxtrain.capture.given import Change, Given
 from onnxtrain.capture.hidden_changes import Versions
 from onnxtrain.capture.host_random import HostGenerators
 from onnxtrain.capture.known_calls import Count
-from onnxtrain.capture.left_behind import Place, Watch, names_of, owned_by, plain_tensors
+from onnxtrain.capture.left_behind import Changes, Place, Watch, names_of, owned_by, plain_tensors
 from onnxtrain.capture.left_outside import LeftOutsideError, take_out_of_others, take_out_refused
 from onnxtrain.capture.lowering.aliases import memory_of
 from onnxtrain.capture.quiet import quiet
@@ -144,12 +144,13 @@ class FlatModule(torch.nn.Module):
         versions, given, parameters = [t._version for t in tensors], Given(args, kwargs), Versions(self.module)
         functions = autograd_functions.recording(self.module, self.result.calls, self._functions)
         sizes = symbolic_sizes(tensors)
-        reads, elsewhere = (
-            Reads(self.module),
-            FoundElsewhere(self._owned, owned_by(self.module), plain_tensors(self.module)),
-        )
+        elsewhere = FoundElsewhere(self._owned, owned_by(self.module), plain_tensors(self.module))
         buffers, watch = dict(self.module.named_buffers()), Watch(self.module, self._ignored, self._names)
-        generators, replay = HostGenerators(self.module), Replay(self._answers or Answers(), tensors)
+        reads, generators, replay = (
+            Reads(self.module),
+            HostGenerators(self.module),
+            Replay(self._answers or Answers(), tensors),
+        )
         looks = contextlib.nullcontext() if self._answers is None else replay.within()
         try:
             whole, noted = Substitutes(elsewhere), reads.noted()
@@ -167,18 +168,23 @@ class FlatModule(torch.nn.Module):
         self.result.read = reads.found
         self.result.borrowed = tuple(elsewhere.borrowed.values())
         self.result.changed = tuple(t._version != v for t, v in zip(tensors, versions, strict=True))
-        self.result.left, self.result.reformed = tuple(changes.left), changes.reformed
         owned = buffers | parameters.written()
         self.result.written = tuple(owned)[len(buffers) :]
+        shown = self._shown(result, changes, given, replay)
+        return (*shown, *(changes.buffers.get(name, tensor).clone() for name, tensor in owned.items()))
+
+    def _shown(self, result: Any, changes: Changes, given: Given, replay: Replay) -> list[torch.Tensor]:
+        """The distinct tensors of what is returned, of what is left, and what was looked at."""
         written = given.changes()
-        self.result.given = tuple(written)
+        self.result.left, self.result.given = tuple(changes.left), tuple(written)
+        self.result.reformed = changes.reformed
         whole = result, tuple(changes.left.values()), tuple(written.values())
         found, self.result.schema = flatten(whole if any(whole[1:]) else result, "output", given=given.keys)
         distinct = list({id(t): t for t in found}.values())
         place = {id(t): i for i, t in enumerate(distinct)}
         self.result.sources = tuple(place[id(t)] for t in found)
         seen, self.result.path = replay.path(len(distinct))
-        return (*distinct, *seen, *(changes.buffers.get(name, tensor).clone() for name, tensor in owned.items()))
+        return [*distinct, *seen]
 
 
 def export(

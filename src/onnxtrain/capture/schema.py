@@ -96,37 +96,64 @@ def flatten(
     """
     known = given or {}
     leaves, spec = pytree.tree_flatten(data, (lambda x: id(x) in known) if known else None)
-    back: list[tuple[int, Keys]] = []
-    tensors: list[torch.Tensor] = []
-    constants: list[tuple[int, Any]] = []
-    objects: list[tuple[int, type, Schema]] = []
-    opened = {index: state for index, _, state in like.objects} if like is not None else {}
-    computed = set(like.computed) if like is not None else set()
+    flat = _Flat(data, role, like, known)
     changing = (numbers.get(spec) if numbers else None) or frozenset()
     for index, leaf in enumerate(leaves):
-        if isinstance(leaf, torch.Tensor):
-            tensors.append(leaf)
-        elif id(leaf) in known:
-            back.append((index, known[id(leaf)]))
-        elif isinstance(leaf, torch.SymInt | torch.SymFloat) or index in computed:
-            is_float = isinstance(leaf, float | torch.SymFloat)
-            tensors.append(torch.scalar_tensor(leaf, dtype=torch.float64 if is_float else torch.int64))  # type: ignore[arg-type]
-            computed.add(index)
-        elif index in changing and isinstance(leaf, int | float):
-            tensors.append(_as_tensor(leaf, leaves))
-        elif isinstance(leaf, CONSTANTS):
-            constants.append((index, leaf))
-        elif (state := _open(leaf)) is not None:
-            try:
-                found, schema = flatten(state, role, opened.get(index), given=given)
-            except RecursionError:  # it holds itself
-                raise unsupported(leaf, role, data, index) from None
-            tensors += found
-            objects.append((index, type(leaf), schema))
+        if index in changing and isinstance(leaf, int | float):
+            flat.tensors.append(_as_tensor(leaf, leaves))
         else:
-            raise unsupported(leaf, role, data, index)
-    fixed = tuple(constants), tuple(objects)
-    return tensors, Schema(spec, *fixed, frozenset(computed), changing, len(tensors), tuple(back))
+            flat.add(index, leaf)
+    fixed = tuple(flat.constants), tuple(flat.objects)
+    return flat.tensors, Schema(spec, *fixed, frozenset(flat.computed), changing, len(flat.tensors), tuple(flat.given))
+
+
+class _Flat:
+    """The leaves of a structure, by what becomes of them.
+
+    Args:
+        data: the structure.
+        role: what it is, for the error message.
+        like: a schema of the same structure.
+        known: for the identity of a container among the call's arguments, the keys that lead to it.
+    """
+
+    def __init__(self, data: Any, role: str, like: Schema | None, known: Mapping[int, Keys]) -> None:
+        self._data, self._role, self._known = data, role, known
+        self._opened = {} if like is None else {index: state for index, _, state in like.objects}
+        self.computed: set[int] = set() if like is None else set(like.computed)
+        self.tensors: list[torch.Tensor] = []
+        self.constants: list[tuple[int, Any]] = []
+        self.objects: list[tuple[int, type, Schema]] = []
+        self.given: list[tuple[int, Keys]] = []
+
+    def add(self, index: int, leaf: Any) -> None:
+        """Add the leaf at a position.
+
+        Raises:
+            UnsupportedDataError: it is neither a tensor, one of ``CONSTANTS``, nor an object of tensors.
+        """
+        if isinstance(leaf, torch.Tensor):
+            self.tensors.append(leaf)
+        elif id(leaf) in self._known:
+            self.given.append((index, self._known[id(leaf)]))
+        elif isinstance(leaf, torch.SymInt | torch.SymFloat) or index in self.computed:
+            is_float = isinstance(leaf, float | torch.SymFloat)
+            self.tensors.append(torch.scalar_tensor(leaf, dtype=torch.float64 if is_float else torch.int64))  # type: ignore[arg-type]
+            self.computed.add(index)
+        elif isinstance(leaf, CONSTANTS):
+            self.constants.append((index, leaf))
+        elif (state := _open(leaf)) is not None:
+            self._add_object(index, leaf, state)
+        else:
+            raise unsupported(leaf, self._role, self._data, index)
+
+    def _add_object(self, index: int, leaf: Any, state: dict[str, Any]) -> None:
+        try:
+            tensors, schema = flatten(state, self._role, self._opened.get(index), given=self._known)
+        except RecursionError:  # it holds itself
+            raise unsupported(leaf, self._role, self._data, index) from None
+        self.tensors += tensors
+        self.objects.append((index, type(leaf), schema))
 
 
 def is_opened(value: Any) -> bool:
