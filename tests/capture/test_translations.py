@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from parity import Applied, pair, same_step
 
+from onnxtrain.capture import capture
 from onnxtrain.capture.nodes import Nodes, Value, added_to, op
 from onnxtrain.capture.translations import TRANSLATIONS
 
@@ -69,6 +70,19 @@ def test_a_call_is_what_it_is_in_eager(name: str) -> None:
     ours, eager = pair(Applied(CALLS[name]))
     for batch in (4, 3):
         same_step(ours, eager, torch.randn(batch, 3, 4))
+
+
+QUOTIENTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "of tensors": lambda x: x // x.detach().cos() + x % x.detach().sin(),
+    "by a number": lambda x: x // 0.1 + x.div(-3.0, rounding_mode="floor") + x % 0.3,
+    "of a number": lambda x: 2.0 // x.detach() + 2.0 % x.detach(),
+}
+
+
+@pytest.mark.parametrize("name", QUOTIENTS)
+def test_quotients_rounded_down_are_nodes_of_onnx(name: str) -> None:
+    graph = capture(Applied(QUOTIENTS[name]), (torch.ones(2, 3),), {}).graph.model.graph
+    assert "ATen" not in {node.op_type for node in graph}
 
 
 @pytest.mark.parametrize("module", [torch.nn.Dropout1d(0.4), torch.nn.Dropout2d(1.0), torch.nn.Dropout3d(0.5)], ids=str)

@@ -24,26 +24,27 @@ def rounded(x, digits=None):
 @translation(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
 def remainder(x, y):
     """Of floating numbers by the exact remainder of truncated division, which has the sign of x."""
-    x, y = _alike(x, y)
-    if not x.dtype.is_floating_point():
+    x, y, known = _alike(x, y)
+    if not known.dtype.is_floating_point():
         return op.Mod(x, y)
     left = op.Mod(x, y, fmod=1)
-    return op.Where(_turns(left, y), op.Add(left, y), left)
+    return op.Where(_turns(left, y, like(0, known)), op.Add(left, y), left)
 
 
 @translation(aten.floor_divide.default, aten.floor_divide.Scalar)
 def floor_divide(x, y):
     """Of floating numbers what is left without the exact remainder, as torch has it: 1.0 // 0.1 is 9."""
-    x, y = _alike(x, y)
-    if not x.dtype.is_floating_point():
+    x, y, known = _alike(x, y)
+    if not known.dtype.is_floating_point():
         return NotImplemented
+    zero, one = like(0, known), like(1, known)
     left = op.Mod(x, y, fmod=1)
     quotient = op.Div(op.Sub(x, left), y)
-    quotient = op.Where(_turns(left, y), op.Sub(quotient, like(1, x)), quotient)
+    quotient = op.Where(_turns(left, y, zero), op.Sub(quotient, one), quotient)
     whole_part = op.Floor(quotient)
-    is_next = op.Greater(op.Sub(quotient, whole_part), like(0.5, x))
-    nearest = op.Where(is_next, op.Add(whole_part, like(1, x)), whole_part)
-    return op.Where(op.Equal(y, like(0, x)), op.Floor(op.Div(x, y)), nearest)
+    is_next = op.Greater(op.Sub(quotient, whole_part), like(0.5, known))
+    nearest = op.Where(is_next, op.Add(whole_part, one), whole_part)
+    return op.Where(op.Equal(y, zero), op.Floor(op.Div(x, y)), nearest)
 
 
 @translation(aten.div.Tensor_mode, aten.div.Scalar_mode)
@@ -52,16 +53,15 @@ def rounded_quotient(x, y, rounding_mode=None):
     return floor_divide(x, y) if rounding_mode == "floor" else NotImplemented
 
 
-def _alike(x: Any, y: Any) -> tuple[Any, Any]:
-    """Operands of one type, of which one may be a number."""
+def _alike(x: Any, y: Any) -> tuple[Any, Any, Any]:
+    """Operands of one type, of which one may be a number; and that whose type is known."""
     if not isinstance(x, ir.Value) or x.dtype is None:
-        return like(x, y), y
-    return x, y if isinstance(y, ir.Value) and y.dtype is not None else like(y, x)
+        return like(x, y), y, y
+    return x, y if isinstance(y, ir.Value) and y.dtype is not None else like(y, x), x
 
 
-def _turns(left: Any, y: Any) -> Any:
+def _turns(left: Any, y: Any, zero: Any) -> Any:
     """Where a remainder is not 0 and has another sign than the divisor."""
-    zero = like(0, left)
     return op.And(op.Not(op.Equal(left, zero)), op.Xor(op.Less(left, zero), op.Less(y, zero)))
 
 
