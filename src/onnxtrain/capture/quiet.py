@@ -27,7 +27,7 @@ def loggers_at(level: int, *names: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """No warnings, and no graph printed where capture fails: what goes wrong is raised, and explained below."""
+    """No warnings, and no graph printed where capture fails: what goes wrong is raised."""
     loggers = loggers_at(logging.ERROR, "torch._export.non_strict_utils")  # sizes of 1 are constant: we handle that
     failures = loggers_at(logging.CRITICAL, "torch._subclasses.fake_tensor")  # of an example, where another is tried
     stderr = contextlib.redirect_stderr(_WithoutGraphs(sys.stderr))  # type: ignore[type-var]

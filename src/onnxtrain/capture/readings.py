@@ -57,13 +57,13 @@ class Reading:
     Args:
         digest: SHA-256 of all of it.
         settle: does to the module what the call did to it, but for tensors.
-        collections: the attributes among it that are collections or numbers.
+        attributes: those among it that are collections or numbers.
         tensors: those among it that are neither the module's nor the call's, in the order in which they were read.
     """
 
     digest: str
     settle: Callable[[], None]
-    collections: frozenset[Attribute]
+    attributes: frozenset[Attribute]
     tensors: tuple[torch.Tensor, ...]
 
 

@@ -81,7 +81,7 @@ class Start:
         self._read.settle()
         fields = (kept.outputs, kept.sources, kept.guards, kept.left, kept.given)
         borrowed = {name: self._read.tensors[place] for name, place in kept.borrowed.items()}
-        return Captured(graph, self._inputs, *fields, borrowed=borrowed, read=self._read.collections, kept=kept.graph)
+        return Captured(graph, self._inputs, *fields, borrowed=borrowed, read=self._read.attributes, kept=kept.graph)
 
     def _kept(self) -> Kept | None:
         payload = self._cache.read(self._name)

@@ -30,7 +30,7 @@ class Late:
 
     def __init__(self, state: State) -> None:
         self.bound, self.differentiable, self.random = state.bound, state.differentiable, state.random
-        self.inputs = state.inputs | state.before  # buffers with their content before the step
+        self.inputs = state.read  # buffers with their content before the step
         self._sources = state.sources
         self.versions = [x._version for x in self.inputs.values()]
         self._outputs: dict[str, torch.Tensor] = {}

@@ -109,7 +109,7 @@ def _differentiable(state: State, dys: Sequence[torch.Tensor | None]) -> dict[st
     """
     given = state.received(dys)
     backward = state.bound.backward(state.differentiable, tuple(given))
-    inputs = state.inputs | state.before | state.sources
+    inputs = state.read | state.sources
     inputs |= {name: given[output] for output, name in backward.output_gradients.items()}
     with randomness.replayed(state.random or randomness.state()):
         _, made = begin(backward.bound, inputs, backward.bound.differentiable_of(inputs))

@@ -92,6 +92,7 @@ class State:
         self.random = randomness.state() if bound.is_random else None
         self.versions = [x._version for x in inputs.values()]
         self.before = before_update(bound, inputs)
+        self.read = self.inputs | self.before  # what the forward pass is given
         self.saved: Any = None
         self.used = self.is_retained = False
         self.visible: list[tuple[str, torch.Tensor, int]] = []
@@ -117,15 +118,14 @@ class State:
         bound = self.bound
         if bound.compare is not None and bound.is_unverified:
             self.verification = bound.compare([self.inputs[n] for n in bound.signature.user_inputs])
-        read = self.inputs | self.before
-        outputs = on_its_path(bound, self.compiled, list(read.values()), self.compute)
+        outputs = on_its_path(bound, self.compiled, list(self.read.values()), self.compute)
         if self.verification is not None:
             bound.verification = self.verification.report
         made = finish(bound, self.compiled, outputs, apart=self.sources.values())
         names = self.outputs
         self.like = {n: (t.shape, t.dtype, t.device) for n, t in zip(names, made, strict=True)}
         watched = bound.watched(self.compiled)
-        named = list(read.items())
+        named = list(self.read.items())
         named += zip(names, (t.detach() for t in made), strict=True)
         self.visible = [(n, t, t._version) for n, t in named if n in watched]
         if self.verification is not None:
@@ -279,15 +279,14 @@ class State:
         self._check_unchanged()
         if not is_expected:
             own = tuple(n for n in bound.expected.names if n in self.like)  # others were read late, and go back alone
-            self.chosen = bound.choose(self.inputs | self.before, self.differentiable, own)
+            self.chosen = bound.choose(self.read, self.differentiable, own)
         with randomness.replayed(self.random or randomness.state()):
             _, self.saved = self._execute()
 
     def _execute(self) -> tuple[list[Any], Any]:
-        inputs = self.inputs | self.before
         cache, wanted = self.bound.casts, self.compiled.plan.signature.casts
-        casts = cache.casts(wanted, inputs) if cache is not None and wanted else []
-        return self.compiled.executable.forward([*inputs.values(), *self.chosen.rows, *casts])
+        casts = cache.casts(wanted, self.read) if cache is not None and wanted else []
+        return self.compiled.executable.forward([*self.read.values(), *self.chosen.rows, *casts])
 
     def _zeros(self) -> dict[str, torch.Tensor]:
         """For each output that is zeros beside some rows, which rows."""

@@ -114,7 +114,7 @@ class Sessions:
             try:
                 served = self._new(call, args, kwargs)
             except SetUpError as error:
-                return None, self._with_parts(error, args, kwargs)
+                return None, self._set_up(error, args, kwargs)
         if served is not None:
             self._in_vain = 0
             return served
@@ -140,7 +140,7 @@ class Sessions:
         entry = self._capture(call, args, kwargs)
         return None if entry is None else entry.session, call.tensors
 
-    def _with_parts(self, error: SetUpError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _set_up(self, error: SetUpError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What a call in eager PyTorch returns, which sets the module up: makes layers, or parameters.
 
         Raises:
@@ -321,18 +321,25 @@ class Sessions:
     def _raised(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception | None:
         """What a call raises in eager PyTorch, too; None where it does not."""
         try:
-            with randomness.replayed(randomness.state()):
-                rehearse(self.module, args, kwargs, self.options.ignored_attributes)
+            self._rehearsed(args, kwargs)
         except Exception as error:
             return error
         return None
+
+    def _rehearsed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answers:
+        """What a call sees in tensors, by random numbers that are drawn again.
+
+        Raises:
+            Exception: what the module raises.
+        """
+        with randomness.replayed(randomness.state()):
+            return rehearse(self.module, args, kwargs, self.options.ignored_attributes)
 
     def _rehearse(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answers | None:
         """What a call sees in tensors; None where it raises."""
         _LOG.info("rehearses %s: a call in eager PyTorch, to see what it looks at", type(self.module).__name__)
         try:
-            with randomness.replayed(randomness.state()):
-                return rehearse(self.module, args, kwargs, self.options.ignored_attributes)
+            return self._rehearsed(args, kwargs)
         except OnnxTrainError:
             raise
         except Exception as error:
