@@ -88,6 +88,10 @@ def as_raised_by(own: Exception, error: CaptureError) -> CaptureError:
         return error
 
 
+class NumberError(CaptureError):
+    """A forward pass changes a number that it reads, or that a dict or list of the module holds: it counts."""
+
+
 class SetUpError(CaptureError):
     """A forward pass sets up its module, by layers or parameters that it makes or by what it lets be trained.
 

@@ -500,3 +500,58 @@ def test_state_in_a_list_or_a_dict_is_refused(how: str) -> None:
     with pytest.raises(CaptureError, match=r"reads a tensor of (named|losses) and leaves another there"):
         wrapped(x)
     assert len(module.named or module.losses) == 1
+
+
+class Noted(Base):
+    """Notes a number, or a tensor, that another mode reads."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.named = {"n": 0}  # type: ignore[dict-item]
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        y = x @ self.weight
+        if self.how == "of a branch":
+            self.seen = 1 if x.shape[0] > 3 else 0
+        elif self.how == "of a look":
+            self.seen, self.aux = (1, 5) if mask.sum() > 3 else (0, 0)
+        elif self.how == "set, then read":
+            self.seen = int(mask.sum()) if mask.sum() > 3 else -1
+            y = y * self.seen
+        elif self.how == "in a dict":
+            self.named["n"] = int(mask.sum() > 3)  # type: ignore[assignment]
+        elif self.training:
+            self.seen, self.aux = int(mask.sum()), x.detach().mean(0)
+        else:
+            y = y * self.seen if self.how == "a number of the other mode" else y - self.aux
+        return y
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        *("of a branch", "of a look", "set, then read", "in a dict"),
+        *("a number of the other mode", "a tensor of the other mode"),
+    ],
+)
+def test_what_one_call_leaves_another_one_finds(how: str) -> None:
+    module = Noted(how).double()
+    module.aux = torch.ones(4).double()
+    eager, wrapped = copy.deepcopy(module), ORTModule(module)
+    for rows, hidden, training in (
+        (2, 1, 1),
+        (4, 6, 1),
+        (2, 1, 0),
+        (4, 6, 1),
+        (4, 6, 0),
+        (3, 2, 1),
+        (3, 2, 0),
+        (2, 0, 1),
+    ):
+        x, mask = torch.randn(rows, 4, dtype=torch.float64), torch.arange(8) < hidden
+        wrapped.train(bool(training))
+        eager.train(bool(training))
+        torch.testing.assert_close(wrapped(x, mask), eager(x, mask))
+        assert (module.seen, module.named) == (eager.seen, eager.named)
+        torch.testing.assert_close(module.aux, eager.aux)

@@ -28,10 +28,13 @@ class _Watched:
         name: of the attribute.
         otherwise: what the class has under this name; ``_ABSENT`` where it has nothing.
         tell: is given the owner.
+        told: is given an owner whose attribute is set.
     """
 
-    def __init__(self, name: str, otherwise: Any, tell: Callable[[Any], None]) -> None:
-        self._name, self._otherwise, self._tell = name, otherwise, tell
+    def __init__(
+        self, name: str, otherwise: Any, tell: Callable[[Any], None], told: Callable[[Any], None] | None = None
+    ) -> None:
+        self._name, self._otherwise, self._tell, self._told = name, otherwise, tell, told
 
     def __get__(self, owner: Any, kind: type) -> Any:
         if owner is not None:
@@ -44,22 +47,27 @@ class _Watched:
 
     def __set__(self, owner: Any, value: Any) -> None:
         vars(owner)[self._name] = value
+        if self._told is not None:
+            self._told(owner)
 
     def __delete__(self, owner: Any) -> None:
         del vars(owner)[self._name]
 
 
 @contextlib.contextmanager
-def watched(kind: type, name: str, tell: Callable[[Any], None]) -> Iterator[None]:
-    """Within it every read of an attribute is told.
+def watched(
+    kind: type, name: str, tell: Callable[[Any], None], told: Callable[[Any], None] | None = None
+) -> Iterator[None]:
+    """Within it every read of an attribute is told, and that it is set.
 
     Args:
         kind: the class of the owners.
         name: of the attribute.
         tell: is given the owner before the attribute is read.
+        told: is given the owner after the attribute is set.
     """
     before, otherwise = vars(kind).get(name, _ABSENT), inspect.getattr_static(kind, name, _ABSENT)
-    setattr(kind, name, _Watched(name, otherwise, tell))
+    setattr(kind, name, _Watched(name, otherwise, tell, told))
     try:
         yield
     finally:
@@ -70,33 +78,43 @@ def watched(kind: type, name: str, tell: Callable[[Any], None]) -> Iterator[None
 
 
 class Reads:
-    """The attributes of a module, and of the objects that it holds, that are collections or numbers and are read.
+    """The attributes of a module, and of the objects that it holds, that are read: collections, numbers and tensors.
 
     Args:
         module: the module.
 
     Attributes:
-        found: the classes and names of those that are read.
+        found: the classes and names of those that are read; not what is only read after the call has set it.
+        set: the identities and names of those that are set.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
         owners = owners_of(module)
         kinds = {(type(x), n) for x in owners for n, v in vars(x).items() if n not in OWN and _may_change(v)}
         self._wanted = [(kind, name) for kind, name in kinds if _can_be_watched(kind, name)]
+        self.set: set[tuple[int, str]] = set()
         self.found: set[Attribute] = {(kind, name) for kind, name in kinds if kind.__module__ in NAMESPACES}
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
-        """Note what is read within it."""
+        """Note what is read and set within it."""
         with contextlib.ExitStack() as stack:
             for kind, name in self._wanted:
-                stack.enter_context(watched(kind, name, functools.partial(self._note, (kind, name))))
+                read, put = functools.partial(self._read, (kind, name)), functools.partial(self._put, name)
+                stack.enter_context(watched(kind, name, read, put))
             yield
 
-    def _note(self, read: Attribute, owner: Any) -> None:
-        """An attribute is read; what the call has set itself is a symbol, where it is a number of its own."""
-        if read[1] in vars(owner) and _may_change(vars(owner)[read[1]]):
-            self.found.add(read)
+    def _read(self, attribute: Attribute, owner: Any) -> None:
+        name = attribute[1]
+        if (id(owner), name) not in self.set and name in vars(owner) and _may_change(vars(owner)[name]):
+            self.found.add(attribute)
+
+    def _put(self, name: str, owner: Any) -> None:
+        self.set.add((id(owner), name))
+
+    def is_forgotten(self, owner: Any, name: str) -> bool:
+        """Whether an attribute was set, and what it was before was not read."""
+        return (id(owner), name) in self.set and (type(owner), name) not in self.found
 
 
 def _can_be_watched(kind: type, name: str) -> bool:
@@ -131,7 +149,7 @@ def is_number(value: Any) -> bool:
 
 def _may_change(value: Any) -> bool:
     """Whether a call may leave something in a value, or another one in its place."""
-    return is_collection(value) or is_number(value)
+    return is_collection(value) or is_number(value) or isinstance(value, torch.Tensor)
 
 
 def is_array(value: Any) -> bool:

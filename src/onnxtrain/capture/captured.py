@@ -34,7 +34,7 @@ class Captured:
             that of the output, of what is left, and of what the containers get.
         path: what the call saw in tensors; a call that sees something else is not what the graph computes.
         borrowed: the tensors that the graph reads beside the module's, by the names that its signature has for them.
-        read: the attributes that the call read and that are collections or numbers.
+        read: the attributes that the call read and that are collections, numbers or tensors.
         kept: the file of the graph cache that holds the graph; None where there is none.
     """
 

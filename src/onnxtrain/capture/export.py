@@ -40,7 +40,15 @@ from onnxtrain.capture.size_guards import Repeated, size_guards, taken_for_conte
 from onnxtrain.capture.source_lines import is_users, places_in, user_line
 from onnxtrain.capture.substitutes import Substitutes
 from onnxtrain.capture.symbolic_sizes import Assumed, Axis, OvergrownSizesError, expression_of, symbolic_sizes
-from onnxtrain.errors import CaptureError, ContentError, HostRandomError, OnnxTrainError, SetUpError, first_line
+from onnxtrain.errors import (
+    CaptureError,
+    ContentError,
+    HostRandomError,
+    NumberError,
+    OnnxTrainError,
+    SetUpError,
+    first_line,
+)
 
 _LARGER = 4  # the least size that an axis of size 1 is traced at: what is one or two less is no 1 either
 PREFIX = "module."  # what the wrapper below puts before the user's parameter names
@@ -64,7 +72,7 @@ class Result:
         settle: does to the module what the call did to it, but for tensors.
         outside: where it left a tensor outside of the module.
         borrowed: the tensors that it read and that are neither the module's nor given to it.
-        read: the attributes that it read and that are collections or numbers.
+        read: the attributes that it read and that are collections, numbers or tensors.
         tracked: what the trace recorded of tensors that there still are, and the identities of its inputs.
     """
 
@@ -158,7 +166,7 @@ class FlatModule(torch.nn.Module):
                 result = self.module.forward(*args, **kwargs)  # the module's own hooks run at every call, outside
             if generator := generators.drawn:
                 raise HostRandomError(generator)
-            changes = watch.changes()
+            changes = watch.changes(reads)
         except Exception:
             watch.refuse_parts()  # which may be why
             raise
@@ -231,7 +239,7 @@ def _export_any(
             if module.result.outside is not None and not module.result.outside.is_cache:
                 raise module.result.outside
             return program
-        except (ContentError, HostRandomError, LeftOutsideError, SetUpError):
+        except (ContentError, HostRandomError, LeftOutsideError, NumberError, SetUpError):
             raise
         except MoreLooksError as error:  # once for each element, of which the example has more than the call
             errors.append(error)

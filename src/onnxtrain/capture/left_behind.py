@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from onnxtrain.capture.attribute_reads import is_number
+from onnxtrain.capture.attribute_reads import Reads, is_number
 from onnxtrain.capture.schema import flatten
-from onnxtrain.errors import CaptureError, SetUpError, UnsupportedDataError
+from onnxtrain.errors import CaptureError, NumberError, SetUpError, UnsupportedDataError
 
 _OWN = frozenset(torch.nn.Module().__dict__)
 _TABLES = frozenset(n for n, v in vars(torch.nn.Module()).items() if isinstance(v, dict)) - {
@@ -36,8 +36,8 @@ _ABSENT = object()
 class Kind(enum.Enum):
     """How something is left.
 
-    An attribute is set to tensors, to another constant than it had, or to one where there was none; a buffer is set; a
-    list is extended, or gets another content; entries of a dict are set.
+    An attribute is set to tensors or to a number, to another constant than it had, or to one where there was none; a
+    buffer is set; a list is extended, or gets another content; entries of a dict are set.
     """
 
     SET = "set"
@@ -103,11 +103,14 @@ class Watch:
             (table[n], table[n].copy()) for table in self._attributes for n in _TABLES if table.get(n) is not None
         ]
 
-    def changes(self) -> Changes:
+    def changes(self, reads: Reads | None = None) -> Changes:
         """What was written.
 
+        Args:
+            reads: what was read and set meanwhile; a number that was not read may be any.
+
         Raises:
-            CaptureError: a number was changed, which a graph would not change again.
+            NumberError: a number was changed, which a graph would not change again.
             SetUpError: there are layers or parameters that were not there.
         """
         self.refuse_parts()
@@ -128,7 +131,11 @@ class Watch:
                 if isinstance(old, torch.Tensor):
                     reformed[prefix + name] = _reforms(module, prefix + name, old, new)
             for name, new in module.__dict__.items():
-                if name not in self._ignored:
+                if name in self._ignored:
+                    continue
+                if is_number(new) and reads is not None and reads.is_forgotten(module, name):
+                    left[Place(path, name, Kind.SET)] = new  # be it what it was: other calls may set another one
+                else:
                     left |= self._left(module, path, name, before.get(name, _ABSENT), new)
         return Changes(buffers, {place: value for place, value in left.items() if _can_be_left(value)}, reformed)
 
@@ -323,8 +330,8 @@ def _reforms(module: torch.nn.Module, name: str, old: torch.Tensor, new: Any) ->
     )
 
 
-def _counts(module: torch.nn.Module, label: str, name: str, old: Any, new: Any) -> CaptureError:
-    return CaptureError(
+def _counts(module: torch.nn.Module, label: str, name: str, old: Any, new: Any) -> NumberError:
+    return NumberError(
         f"the forward pass changes the number {label} from {old} to {new}; a graph would not do so again",
         source=_line(module, name),
         cure=f"make it a buffer, self.register_buffer({name!r}, torch.tensor({old})), or count outside of forward; "

@@ -57,7 +57,7 @@ class Reading:
     Args:
         digest: SHA-256 of all of it.
         settle: does to the module what the call did to it, but for tensors.
-        attributes: those among it that are collections or numbers.
+        attributes: those among it that are collections, numbers or tensors.
         tensors: those among it that are neither the module's nor the call's, in the order in which they were read.
     """
 

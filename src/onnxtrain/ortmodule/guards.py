@@ -78,6 +78,7 @@ class Inspector:
         self._state = -1
         self._generation = 0
         self._left: set[tuple[int, str]] = set()
+        self._read: set[tuple[type, str]] = set()
         self._filled: list[tuple[dict[str, Any], str]] = []  # lists and dicts of which a call leaves more
         self._flat: dict[tuple[str, ...], tuple[Schema, list[str]]] = {}
         self._device_type = next((p.device.type for p in module.parameters()), "cpu")
@@ -165,17 +166,16 @@ class Inspector:
         self._known_tables = [dict(t) for t in self._tables]
         self._empty = [t[kind] for t in tables for kind in ("_modules", "_parameters", "_buffers") if not t[kind]]
         self._owned = [p for t in self._tables for p in t.values() if p is not None]
-        self._attributes = [t for m, t in zip(modules, tables, strict=True) if type(m) not in _BLIND]
+        owners = [m for m in modules if type(m) not in _BLIND]
         hooks = [t[name] for t in tables[1:] for name in _HOOKS]  # the root's own run outside the graph
-        self._sized = [*self._attributes, *(h for h in hooks if h)]
+        self._sized = [*map(vars, owners), *(h for h in hooks if h)]
         self._sizes = list(map(len, self._sized))
         self._hook_count = RemovableHandle.next_id  # torch counts every hook that is registered anywhere
-        held = [(t, n) for t in tables for n, v in t.items() if isinstance(v, torch.Tensor) and n not in OWN]
-        self._constants = [(t, n) for t, n in held if (id(t), n) not in self._left]
-        watched = [(t, frozenset()) for t in self._attributes]
-        watched += [(vars(c), _stamps(c)) for c in configurations(tables)]
-        labels = [tuple(n for n, v in t.items() if n not in out and self._is_watched(t, n, v)) for t, out in watched]
-        self._reads = [(operator.itemgetter(*n), t) for n, (t, _) in zip(labels, watched, strict=True) if n]
+        held = [(m, n) for m in modules for n, v in vars(m).items() if isinstance(v, torch.Tensor) and n not in OWN]
+        self._constants = [(vars(m), n) for m, n in held if not self._is_only_left(m, n)]
+        watched = [*owners, *configurations(tables)]
+        labels = [tuple(n for n, v in vars(w).items() if self._is_watched(w, n, v)) for w in watched]
+        self._reads = [(operator.itemgetter(*n), vars(w)) for n, w in zip(labels, watched, strict=True) if n]
         self._labels = [n for n in labels if n]
         kinds = tuple((type(m), tuple(m._parameters), tuple(m._buffers)) for m in modules)
         kinds += tuple(n for t in tables for n in t if (id(t), n) in self._left and t[n] is not None)
@@ -186,16 +186,14 @@ class Inspector:
         )
 
     def leaves(self, captured: Captured) -> None:
-        """A graph sets attributes at every call: which tensors they are is no longer watched, only whether.
+        """A graph sets attributes at every call: which tensors or numbers they are is no longer watched, only whether.
 
-        Nor which number, unless the call reads it.
+        Unless a graph reads them.
         """
+        self._read |= captured.read
         for place in captured.left:
-            owner = self.module.get_submodule(place.path)
-            table, is_read = owner.__dict__, (type(owner), place.name) in captured.read
-            if place.kind is Kind.SET and is_read and is_number(table.get(place.name)):
-                self._left.discard((id(table), place.name))
-            elif place.kind is Kind.SET:
+            table = vars(self.module.get_submodule(place.path))
+            if place.kind is Kind.SET:
                 self._left.add((id(table), place.name))
             elif place.kind is Kind.UPDATE or (place.kind is Kind.EXTEND and not table[place.name]):
                 self._filled.append((table, place.name))
@@ -212,9 +210,15 @@ class Inspector:
             self._generation += 1
             self._watch()
 
-    def _is_watched(self, table: dict[str, Any], name: str, value: Any) -> bool:
-        is_left = (id(table), name) in self._left and is_number(value)
-        return name not in OWN and name not in self._ignored and not is_left and _is_comparable(value)
+    def _is_watched(self, owner: Any, name: str, value: Any) -> bool:
+        """Whether an attribute of a module or of a configuration is compared."""
+        if name in OWN or name in self._ignored or name in _stamps(owner) or not _is_comparable(value):
+            return False
+        return not (is_number(value) and self._is_only_left(owner, name))
+
+    def _is_only_left(self, owner: Any, name: str) -> bool:
+        """Whether graphs set an attribute and none of them reads it."""
+        return (id(vars(owner)), name) in self._left and (type(owner), name) not in self._read
 
     def changes(self, first: int, second: int) -> list[str]:
         """What differs between two states of the module, for a person to read."""

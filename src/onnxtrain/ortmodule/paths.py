@@ -53,6 +53,11 @@ def varying(paths: Iterable[Path], answers: Answers) -> frozenset[Key]:
     return frozenset(found)
 
 
+def integers(answers: Answers) -> frozenset[Key]:
+    """The looks that see integers."""
+    return frozenset(look.key for look in answers.looks if look.kind in _NUMBERS and type(look.answer) is int)
+
+
 def too_many(name: str, paths: Sequence[Path]) -> str:
     """What is said of a module that has too many paths: which line makes them, and what to write instead."""
     seen: dict[Key, set[tuple[object, ...]]] = collections.defaultdict(set)

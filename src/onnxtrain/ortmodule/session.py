@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from onnxtrain.capture import Answers, Captured, Numbers, at, change, leave
+from onnxtrain.capture import Answers, Captured, Numbers, Path, at, change, leave
 from onnxtrain.compiler import Report, capture_module
 from onnxtrain.engine.bound import BoundGraph
 from onnxtrain.engine.step import run
@@ -19,7 +19,8 @@ from onnxtrain.engine.tensors import Owned
 from onnxtrain.ir.graphs import Signature
 from onnxtrain.options import Options
 from onnxtrain.ortmodule.checks import is_gathered
-from onnxtrain.ortmodule.guards import size_check
+from onnxtrain.ortmodule.contents import Contents
+from onnxtrain.ortmodule.guards import Call, size_check
 from onnxtrain.ortmodule.verification import Verification
 
 
@@ -141,3 +142,24 @@ class ModuleTensors(Owned):
 def _table(owner: Any, leaf: str) -> Mapping[str, Any]:
     """Where a module has something that its forward pass changes."""
     return owner._buffers if leaf in owner._buffers else owner._parameters
+
+
+@dataclasses.dataclass
+class Entry:
+    """One graph: the call it was captured for, the number of that call, why, what it read, how many calls it served."""
+
+    call: Call
+    session: Session
+    first: int
+    reasons: list[str]
+    contents: Contents
+    served: int = 0
+
+    @property
+    def path(self) -> Path:
+        """What the graph stands on that is seen in tensors."""
+        return self.session.captured.path
+
+    def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether it can serve a call of these inputs now."""
+        return self.session.fits(tensors) and self.contents.are_the_same()

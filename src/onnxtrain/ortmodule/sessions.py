@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -17,38 +18,25 @@ from onnxtrain.capture import Answers, Key, Kind, Path, is_number, line_that_dra
 from onnxtrain.compiler import uncollected
 from onnxtrain.engine import randomness
 from onnxtrain.engine.path_check import MissedError
-from onnxtrain.errors import CaptureError, ContentError, HostRandomError, OnnxTrainError, SetUpError, as_raised_by
+from onnxtrain.errors import (
+    CaptureError,
+    ContentError,
+    HostRandomError,
+    NumberError,
+    OnnxTrainError,
+    SetUpError,
+    as_raised_by,
+)
 from onnxtrain.options import Options
 from onnxtrain.ortmodule.checks import check_devices, check_hooks, check_sharding
 from onnxtrain.ortmodule.contents import Contents, collections_read
 from onnxtrain.ortmodule.guards import Call, Inspector
-from onnxtrain.ortmodule.paths import can_follow, difference, too_many, varying
+from onnxtrain.ortmodule.paths import can_follow, difference, integers, too_many, varying
 from onnxtrain.ortmodule.reasons import always_another, differences
-from onnxtrain.ortmodule.session import Session
+from onnxtrain.ortmodule.session import Entry, Session
 
 _LOG = logging.getLogger(__name__)
 _MANY = 8  # graphs of one module, or paths of one call, after which something is said
-
-
-@dataclasses.dataclass
-class Entry:
-    """One graph: the call it was captured for, the number of that call, why, what it read, how many calls it served."""
-
-    call: Call
-    session: Session
-    first: int
-    reasons: list[str]
-    contents: Contents
-    served: int = 0
-
-    @property
-    def path(self) -> Path:
-        """What the graph stands on that is seen in tensors."""
-        return self.session.captured.path
-
-    def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether it can serve a call of these inputs now."""
-        return self.session.fits(tensors) and self.contents.are_the_same()
 
 
 class Sessions:
@@ -303,14 +291,19 @@ class Sessions:
         if refused is not None and not answers.looks and not answers.sizes:
             raise refused
         self._looks = True
-        fresh = varying(self._paths(call), answers) - self._free - self._constant
+        fresh = varying([e.path for e in self.entries if e.path], answers) - self._free - self._constant
         for free in filter(None, dict.fromkeys((self._free | fresh, self._free))):
             try:
                 return self._record(call, args, kwargs, dataclasses.replace(answers, free=free))
             except CaptureError as error:
                 _LOG.info("numbers that %s reads stay constants: %s", type(self.module).__name__, error.what)
                 self._constant |= free - self._free
-        return self._record(call, args, kwargs, answers)
+        try:
+            return self._record(call, args, kwargs, answers)
+        except NumberError as error:  # a graph leaves it at each call where it may be any
+            with contextlib.suppress(CaptureError):
+                return self._record(call, args, kwargs, dataclasses.replace(answers, free=integers(answers)))
+            raise error from None
 
     def _known(self, call: Call, answers: Answers) -> Entry | None:
         """The graph that there is already for what a call sees, which may compute it with an error that decides."""
@@ -353,8 +346,7 @@ class Sessions:
         before = Contents(named, self.module)
         session = Session(self.module, args, dict(sorted(kwargs.items())), self.options, self._numbers, answers)
         self._sets(before.changed())
-        if session.captured.left:
-            self.inspector.leaves(session.captured)
+        self.inspector.leaves(session.captured)
         # what the forward pass sets on its own (a configuration's problem_type) is no reason to capture it again, but
         # where it was something else before: it may be read first
         after = dataclasses.replace(call, state=self.inspector.state())

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuzz.modules.scripts import SCRIPTS
-from fuzz.modules.steps import Step, leaves, take_step
+from fuzz.modules.steps import Step, take_step
+from fuzz.modules.structures import leaves, mapped
 from fuzz.outcomes import Fault
 from onnxtrain import Options, ORTModule
 from onnxtrain.errors import OnnxTrainError
@@ -83,8 +85,21 @@ def agree(
     return wrapped
 
 
+@contextlib.contextmanager
+def default_type(real: torch.dtype) -> Iterator[None]:
+    """Floating numbers without a type are of this one in the block."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(real)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 def _step(given: Any, loss: str, place: int, moves: bool, called: Any, module: torch.nn.Module, noise: float) -> Step:
-    return take_step(called, module, _moved(given, noise), loss, place, moves)
+    arguments = _moved(given, noise)
+    torch.manual_seed(place)  # of what the module draws
+    return take_step(called, module, arguments, loss, place, moves)
 
 
 def _refuse_changes(step: Step) -> None:
@@ -142,14 +157,14 @@ def _moved(value: Any, noise: float) -> Any:
             for held in (*value.parameters(), *(b for b in value.buffers() if b.is_floating_point())):
                 held.copy_(_moved(held, noise))
         return value
-    if isinstance(value, dict):
-        return {k: _moved(v, noise) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_moved(v, noise) for v in value)
-    if isinstance(value, torch.Tensor) and value.is_floating_point():
-        data = value.detach()
-        return (data * (1 + noise * torch.randn(data.shape).to(data.dtype))).requires_grad_(value.requires_grad)
-    return value
+    return mapped(value, partial(_shaken, noise=noise))
+
+
+def _shaken(value: Any, noise: float) -> Any:
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return value
+    data = value.detach()
+    return (data * (1 + noise * torch.randn(data.shape).to(data.dtype))).requires_grad_(value.requires_grad)
 
 
 def _compare(ours: Step, theirs: Step, near: Step, precision: torch.dtype, when: str) -> None:
@@ -176,6 +191,7 @@ def _compare(ours: Step, theirs: Step, near: Step, precision: torch.dtype, when:
 
 def _refuse_chance(name: str, value: Any, moved: Any, precision: torch.dtype) -> None:
     """Refuse what is no number in eager, and what a little noise makes another number."""
+    value, moved = _as_tensor(value), _as_tensor(moved)
     if not isinstance(value, torch.Tensor):
         return
     if not isinstance(moved, torch.Tensor) or value.shape != moved.shape:
@@ -184,6 +200,11 @@ def _refuse_chance(name: str, value: Any, moved: Any, precision: torch.dtype) ->
         raise EagerRefuses(f"{name} is not finite")
     if value.numel() and _distance(value, moved) > STEEP * NOISE[precision] * max(1.0, _largest(value)):
         raise EagerRefuses(f"{name} is decided by rounding")
+
+
+def _as_tensor(value: Any) -> Any:
+    """A Python float is compared as a tensor is."""
+    return torch.tensor(value, dtype=torch.float64) if isinstance(value, float) else value
 
 
 def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -199,6 +220,8 @@ def _same(where: str, what: str, mine: Any, other: Any, moved: Any, precision: t
         if mine is not other:
             raise Fault("a gradient is missing or too many", f"{where}: {mine}, not {other}")
         return
+    if type(mine) is type(other):
+        mine, other, moved = _as_tensor(mine), _as_tensor(other), _as_tensor(moved)
     if not isinstance(other, torch.Tensor) or not isinstance(mine, torch.Tensor):
         if type(mine) is not type(other) or mine != other:
             raise Fault(f"{what}: another value", f"{where}: {mine!r}, not {other!r}")

@@ -119,6 +119,8 @@ def _smaller(program: Program) -> Iterator[Program]:
     for place, parts in enumerate(lines):
         for inner in range(len(parts) if len(parts) > 1 else 0):
             yield _with(program, place, "\n".join([*parts[:inner], *parts[inner + 1 :]]))
+    if program.is_default:
+        yield dataclasses.replace(program, is_default=False)
     if program.settings:
         yield dataclasses.replace(program, settings="")
         for kept in program.settings.split(", "):

@@ -13,16 +13,19 @@ from typing import Any
 HEAD = """\
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
+import itertools
 import math
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fuzz.modules.beside import agree
+from fuzz.modules.beside import agree, default_type
 
 REAL = torch.{real}
 
@@ -31,6 +34,24 @@ REAL = torch.{real}
 class Output:
     first: Any
     second: Any = None
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any = None
+
+
+class Clipped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, value, limit):
+        ctx.save_for_backward(value)
+        ctx.limit = limit
+        return value.clamp(-limit, limit)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (value,) = ctx.saved_tensors
+        return gradient * (0.5 + (value.abs() <= ctx.limit).to(gradient.dtype)), None
 
 
 @functools.cache
@@ -85,6 +106,7 @@ class Program:
         training: whether the module is in training mode.
         settings: further keyword arguments of ``agree``, as text.
         prepared: lines of ``inputs`` that make what the arguments have in common.
+        is_default: whether floating numbers without a type are of ``real``, too.
     """
 
     seed: int
@@ -97,6 +119,7 @@ class Program:
     training: bool = True
     settings: str = ""
     prepared: tuple[str, ...] = ()
+    is_default: bool = False
 
     @property
     def text(self) -> str:
@@ -104,6 +127,7 @@ class Program:
         given = ", ".join(
             [f"seed={self.seed}", f"training={self.training}", *([self.settings] if self.settings else [])]
         )
+        test = f"agree(Written, inputs, {list(self.sizes)}, {given})"
         return "\n".join(
             [
                 HEAD.format(real=self.real),
@@ -115,7 +139,7 @@ class Program:
                 "\n\ndef inputs(B, L):",
                 indented([*self.prepared, f"return {self._inputs()}"], 4),
                 f"\n\ndef test_seed_{self.seed}():",
-                indented([f"agree(Written, inputs, {list(self.sizes)}, {given})", ""], 4),
+                indented([f"with default_type(REAL):\n    {test}" if self.is_default else test, ""], 4),
             ]
         )
 

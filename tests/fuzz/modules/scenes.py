@@ -112,6 +112,8 @@ class Scenes:
         self.known, self.numbers = {}, []
         for name, value in self._spaces[0].items():
             values = [space.get(name) for space in self._spaces]
+            if any(v is None for v in values):
+                continue  # given at some sizes only
             if isinstance(value, torch.Tensor):
                 self.known[name] = _known(values)
             elif isinstance(value, int) and not isinstance(value, bool) and name not in ("B", "L"):
@@ -138,7 +140,7 @@ def _known(values: list[Any]) -> Known:
 def _go_back(space: dict[str, Any]) -> None:
     """Gradients of all that has any, which must be finite."""
     tensors = [v for v in space.values() if isinstance(v, torch.Tensor) and v.requires_grad]
-    leaves = [v for v in [*tensors, *space["self"].parameters()] if v.is_leaf]
+    leaves = [v for v in [*tensors, *space["self"].parameters()] if v.is_leaf and v.requires_grad]
     total = sum(v.double().sum() for v in tensors if not v.is_leaf)
     if not isinstance(total, torch.Tensor) or not leaves:
         return

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fuzz.modules.steps import Leaf, Step, backward, kept, leaves, move, moved, own, state, total
+from fuzz.modules.steps import Step, backward, kept, move, moved, own, state, total
+from fuzz.modules.structures import Leaf, leaves, mapped
 from onnxtrain import ORTModule
 
 Calls = list[tuple[tuple[Any, ...], dict[str, Any]]]
@@ -221,13 +222,13 @@ def halved(record: _Record, calls: Calls) -> None:
 
 
 def _sliced(value: Any, part: slice, size: int) -> Any:
-    if isinstance(value, dict):
-        return {k: _sliced(v, part, size) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_sliced(v, part, size) for v in value)
-    if isinstance(value, torch.Tensor) and value.dim() and value.shape[0] == size:
-        return value.detach()[part].requires_grad_(value.requires_grad)
-    return value
+    return mapped(value, lambda leaf: _part(leaf, part, size))
+
+
+def _part(leaf: Any, part: slice, size: int) -> Any:
+    if isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.shape[0] == size:
+        return leaf.detach()[part].requires_grad_(leaf.requires_grad)
+    return leaf
 
 
 def padding_replaced(record: _Record, calls: Calls) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-Leaf = tuple[str, Any]
+from fuzz.modules.structures import Leaf, containers, leaves, mapped
 
 
 @dataclasses.dataclass
@@ -19,31 +19,6 @@ class Step:
     outputs: list[Leaf]
     gradients: list[Leaf]
     state: list[Leaf]
-
-
-def leaves(value: Any, place: str = "") -> Iterator[Leaf]:
-    """All that is in a structure, with where it is."""
-    if isinstance(value, dict):
-        for key, held in value.items():
-            yield from leaves(held, f"{place}[{key!r}]")
-    elif isinstance(value, list | tuple):
-        for index, held in enumerate(value):
-            yield from leaves(held, f"{place}[{index}]")
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            yield from leaves(getattr(value, field.name), f"{place}.{field.name}")
-    else:
-        yield place, value
-
-
-def containers(value: Any) -> list[tuple[str, str]]:
-    """The types of a structure, by place."""
-    inner: list[tuple[str, str]] = []
-    if isinstance(value, dict | list | tuple):
-        held = value.values() if isinstance(value, dict) else value
-        inner = [pair for v in held for pair in containers(v)]
-    name = "Tensor" if isinstance(value, torch.Tensor) else type(value).__name__
-    return [(name, ""), *inner]
 
 
 def take_step(called: Any, module: torch.nn.Module, arguments: Any, loss: str, place: int, moves: bool) -> Step:
@@ -58,23 +33,24 @@ def take_step(called: Any, module: torch.nn.Module, arguments: Any, loss: str, p
     found = [*((n, p.grad) for n, p in module.named_parameters()), *((f"input{p}", v.grad) for p, v in tensors)]
     gradients = [(n, None if g is None else g.detach().clone()) for n, g in found]
     unchanged = [(f"changes of input{p}", v._version - n) for (p, v), n in zip(tensors, versions, strict=True)]
+    given = [(f"given{p}", kept(v)) for p, v in leaves((args, kwargs))]
     if moves:
         move(module)
-    return Step(containers(output), outputs, gradients, [*state(module), *unchanged])
+    return Step(containers((output, args, kwargs)), outputs, gradients, [*state(module), *given, *unchanged])
 
 
 def own(value: Any) -> Any:
-    """A copy of arguments with leaves of its own; strides stay."""
-    if isinstance(value, dict):
-        return {k: own(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(own(v) for v in value)
-    if isinstance(value, torch.Tensor):
-        if not value.numel() or 0 in value.stride():
-            return value.detach().requires_grad_(value.requires_grad)
-        made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
-        return made.copy_(value.detach()).detach().requires_grad_(value.requires_grad)
-    return value
+    """A copy of arguments with containers and leaves of its own; strides stay."""
+    return mapped(value, _own)
+
+
+def _own(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    if not value.numel() or 0 in value.stride():
+        return value.detach().requires_grad_(value.requires_grad)
+    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+    return made.copy_(value.detach()).detach().requires_grad_(value.requires_grad)
 
 
 def kept(value: Any) -> Any:
@@ -84,6 +60,7 @@ def kept(value: Any) -> Any:
     return value.detach().clone().requires_grad_(value.requires_grad and torch.is_grad_enabled())
 
 
+_NOTED = torch.Tensor | int | float | str | list | dict
 LOSSES: dict[str, Callable[[list[torch.Tensor], int], list[torch.Tensor]]] = {
     "weighted": lambda outputs, step: [(y * _weights(y)).sum() for y in outputs],
     "sum": lambda outputs, step: [y.sum() for y in outputs],
@@ -128,7 +105,7 @@ def moved(parameter: torch.Tensor) -> None:
 
 
 def state(module: torch.nn.Module) -> list[Leaf]:
-    """Buffers, parameters, and tensors and numbers that are kept on the module itself."""
-    noted = {k: v for k, v in vars(module).items() if isinstance(v, torch.Tensor | int | float) and k != "training"}
+    """Buffers, parameters, and what is kept on the module itself: tensors, numbers, and lists and dicts of them."""
+    noted = {k: v for k, v in vars(module).items() if isinstance(v, _NOTED) and k != "training" and k[0] != "_"}
     held = {**dict(module.named_parameters()), **dict(module.named_buffers()), **noted}
-    return [(name, kept(value)) for name, value in sorted(held.items())]
+    return [(f"{name}{place}", kept(v)) for name, value in sorted(held.items()) for place, v in leaves(value)]

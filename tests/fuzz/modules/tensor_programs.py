@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from fuzz.modules.manners import dressed
 from fuzz.modules.program import Argument, Program
 from fuzz.modules.scenes import Scenes, Unusable
 from fuzz.modules.templates import Filler
 from fuzz.modules.vocabulary import FAMILIES
-from fuzz.modules.vocabulary.inputs import FIRST, INTEGERS, MASKS, OTHERS
+from fuzz.modules.vocabulary.inputs import FIRST, INTEGERS, MASKS, OPTIONAL, OTHERS
 
 STATEMENTS, TRIES = 11, 500
 SIZES = ((2, 5), (3, 4), (2, 3), (4, 7), (3, 6), (5, 8), (2, 8), (4, 5), (6, 6))
@@ -35,9 +36,10 @@ def generate(seed: int) -> Program:
     settings = ", ".join(_settings(rng))
     body, initial = tuple(scenes.body), tuple(scenes.initial)
     training = bool(rng.random() < 0.85)
-    return Program(
+    program = Program(
         seed, tuple(scenes.arguments), initial, body, returns, (*orders, orders[0]), real, training, settings
     )
+    return dressed(program, rng) if real == "float64" else program
 
 
 def _sizes(rng: np.random.Generator) -> tuple[tuple[int, int], ...]:
@@ -59,6 +61,8 @@ def _arguments(rng: np.random.Generator) -> list[Argument]:
     if rng.random() < 0.6:
         value = MASKS[int(rng.integers(len(MASKS)))]
         made.append(Argument("mask", value, is_keyword=bool(rng.random() < 0.5)))
+    if rng.random() < 0.25:
+        made.append(Argument("opt", OPTIONAL[int(rng.integers(len(OPTIONAL)))], is_keyword=True))
     return made
 
 

@@ -22,3 +22,6 @@ MASKS = (
     "torch.rand(B, L) > 0.4", "torch.arange(L)[None] < torch.randint(1, L + 2, (B, 1))", "torch.rand(B) > 0.5",
     "torch.ones(B, L, dtype=torch.bool)", "torch.rand(B, L, 4) > 0.5", "torch.rand(L, L) > 0.3",
 )  # fmt: skip
+OPTIONAL = (
+    "torch.randn(B, dtype=REAL) if L % 2 else None", "None", "torch.randn(B, 4, dtype=REAL).requires_grad_() if B > 2 else None",
+)  # fmt: skip

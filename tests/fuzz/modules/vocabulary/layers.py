@@ -5,6 +5,7 @@ from __future__ import annotations
 _STATISTICS = "self.register_buffer('{name}', torch.zeros({d}))"
 _WEIGHT = "{layer} = nn.Parameter(torch.randn({d}, 3) * 0.3)"
 _SCALE = "{layer} = nn.Parameter(torch.randn({d}) * 0.3)"
+_FOLLOWING = ("{layer} = nn.Linear({d}, 3).requires_grad_(False)", "{layer2} = nn.Linear({d}, 3)")
 
 FAMILIES: dict[str, tuple[str | tuple[str, ...], ...]] = {
     "products": (
@@ -70,6 +71,21 @@ FAMILIES: dict[str, tuple[str | tuple[str, ...], ...]] = {
         ("{layer}['a']({f})", "{layer} = nn.ModuleDict({'a': nn.Linear({d}, 3)})"),
         ("F.linear({f}, {layer}.weight)", "{layer} = nn.Linear({d}, 2)"),
         ("{layer}({f4})", "{layer} = nn.Sequential(nn.Conv2d({d1}, 4, 3), nn.BatchNorm2d(4), nn.ReLU())"),
+        ("{layer}({f})", "{layer} = nn.utils.parametrizations.weight_norm(nn.Linear({d}, 3))"),
+        ("{layer}({f})", "{layer} = nn.utils.parametrizations.spectral_norm(nn.Linear({d}, 3))"),
+        ("{layer}({f})", "{layer} = nn.utils.parametrizations.orthogonal(nn.Linear({d}, {d}))"),
+        ("{layer}({f})", "{layer} = nn.Linear({d}, 3)", "{layer}.register_forward_hook(lambda m, a, out: out * 2)"),
+        ("{layer}({f})", "{layer} = nn.Linear({d}, 3)", "{layer}.register_forward_pre_hook(lambda m, a: (a[0] + 1,))"),
+        ("{layer}({f})", "{layer} = nn.Linear({d}, 3)", "{layer}.weight.requires_grad_(False)"),
+        ("{layer}({f})", "{layer} = nn.Linear({d}, {d})", "{layer}.weight = nn.Parameter({layer}.weight.T)"),
+        ("{layer}({f}) + {layer2}({0})", "{layer} = nn.Linear({d}, 3)", "{layer2} = nn.Linear({d}, 3)", "{layer2}.weight = {layer}.weight"),
+        ("{layer}({f})", "{layer} = nn.Sequential(*[nn.Linear({d}, {d}), nn.ReLU(inplace=True)] * 2)"),
+        ("{o} = {f}\nfor i, layer in enumerate({layer}):\n    {o} = layer({o}) if i % 2 else layer({o}).tanh() + {o}", "{layer} = nn.ModuleList(nn.Linear({d}, {d}) for _ in range(4))"),
+        ("{o} = {f3}\nfor layer in {layer}:\n    {o} = layer({o})", "{layer} = nn.ModuleList(nn.TransformerEncoderLayer({d}, 1, 4, 0.0, batch_first=True) for _ in range(3))", "{layer}[1].self_attn.register_forward_hook(lambda m, a, out: (out[0] * 1.5, out[1]))"),
+        ("{o} = {f3}\nfor layer in {layer}:\n    {o} = layer({o})", "{layer} = nn.ModuleList(nn.TransformerEncoderLayer({d}, 1, 4, 0.0, batch_first=True, norm_first=bool(i % 2)) for i in range(3))"),
+        ("{o} = {f}\nfor scale, layer in zip((1.0, 0.5, 0.5), {layer}):\n    {o} = {o} + scale * layer({o})", "{layer} = nn.ModuleList(nn.Sequential(nn.Linear({d}, 3), nn.GELU(), nn.Linear(3, {d})) for _ in range(3))"),
+        ("{f} * {layer}[0] + {layer}[1]", "{layer} = nn.ParameterList([torch.randn({d}), torch.zeros({d})])"),
+        ("{f} * {layer}['a'].sigmoid()", "{layer} = nn.ParameterDict({'a': torch.randn({d})})"),
         "F.max_pool1d({f3}, 2)", "F.avg_pool1d({f3}, 2, stride=1)", "F.max_pool2d({f4}, 2)",
         "F.max_pool2d({f4}, 3, 2, 1)", "F.avg_pool2d({f4}, 2, ceil_mode=True)",
         "F.avg_pool2d({f4}, 3, 1, 1, count_include_pad=False)", "F.adaptive_avg_pool2d({f4}, 1)",
@@ -123,6 +139,13 @@ FAMILIES: dict[str, tuple[str | tuple[str, ...], ...]] = {
         ("{o} = {layer}[: {f}.shape[1]]", "self.register_buffer('{name}', torch.arange(24.0).view(12, 2))"),
         ("{o} = {layer}[:, :, : {f}.shape[1], : {0}.shape[1]]", "self.register_buffer('{name}', torch.ones(1, 1, 12, 12, dtype=torch.bool).tril())"),
         ("{layer}.zero_()", _STATISTICS),
+        ("with torch.no_grad():\n    for slow, fast in zip({layer}.parameters(), {layer2}.parameters()):\n        slow.mul_(0.9).add_(fast, alpha=0.1)\n{o} = {layer}({f}) + {layer2}({0})", *_FOLLOWING),
+        ("for slow, fast in zip({layer}.parameters(), {layer2}.parameters()):\n    slow.data = slow.data * 0.9 + fast.data * 0.1\n{o} = {layer}({f}) + {layer2}({0})", *_FOLLOWING),
+        ("with torch.no_grad():\n    torch._foreach_lerp_(list({layer}.parameters()), list({layer2}.parameters()), 0.1)\n{o} = {layer}({f}) * {layer2}({0})", *_FOLLOWING),
+        ("{o} = {layer}({f}) + {layer2}({0})\nfor slow, fast in zip({layer}.parameters(), {layer2}.parameters()):\n    slow.data.copy_(fast)", *_FOLLOWING),
+        ("{o} = {f} * {layer}\n{layer} = {0}.detach().flatten(0, -2).mean(0)", _STATISTICS),
+        ("{o}, {layer} = {layer}, {f}.detach().flatten(0, -2).mean(0)\n{o2} = {0} - {o}", _STATISTICS),
+        ("{layer}[int({layer2}) % 4] = {f}.detach().mean()\n{layer2}[0] = (int({layer2}) + 1) % 4\n{o} = {0} * {layer}.sum()", "self.register_buffer('{name}', torch.zeros(4))", "{layer2} = nn.Buffer(torch.zeros(1, dtype=torch.long))"),
         ("{layer} = torch.maximum({layer}, {f}.detach().amax())", "self.register_buffer('{name}', torch.zeros(()))"),
     ),
     "without": (
@@ -150,6 +173,15 @@ FAMILIES: dict[str, tuple[str | tuple[str, ...], ...]] = {
         "{o} = torch.zeros_like({f})\nfor i, part in enumerate({0}.unbind(-1)):\n    {o}[..., i] = part * i",
         "{o} = F.pad({f}, [0, {n} % 3])", "{o} = {f}\nfor scale in (0.5, 2.0):\n    {o} = {o} * scale + {0}.mean()",
         "{o} = {f}.reshape(-1)[: {n}]", "{o} = getattr(torch, 'tanh')({f})", "{o} = torch.vmap(lambda a: a.sin())({f})",
+        "{o} = {f} if opt is None else {f} * opt.sum()", "if opt is not None:\n    {w} *= opt.mean()",
+        "{o} = {f} * (1 if opt is None else opt.shape[0])", "functools.reduce(torch.add, [{f}, {s}, {s} * 2])",
+        "{o} = functools.partial(torch.add, alpha=2)({f}, {s})", "{o}, {o2} = map(torch.tanh, ({f}, {f}))",
+        "{o} = torch.stack([a * b for a, b in itertools.combinations({f}.unbind(-1), 2)])", "Clipped.apply({f}, {c})",
+        "{o} = Pair({f}, {f})\n{o2}, _ = {o}", "torch.func.grad(lambda a: (a.sin() * a).sum())({f})",
+        "torch.func.vmap(torch.dot)({f2}, {s})", "{o} = next(iter({f}.split({p})))", "{o} = {f}\n{o} @= {0}.mT",
+        "{o} = {f}\ntry:\n    {o} = {o}.view(7, 11, 13)\nexcept RuntimeError:\n    {o} = {o} * 2",
+        "{o} = {}\nfor name, part in (('a', {f}), ('b', {f})):\n    {o}.setdefault(name, []).append(part.sum())\n{o2} = torch.stack([v for held in {o}.values() for v in held])",
+        "match {f}.dim():\n    case 2:\n        {o} = {0} * 2\n    case 3 | 4:\n        {o} = {0} + 2\n    case _:\n        {o} = -{0}",
         "{o} = {f}.apply_(abs) if False else {f}", "{o} = (yes := {f} * 2) + yes",
     ),
     "looks": (
@@ -161,5 +193,15 @@ FAMILIES: dict[str, tuple[str | tuple[str, ...], ...]] = {
         "{o} = {f} * len({i}.unique())", "{o} = torch.zeros({n}, int({i}.max()) + 1, dtype=REAL) + {f}.mean()",
         "{o} = {f} if bool({m}.all()) else {f} * 3", "{o} = sum({i}.flatten()[:2].tolist()) * {f}",
         "assert {i}.min() >= -1000, 'too small'\n{o} = {f} * 2",
+        "if torch.rand(1) < 0.5:\n    {o} = {f} * 2\nelse:\n    {o} = {f} + 1",
+        "{o} = {f} if torch.rand(()).item() < 0.7 else {f} * 0.5",
+        ("if {layer} > 1:\n    {o} = {f} * 2\nelse:\n    {o} = {f} + 1\n{layer} += 1", "self.register_buffer('{name}', torch.zeros(1))"),
+        "{o} = torch.stack([row[: max(1, n % 3)].sum() for row, n in zip({f}, {i1}.tolist())])",
+        "{o} = {f} * float({i}.numpy().max())", "{o} = {f} * {True: 1.0, False: 2.0}[bool({m}.any())]",
+        "{o} = {f}\nwhile {o}.detach().abs().amax() > 2:\n    {o} = {o} * 0.5",
+        "{o} = {f} if {i}.max() in (1, 2, 3) else {f} * 2", "if not {m}.all():\n    {w} *= 2",
+        "{o} = {f} * 2 if torch.equal({f}, {s}) else {f} * 3", "{o} = {f}[int({f}.detach().flatten(1).sum(1).argmax())]",
+        "{o} = {f} * 2 if torch.isnan({f}).any() or torch.isinf({f}).any() else {0} * 3",
+        "{o} = F.one_hot({i} % 4).sum() * {f}", "for i in {i1}.unique():\n    {o} = {f} * int(i)\n{o2} = {f} * 1",
     ),
 }  # fmt: skip
