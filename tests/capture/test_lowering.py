@@ -225,6 +225,11 @@ def _strides_of_a_memory_in_another_order(x: Tensor) -> Tensor:
     )
 
 
+def _strides_of_half_of_the_columns(x: Tensor) -> Tensor:
+    """To torch their number may be 0, by which it counts strides."""
+    return (x.chunk(2, -1)[0] * 1).as_strided((2,), (1,)) + x.chunk(2, 0)[0].exp().as_strided((2,), (1,))
+
+
 def _strides_beyond_a_part(x: Tensor) -> Tensor:
     parts = (x.as_strided((2,), (1,)), (x * 2)[:1], x.t()[:, :2], x.diagonal(), x.unfold(1, 2, 1), x[:1].expand(3, -1))
     return torch.stack([p.as_strided((3, 2), (2, 1), 1).sum(1) for p in parts])
@@ -376,6 +381,7 @@ PIECES = {
         _data_read,
         _strides_of_a_memory_in_another_order,
         _strides_beyond_a_part,
+        _strides_of_half_of_the_columns,
         _strides_beyond_a_part_of_what_is_written,
         _one_of_tensors_made_alike_written,
         _itself_without_gradient,

@@ -11,6 +11,36 @@ from onnxtrain.errors import GradientError
 BACKENDS = ("torch", "onnxruntime")
 
 
+class Tried(torch.nn.Module):
+    """Calls that torch refuses at some sizes."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        """Each has an answer where it is refused."""
+        found = []
+        for call in (self.rows, torch.add, torch.matmul, lambda x, y: torch.cat([x, y]), lambda x, y: x.reshape(2, -1)):
+            try:
+                made = call(x, y)
+            except RuntimeError:
+                made = x * 2
+            found.append(made.sin().sum())
+        try:
+            found.append(x[5])
+        except IndexError:
+            found.append(x[0])
+        return found
+
+    def rows(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """In threes."""
+        return x.view(-1, 3)
+
+
+def test_a_call_that_raises_is_not_in_the_graph() -> None:
+    wrapped, eager = pair(Tried())
+    sizes = [((2, 4), (2, 4)), ((6, 3), (3, 6)), ((4, 4), (4, 4)), ((7, 5), (1, 1)), ((2, 6), (6, 2)), ((2, 4), (3, 4))]
+    for x, y in sizes:
+        same_step(wrapped, eager, torch.randn(x, requires_grad=True), torch.randn(y, requires_grad=True))
+
+
 class Choice(torch.nn.Module):
     """Two layers of which one runs."""
 

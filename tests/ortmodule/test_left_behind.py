@@ -194,6 +194,9 @@ class Momentum(torch.nn.Module):
                 torch.lerp(key, query, 0.1, out=key)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.how == "data with gradients":
+            for _ in range(2):
+                self.key.weight.data.copy_(self.query.weight * 0.5)
         self._follow()
         with torch.no_grad():
             keys, first = self.key(x), int(self.pointer)
@@ -202,7 +205,7 @@ class Momentum(torch.nn.Module):
         return self.query(x) @ self.queue.clone().T
 
 
-@pytest.mark.parametrize("how", ["data", "in place", "foreach", "out"])
+@pytest.mark.parametrize("how", ["data", "in place", "foreach", "out", "data with gradients"])
 def test_an_encoder_that_follows_another_one(how: str) -> None:
     """Also where the call is rehearsed, since it reads where the queue begins."""
     module = Momentum(how)
@@ -500,6 +503,36 @@ def test_state_in_a_list_or_a_dict_is_refused(how: str) -> None:
     with pytest.raises(CaptureError, match=r"reads a tensor of (named|losses) and leaves another there"):
         wrapped(x)
     assert len(module.named or module.losses) == 1
+
+
+class Told(Base):
+    """Tells and notes truth values."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Any]:
+        y = x @ self.weight
+        positive = x.sum() > 0
+        self.seen, self.aux = positive.item(), x.shape[0] > 3  # type: ignore[assignment]
+        self.losses.append(bool(x[0, 0] > 0))  # type: ignore[arg-type]
+        self.named["last"] = (x > 0)[0].tolist()  # type: ignore[assignment]
+        return y, {
+            "positive": bool(positive),
+            "large": x.shape[0] > 3,
+            "signs": (x > 0)[-1].tolist(),
+            "not": not x.shape[0] > 2,
+        }
+
+
+def test_truth_values_are_returned_and_left() -> None:
+    module = Told().double()
+    eager, wrapped = copy.deepcopy(module), ORTModule(module)
+    for rows in (2, 4, 1, 4, 5, 2):
+        x = torch.randn(rows, 4, dtype=torch.float64)
+        (y, ours), (expected, theirs) = wrapped(x), eager(x)
+        torch.testing.assert_close(y, expected)
+        assert ours == theirs and list(map(type, ours.values())) == list(map(type, theirs.values()))
+        names = ("aux", "seen", "losses", "named")
+        assert [getattr(module, n) for n in names] == [getattr(eager, n) for n in names]
+        assert type(module.seen) is type(module.aux) is bool
 
 
 class Noted(Base):

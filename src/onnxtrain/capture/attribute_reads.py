@@ -14,7 +14,8 @@ import torch
 from onnxtrain.capture.source_lines import is_foreign, is_librarys
 
 Attribute: TypeAlias = tuple[type, str]
-OWN = frozenset(torch.nn.Module().__dict__) - {"training"}
+_OWN = frozenset(torch.nn.Module().__dict__)
+OWN = _OWN - {"training"}
 _COLLECTIONS = (list, dict, set, collections.deque)
 NAMESPACES = ("types", "argparse")  # of Python, whose classes are no one's: what is in them counts as read
 _DEPTH = 3  # how deep configuration objects are looked into
@@ -90,7 +91,7 @@ class Reads:
 
     def __init__(self, module: torch.nn.Module) -> None:
         owners = owners_of(module)
-        kinds = {(type(x), n) for x in owners for n, v in vars(x).items() if n not in OWN and _may_change(v)}
+        kinds = {(type(x), n) for x in owners for n, v in vars(x).items() if n not in _OWN and _may_change(v)}
         self._wanted = [(kind, name) for kind, name in kinds if _can_be_watched(kind, name)]
         self.set: set[tuple[int, str]] = set()
         self.found: set[Attribute] = {(kind, name) for kind, name in kinds if kind.__module__ in NAMESPACES}
@@ -149,7 +150,7 @@ def is_number(value: Any) -> bool:
 
 def _may_change(value: Any) -> bool:
     """Whether a call may leave something in a value, or another one in its place."""
-    return is_collection(value) or is_number(value) or isinstance(value, torch.Tensor)
+    return is_collection(value) or isinstance(value, bool | int | float | torch.Tensor)
 
 
 def is_array(value: Any) -> bool:

@@ -32,7 +32,7 @@ from onnxtrain.capture.left_behind import Changes, Place, Watch, names_of, owned
 from onnxtrain.capture.left_outside import LeftOutsideError, take_out_of_others, take_out_refused
 from onnxtrain.capture.lowering.aliases import memory_of
 from onnxtrain.capture.quiet import quiet
-from onnxtrain.capture.recorder import recorder
+from onnxtrain.capture.recorder import recorder, take_out_raised
 from onnxtrain.capture.rehearsal import Answers
 from onnxtrain.capture.replay import MoreLooksError, Path, Replay
 from onnxtrain.capture.schema import Schema, flatten
@@ -232,7 +232,7 @@ def _export_any(
     for example, kept in _examples(tensors, constant):
         try:
             program = _export(module, example, kept)
-            while ones := _mistaken(program, tensors, example, module.result.assumed):
+            while ones := _mistaken(program, tensors, example, module.result):
                 kept |= ones
                 example = _enlarged(tensors, kept)
                 program = _export(module, example, kept)
@@ -303,14 +303,15 @@ def _mistaken(
     program: torch.export.ExportedProgram,
     tensors: Sequence[torch.Tensor],
     example: Sequence[torch.Tensor],
-    assumed: Assumed,
+    result: Result,
 ) -> frozenset[Axis]:
     """The axes of size 1 that must stay 1.
 
     Enlarged they became a constant, the same symbol as another size or a part of one that 1 does not give, were kept
     where 1 would have been squeezed, met a size that depends on content, or gave another answer to a question than 1
-    would have given.
+    would have given; and all where a call raised, as 1 might not.
     """
+    assumed = result.assumed
     users = set(program.graph_signature.user_inputs)
     traced = [n.meta["val"] for n in program.graph.nodes if n.op == "placeholder" and n.name in users]
     sizes = [(i, a, expression_of(d)) for i, x in enumerate(traced) for a, d in enumerate(x.shape)]
@@ -321,7 +322,9 @@ def _mistaken(
     unequal = {s for i, a, d in sizes if d.xreplace(real) != tensors[i].shape[a] for s in d.free_symbols}
     larger |= {d for _, _, d in ones if d.free_symbols & unequal}
     larger |= taken_for_content(program) if ones else frozenset()
-    return frozenset((i, a) for i, a, d in ones if d.is_number or d in larger or (i, a) in broken)
+    return frozenset(
+        (i, a) for i, a, d in ones if result.recorded.raised or d.is_number or d in larger or (i, a) in broken
+    )
 
 
 def _enlarge(tensor: torch.Tensor, axes: set[int], larger: int) -> torch.Tensor:
@@ -345,6 +348,7 @@ def _export(
     except Exception as error:
         take_out_refused(error, module.result.forget())
         raise
+    module.result.recorded.raised = take_out_raised(program)
     module.result.outside = take_out_of_others(*module.result.tracked, program)
     return program
 

@@ -29,10 +29,11 @@ from onnxtrain.capture.told_results import told
 
 @dataclasses.dataclass
 class Count:
-    """How many calls of operators a trace has run and recorded, and how many it has written from the record."""
+    """How many calls of operators a trace has run and recorded, has written from the record, and have raised."""
 
     recorded: int = 0
     known: int = 0
+    raised: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,17 +175,21 @@ def _known(tracer: Any, func: Any, leaves: Sequence[Any], result: Any, last: Any
         source = places.get(one.untyped_storage()._cdata)
         is_told = len(places) == len(given)  # whose memory it is in
         is_source = source is not None and leaves[source] is one
-        is_known = source is None or (is_told and _is_plain_view(one, leaves[source]))
+        is_known = source is None or (is_told and _is_plain_view(one, leaves[source], func))
         if slot is None or not is_known or (is_source and len(results) > 1):
             return None
         found.append(_Result(one if is_source else _copied(one), source, is_source))
     return _Known(tuple(found), type(result) if isinstance(result, tuple | list) else None)
 
 
-def _is_plain_view(view: FakeTensor, source: torch.Tensor) -> bool:
-    """Whether autograd and memory have it that strides tell a view."""
+def _is_plain_view(view: FakeTensor, source: torch.Tensor, func: Any) -> bool:
+    """Whether autograd and memory have it that strides tell a view; a detached one is none to autograd."""
     is_differentiable = source.requires_grad and torch.is_grad_enabled()
-    return view is source or (view.dtype == source.dtype and view.requires_grad == is_differentiable)
+    return view is source or (
+        func is not torch.ops.aten.detach.default
+        and view.dtype == source.dtype
+        and view.requires_grad == is_differentiable
+    )
 
 
 def _nodes_after(graph: Any, last: Any) -> list[Any]:

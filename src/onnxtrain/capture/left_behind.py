@@ -21,7 +21,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from onnxtrain.capture.attribute_reads import Reads, is_number
-from onnxtrain.capture.schema import flatten
+from onnxtrain.capture.schema import SYMBOLS, flatten
 from onnxtrain.errors import CaptureError, NumberError, SetUpError, UnsupportedDataError
 
 _OWN = frozenset(torch.nn.Module().__dict__)
@@ -133,7 +133,7 @@ class Watch:
             for name, new in module.__dict__.items():
                 if name in self._ignored:
                     continue
-                if is_number(new) and reads is not None and reads.is_forgotten(module, name):
+                if isinstance(new, bool | int | float) and reads is not None and reads.is_forgotten(module, name):
                     left[Place(path, name, Kind.SET)] = new  # be it what it was: other calls may set another one
                 else:
                     left |= self._left(module, path, name, before.get(name, _ABSENT), new)
@@ -259,7 +259,7 @@ def names_of(module: torch.nn.Module) -> dict[int, str]:
 def _holds_tensors(value: Any) -> bool:
     """Whether there are tensors, or sizes, in a value that can be left."""
     leaves = pytree.tree_leaves(value)
-    return any(isinstance(x, torch.Tensor | torch.SymInt | torch.SymFloat) for x in leaves)
+    return any(isinstance(x, (torch.Tensor, *SYMBOLS)) for x in leaves)
 
 
 def leave(module: torch.nn.Module, places: Iterable[Place], values: Iterable[Any]) -> None:

@@ -81,6 +81,21 @@ def recorder() -> Iterator[Count]:
         yield count
 
 
+def take_out_raised(program: torch.export.ExportedProgram) -> int:
+    """Take calls without a result out of a program, which the module tried and does without; says how many."""
+    graphs = [m.graph for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
+    found = [n for graph in graphs for n in graph.nodes if _has_raised(n)]
+    for node in found:
+        node.graph.erase_node(node)
+    return len(found)
+
+
+def _has_raised(node: torch.fx.Node) -> bool:
+    target: Any = node.target
+    gives = isinstance(target, torch._ops.OpOverload) and bool(target._schema.returns)
+    return gives and node.meta.get("val") is None and not node.users
+
+
 _RECOMPILE = torch.fx.GraphModule.recompile
 
 
@@ -99,4 +114,4 @@ def _unsolved(*, fake_mode: Any, **others: Any) -> None:
     fake_mode.shape_env.frozen = True
 
 
-__all__ = ["recorder"]
+__all__ = ["recorder", "take_out_raised"]

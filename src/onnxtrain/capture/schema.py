@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from onnxtrain.errors import UnsupportedDataError
 
 CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device, type, enum.Enum)
+SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)  # numbers that a graph computes
 _RECORDS = (
     *(types.SimpleNamespace, argparse.Namespace),
     *(torch.distributions.Distribution, torch.distributions.Transform),
@@ -136,9 +137,8 @@ class _Flat:
             self.tensors.append(leaf)
         elif id(leaf) in self._known:
             self.given.append((index, self._known[id(leaf)]))
-        elif isinstance(leaf, torch.SymInt | torch.SymFloat) or index in self.computed:
-            is_float = isinstance(leaf, float | torch.SymFloat)
-            self.tensors.append(torch.scalar_tensor(leaf, dtype=torch.float64 if is_float else torch.int64))  # type: ignore[arg-type]
+        elif isinstance(leaf, SYMBOLS) or index in self.computed:
+            self.tensors.append(_as_scalar(leaf))
             self.computed.add(index)
         elif isinstance(leaf, CONSTANTS):
             self.constants.append((index, leaf))
@@ -154,6 +154,14 @@ class _Flat:
             raise unsupported(leaf, self._role, self._data, index) from None
         self.tensors += tensors
         self.objects.append((index, type(leaf), schema))
+
+
+def _as_scalar(leaf: Any) -> torch.Tensor:
+    """A number, or what stands for one, as a tensor without dimensions."""
+    if isinstance(leaf, bool | torch.SymBool):
+        return torch.scalar_tensor(torch.sym_ite(leaf, 1, 0), dtype=torch.bool)
+    is_float = isinstance(leaf, float | torch.SymFloat)
+    return torch.scalar_tensor(leaf, dtype=torch.float64 if is_float else torch.int64)
 
 
 def is_opened(value: Any) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from onnxtrain.capture import OWN, Autocast, Captured, Kind, Numbers, Schema, configurations, flatten, is_number
+from onnxtrain.capture import OWN, Autocast, Captured, Kind, Numbers, Schema, configurations, flatten
 from onnxtrain.ir import shapes
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -214,7 +214,7 @@ class Inspector:
         """Whether an attribute of a module or of a configuration is compared."""
         if name in OWN or name in self._ignored or name in _stamps(owner) or not _is_comparable(value):
             return False
-        return not (is_number(value) and self._is_only_left(owner, name))
+        return not (isinstance(value, bool | int | float) and self._is_only_left(owner, name))
 
     def _is_only_left(self, owner: Any, name: str) -> bool:
         """Whether graphs set an attribute and none of them reads it."""

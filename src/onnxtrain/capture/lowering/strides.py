@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
+from torch.utils._sympy.functions import Max
 
 from onnxtrain.errors import CaptureError
 
@@ -19,10 +21,17 @@ def order_in_memory(value: torch.Tensor) -> list[int] | None:
     for axis in reversed(order):
         if str(value.shape[axis]) == "1":
             continue
-        if str(value.stride(axis)) != str(expected):
+        if _where_there_is_any(value.stride(axis)) != str(expected):
             return None
         expected = expected * value.shape[axis]
     return order if str(value.storage_offset()) == "0" else None
+
+
+def _where_there_is_any(stride: Any) -> str:
+    """A stride of a tensor that has elements: torch takes an axis for one of a single element where it may be empty."""
+    if isinstance(stride, int):
+        return str(stride)
+    return str(stride.node.expr.replace(Max, lambda *parts: math.prod(p for p in parts if p != 1)))
 
 
 def offset_of(value: torch.Tensor) -> int:
