@@ -100,6 +100,21 @@ def within_no_grad(m: Net, x: Tensor) -> Any:
         return grad(m.net(x).sum(), x)[0]
 
 
+def transformed(m: Net, x: Tensor) -> Any:
+    """A gradient is one of what a function does with its argument, not of what it reads beside."""
+    beside = torch.func.grad(lambda a: (a.sin() * a * x).sum())(x)
+    slope, value = torch.func.grad_and_value(lambda a: m.net(a).sum())(x)
+    of_both, aux = torch.func.grad(lambda a, s: ((m.net(a) * s).sum(), a * 2), argnums=(0, 1), has_aux=True)(x, m.scale)
+    again = torch.func.grad(lambda a: torch.func.grad(lambda z: (z**3).sum())(a).sum())(x)
+    of_weights = torch.func.grad(lambda p: torch.func.functional_call(m.net, p, (x,)).sum())(
+        dict(m.net.named_parameters())
+    )
+    with torch.no_grad():
+        apart = torch.func.grad(lambda a: (a.exp() * x).sum())(x)
+    parts = (beside, slope, value, *of_both, aux, again, *of_weights.values())
+    return torch.stack([p.square().sum() for p in parts]).sum() + apart.mean(), apart
+
+
 class Block(nn.Module):
     """Attention, normalization and convolution."""
 
@@ -114,7 +129,7 @@ class Block(nn.Module):
         return nn.functional.silu(self.convolution(found.transpose(1, 2))).mean((0, 1))[:, None]
 
 
-PROGRAMS = [forces, of_a_copy, equation, penalty, inner_step, detached, of_several, unused]
+PROGRAMS = [forces, of_a_copy, equation, penalty, inner_step, detached, of_several, unused, transformed]
 
 
 def outcome(model: nn.Module, x: Tensor) -> tuple[list[Tensor], list[Tensor | None]]:

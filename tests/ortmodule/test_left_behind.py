@@ -588,3 +588,25 @@ def test_what_one_call_leaves_another_one_finds(how: str) -> None:
         torch.testing.assert_close(wrapped(x, mask), eager(x, mask))
         assert (module.seen, module.named) == (eager.seen, eager.named)
         torch.testing.assert_close(module.aux, eager.aux)
+
+
+_KNOWN: dict[int, Tensor] = {}
+
+
+class Keeps(Base):
+    """Notes a tensor of a cache outside of it, which it does not read from the module."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[0] not in _KNOWN:
+            _KNOWN[x.shape[0]] = torch.arange(x.shape[0], dtype=x.dtype)
+        self.aux = _KNOWN[x.shape[0]].detach()
+        return (x @ self.weight) * self.aux[:, None]
+
+
+def test_a_tensor_of_a_cache_is_left() -> None:
+    module = Keeps()
+    eager, wrapped = copy.deepcopy(module), ORTModule(module)
+    for rows in (2, 3, 2, 3):
+        x = torch.randn(rows, 4)
+        torch.testing.assert_close(wrapped(x), eager(x))
+        torch.testing.assert_close(module.aux, eager.aux)

@@ -201,7 +201,8 @@ def translate(
     assert result.schema is not None, "the forward ran, or export raised"
     for error in (e for name, e in result.reformed.items() if name in graph.signature.buffers):
         raise error
-    refuse_read(traced.flat.module, result.left, (t for t in traced.program.constants.values() if torch.is_tensor(t)))
+    constants = filter(torch.is_tensor, traced.program.constants.values())
+    refuse_read(traced.flat.module, result.left, constants, result.read)
     lent = {name.removeprefix(PREFIX): b.tensor for name, b in borrowed.items()}
     seen = result.left, result.given, result.path, lent, frozenset(result.read)
     return Captured(graph, traced.inputs, result.schema, result.sources, guards(), *seen, kept)

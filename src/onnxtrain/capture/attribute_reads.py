@@ -92,7 +92,7 @@ class Reads:
     def __init__(self, module: torch.nn.Module) -> None:
         owners = owners_of(module)
         kinds = {(type(x), n) for x in owners for n, v in vars(x).items() if n not in _OWN and _may_change(v)}
-        self._wanted = [(kind, name) for kind, name in kinds if _can_be_watched(kind, name)]
+        self._wanted = [(kind, name) for kind, name in kinds if can_be_watched(kind, name)]
         self.set: set[tuple[int, str]] = set()
         self.found: set[Attribute] = {(kind, name) for kind, name in kinds if kind.__module__ in NAMESPACES}
 
@@ -118,7 +118,8 @@ class Reads:
         return (id(owner), name) in self.set and (type(owner), name) not in self.found
 
 
-def _can_be_watched(kind: type, name: str) -> bool:
+def can_be_watched(kind: type, name: str) -> bool:
+    """Whether reads of an attribute are noted: it is of no library's class, and no property."""
     is_propertys = hasattr(inspect.getattr_static(kind, name, None), "__set__")
     return not (is_foreign(kind.__module__) or is_propertys)
 

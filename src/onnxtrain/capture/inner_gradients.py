@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._functorch import eager_transforms
+from torch.utils import _pytree as pytree
 
-from onnxtrain.capture.substitutes import substitute
+from onnxtrain.capture.substitutes import instead_of, substitute
 from onnxtrain.errors import CaptureError
 
 Tensor = torch.Tensor
@@ -65,6 +67,39 @@ def grad(
     seeds = [torch.ones_like(y) if dy is None else dy for y, dy in zip(ys, given, strict=True)]
     made = torch.ops.onnxtrain.gradients(ys, seeds, xs, bool(allow_unused) or materialize_grads)
     return tuple(made) if create_graph else tuple(dx.detach() for dx in made)
+
+
+@instead_of(eager_transforms, "grad_and_value_impl")
+def grad_and_value(
+    function: Callable[..., Any], argnums: int | tuple[int, ...], has_aux: bool, args: Sequence[Any], kwargs: Any
+) -> Any:
+    """``torch.func.grad_and_value``: the gradients with respect to copies of arguments, and the value."""
+    chosen = [n % len(args) for n in (argnums if isinstance(argnums, tuple) else (argnums,))]
+    given = [pytree.tree_map_only(Tensor, _own, a) if i in chosen else a for i, a in enumerate(args)]
+    with torch.enable_grad():
+        made = function(*given, **kwargs)
+        value = made[0] if has_aux else made
+        if not isinstance(value, Tensor) or value.dim() or not value.is_floating_point():
+            raise CaptureError("torch.func.grad of what is no floating number", cure="let the function return a scalar")
+        leaves, spec = pytree.tree_flatten([given[i] for i in chosen])
+        found = grad(value, leaves, create_graph=True, materialize_grads=True)
+    gradients = pytree.tree_unflatten(found, spec)
+    told = tuple(gradients) if isinstance(argnums, tuple) else gradients[0], made
+    return told if torch.is_grad_enabled() else pytree.tree_map_only(Tensor, torch.detach, told)
+
+
+@instead_of(eager_transforms, "grad_impl")
+def grad_alone(
+    function: Callable[..., Any], argnums: int | tuple[int, ...], has_aux: bool, args: Sequence[Any], kwargs: Any
+) -> Any:
+    """``torch.func.grad``."""
+    found, made = grad_and_value(function, argnums, has_aux, args, kwargs)
+    return (found, made[1]) if has_aux else found
+
+
+def _own(argument: Tensor) -> Tensor:
+    """A copy that no one else reads, so that a gradient is one of what the function does with it."""
+    return argument.clone() if argument.requires_grad else argument.clone().requires_grad_()
 
 
 @substitute(Tensor.backward, torch.autograd.backward)

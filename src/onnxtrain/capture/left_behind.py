@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from onnxtrain.capture.attribute_reads import Reads, is_number
+from onnxtrain.capture.attribute_reads import Attribute, Reads, can_be_watched, is_number
 from onnxtrain.capture.schema import SYMBOLS, flatten
 from onnxtrain.errors import CaptureError, NumberError, SetUpError, UnsupportedDataError
 
@@ -278,17 +278,22 @@ def leave(module: torch.nn.Module, places: Iterable[Place], values: Iterable[Any
             owner.__dict__[place.name] = value
 
 
-def refuse_read(module: torch.nn.Module, places: Sequence[Place], read: Iterable[torch.Tensor]) -> None:
+def refuse_read(
+    module: torch.nn.Module, places: Sequence[Place], read: Iterable[torch.Tensor], attributes: Collection[Attribute]
+) -> None:
     """Raise CaptureError where a call changes an attribute that holds a tensor which it read: a graph reads that again.
 
     Args:
         module: the module, as it was before the call.
         places: what the call leaves.
         read: the tensors that are neither parameters nor buffers.
+        attributes: those that it read; a tensor of one that it did not may have been found elsewhere, too.
     """
     memories = {t.untyped_storage().data_ptr() for t in read if t.numel()}
     for place in (p for p in places if p.kind is not Kind.BUFFER):  # those are inputs of a graph
         owner = module.get_submodule(place.path)
+        if can_be_watched(type(owner), place.name) and (type(owner), place.name) not in attributes:
+            continue
         leaves = pytree.tree_leaves(getattr(owner, place.name, None))
         held = (t for t in leaves if isinstance(t, torch.Tensor) and t.layout == torch.strided and t.numel())
         if any(t.untyped_storage().data_ptr() in memories for t in held):

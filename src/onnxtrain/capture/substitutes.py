@@ -65,6 +65,8 @@ UNSEEN: list[tuple[Any, str, Any]] = [
     entry for entry in _UNSEEN if hasattr(*entry[:2])
 ]  # neither name is promised by torch
 
+_INSTEAD: list[tuple[Any, str, Any]] = []
+
 
 def unseen() -> contextlib.AbstractContextManager[None]:
     """Within it torch does not look at tensors where it asks nobody (``UNSEEN``)."""
@@ -84,7 +86,7 @@ class Substitutes(TorchFunctionMode):
 
     def __enter__(self) -> Substitutes:
         self._detached: list[weakref.ref[Tensor]] = []
-        self._unseen = unseen()
+        self._unseen = replaced(*UNSEEN, *_INSTEAD)
         self._unseen.__enter__()
         return super().__enter__()
 
@@ -153,6 +155,17 @@ def substitute(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]],
             if function in SUBSTITUTES:
                 raise ValueError(f"the substitute of {function} is registered twice")
             SUBSTITUTES[function] = made
+        return made
+
+    return register
+
+
+def instead_of(owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register what takes the place of a function of torch that asks no mode; nothing where torch has none."""
+
+    def register(made: Callable[..., Any]) -> Callable[..., Any]:
+        if hasattr(owner, name):
+            _INSTEAD.append((owner, name, made))
         return made
 
     return register
