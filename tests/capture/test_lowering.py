@@ -225,6 +225,18 @@ def _strides_of_a_memory_in_another_order(x: Tensor) -> Tensor:
     )
 
 
+def _written_to_without_gradients(x: Tensor) -> Tensor:
+    """By ``out``, in a list, by name: the gradient goes on as if nothing had been."""
+    first, second, third = x * 2, x + 1, x - 1
+    with torch.no_grad():
+        torch.mul(first, 2, out=first)
+        torch._foreach_mul_([second, third], 3)
+        torch.relu_(input=third)
+    torch.add(second.detach(), 1, out=second.detach())
+    torch._foreach_mul_([first.detach()], 0.5)
+    return first * second + third.square()
+
+
 def _strides_of_half_of_the_columns(x: Tensor) -> Tensor:
     """To torch their number may be 0, by which it counts strides."""
     return (x.chunk(2, -1)[0] * 1).as_strided((2,), (1,)) + x.chunk(2, 0)[0].exp().as_strided((2,), (1,))
@@ -382,6 +394,7 @@ PIECES = {
         _strides_of_a_memory_in_another_order,
         _strides_beyond_a_part,
         _strides_of_half_of_the_columns,
+        _written_to_without_gradients,
         _strides_beyond_a_part_of_what_is_written,
         _one_of_tensors_made_alike_written,
         _itself_without_gradient,

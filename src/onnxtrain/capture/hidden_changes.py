@@ -7,14 +7,13 @@ the new content, and the gradient of the old one.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
 from onnxtrain.capture.lowering.aliases import memory_of
 from onnxtrain.errors import CaptureError, SetUpError
@@ -73,19 +72,20 @@ def _recorded(whole: Tensor, tensor: Tensor, name: str) -> Tensor:
     raise hidden(name, "a part of a result, under torch.no_grad() or detached,")
 
 
-def write(target: Tensor, change: Callable[[], Any]) -> Any:
+def write(targets: Sequence[Tensor], change: Callable[[], Any]) -> Any:
     """What a change gives; the gradient of what is changed stays what it is: 1 for each element (0 where not finite).
 
     Args:
-        target: the tensor.
-        change: changes it, or what is in the same memory.
+        targets: the tensors.
+        change: changes them, or what is in the same memory.
     """
     with torch.enable_grad():
-        finite = torch.where(torch.isfinite(target), target, 0.0)
-        nothing = finite - finite.detach()
+        finite = [torch.where(torch.isfinite(target), target, 0.0) for target in targets]
+        nothing = [value - value.detach() for value in finite]
     made = change()
     with torch.enable_grad():
-        target.copy_(target.detach() + nothing)
+        for target, zeros in zip(targets, nothing, strict=True):
+            target.copy_(target.detach() + zeros)
     return made
 
 
@@ -117,7 +117,7 @@ def replace_data(tensor: Tensor, content: Tensor, detached: Sequence[weakref.ref
         if behind is None:
             tensor.copy_(content)
         else:
-            write(tensor, lambda: tensor.copy_(content))
+            write([tensor], lambda: tensor.copy_(content))
 
 
 def _refused_data(how: str) -> CaptureError:
@@ -180,8 +180,14 @@ def is_view_in_place(func: Callable[..., Any]) -> bool:
     return packet is not None and any(torch.Tag.inplace_view in getattr(packet, o).tags for o in packet.overloads())
 
 
-def is_in_place(func: Callable[..., Any]) -> bool:
-    """Whether a function writes to its first argument."""
+def tensors_written_by(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """The tensors that a function writes to: its first argument, or all in that, and ``out``."""
+    first = args[0] if args else kwargs.get("input", kwargs.get("self", kwargs.get("data")))
+    written = [first if _is_in_place(func) else None, kwargs.get("out")]
+    return [x for w in written for x in (w if isinstance(w, list | tuple) else [w]) if isinstance(x, Tensor)]
+
+
+def _is_in_place(func: Callable[..., Any]) -> bool:
     name = getattr(func, "__name__", "")
     if name.endswith("__"):  # augmented assignments of floats are methods such as add_
         return func is Tensor.__setitem__
@@ -203,8 +209,8 @@ class Overwritten(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        written = [args[:1] if is_in_place(func) or func == SET_DATA else (), (kwargs or {}).get("out")]
-        for tensor in (x for x in pytree.tree_leaves(written) if isinstance(x, Tensor) and x.layout == torch.strided):
+        written = args[:1] if func == SET_DATA else tensors_written_by(func, args, kwargs or {})
+        for tensor in (x for x in written if x.layout == torch.strided):
             place = tensor.untyped_storage().data_ptr()
             if place in self._tensors and place not in self._kept:
                 own = self._tensors[place]

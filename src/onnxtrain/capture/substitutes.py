@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,12 +23,12 @@ from onnxtrain.capture.hidden_changes import (
     changed_behind,
     hidden,
     history,
-    is_in_place,
     is_made_in_call,
     is_unnoticed,
     is_view_in_place,
     refuse_freezing,
     replace_data,
+    tensors_written_by,
     whole_of,
     write,
 )
@@ -103,32 +103,25 @@ class Substitutes(TorchFunctionMode):
             refuse_freezing(args[0], *args[1:], **kwargs)
         if func == SET_DATA:
             return replace_data(args[0], args[1], self._detached)
-        changed = _changed_by(func, args, kwargs)
-        if changed is not None:
-            behind = changed_behind(changed, self._detached, func.__name__)
-            if behind is not None:
-                return write(behind, lambda: _call(func, *args, **kwargs))
-        before = None if changed is None or _is_unwatched(func, changed) else history(changed)
+        written = tensors_written_by(func, args, kwargs)
+        behind = [t for w in written if (t := changed_behind(w, self._detached, func.__name__)) is not None]
+        if behind:
+            return write(behind, lambda: _call(func, *args, **kwargs))
+        before = [(w, history(w)) for w in written if not _is_unwatched(func, w)]
         made = _call(func, *args, **kwargs)
-        torch.autograd.graph.increment_version(_several_changed_by(func, args))
+        if _is_uncounted(func):
+            torch.autograd.graph.increment_version(written)
         self._elsewhere.made(made)
-        if changed is not None and before is not None and is_unnoticed(changed, before):
+        if any(is_unnoticed(*pair) for pair in before):
             raise hidden(func.__name__, "which has no gradient of its own,")
         if func in _DETACH and args[0].requires_grad:
             self._detached.append(weakref.ref(whole_of(args[0])))
         return made
 
 
-def _changed_by(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """The tensor that a function writes to: its first argument, which may be given by name; None where it does not."""
-    first = args[0] if args else kwargs.get("input", kwargs.get("data"))
-    return first if isinstance(first, Tensor) and is_in_place(func) else None
-
-
-def _several_changed_by(func: Callable[..., Any], args: Sequence[Any]) -> Sequence[Tensor]:
-    """The tensors that a ``_foreach_`` function writes to: without content, none of them counts it."""
-    several: Any = args[0] if args and is_in_place(func) else ()
-    return several if isinstance(several, list | tuple) else ()
+def _is_uncounted(func: Callable[..., Any]) -> bool:
+    """Whether tensors without content do not count that a function writes to them."""
+    return getattr(func, "__name__", "").startswith("_foreach_")
 
 
 def _call(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
