@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from parity import captures, pair, same_step
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence, pad_packed_sequence
 
 BACKENDS = ("torch", "onnxruntime")
 LAYERS = {
@@ -84,3 +85,88 @@ def test_training_follows_eager() -> None:
             optimizer.step()
             losses.append(loss.item())
         assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+class Packs(torch.nn.Module):
+    """A recurrent layer over sequences of several lengths."""
+
+    def __init__(self, kind: str, how: str, **settings: Any) -> None:
+        super().__init__()
+        self.layer, self.how = LAYERS[kind](3, 4, batch_first=True, **settings), how
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> Any:
+        """What the layer gives, by how it is used."""
+        if self.how == "sorted":
+            packed = pack_padded_sequence(x, lengths.sort(descending=True).values, batch_first=True)
+        else:
+            given = lengths.tolist() if self.how == "a list" else lengths.cpu()
+            packed = pack_padded_sequence(x, given, batch_first=True, enforce_sorted=False)
+        y, last = self.layer(packed)
+        if self.how == "data":
+            return y.data.sin(), y.batch_sizes, last
+        if self.how == "replaced":
+            y = PackedSequence(torch.tanh(y.data), y.batch_sizes, y.sorted_indices, y.unsorted_indices)
+        settings = {"a value": {"padding_value": -1.0}, "in full": {"total_length": x.shape[1], "batch_first": True}}
+        return *pad_packed_sequence(y, **settings.get(self.how, {"batch_first": True})), last
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("kind", "how", "settings"),
+    [
+        ("LSTM", "plain", {"bidirectional": True}),
+        ("GRU", "sorted", {"num_layers": 2, "bidirectional": True}),
+        ("RNN", "in full", {}),
+        ("LSTM", "a value", {"bias": False}),
+        ("GRU", "a list", {}),
+        ("LSTM", "data", {}),
+        ("GRU", "replaced", {}),
+    ],
+)
+def test_packed_sequences(kind: str, how: str, settings: dict[str, Any], backend: str) -> None:
+    wrapped, eager = pair(Packs(kind, how, **settings), backend=backend)
+    for steps, lengths in ((4, [3, 4]), (5, [1, 5, 2]), (3, [2]), (6, [2, 2, 2, 2]), (5, [4, 5, 2]), (7, [7, 1])):
+        x = torch.randn(len(lengths), steps, 3, requires_grad=True)
+        same_step(wrapped, eager, x, torch.tensor(lengths))
+    assert captures(wrapped) <= 5
+
+
+def test_packed_sequences_as_inputs() -> None:
+    class Given(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.GRU(3, 4)
+
+        def forward(self, sequences: PackedSequence) -> Any:
+            return self.layer(sequences)
+
+    wrapped, eager = pair(Given())
+    for lengths in ([3, 2], [4, 4, 1], [2, 1]):
+        given = pack_sequence([torch.randn(n, 3) for n in lengths])
+        same_step(wrapped, eager, given, loss=lambda output: output[0].data.square().sum())
+
+
+def test_lengths_in_another_order_raise_as_in_eager() -> None:
+    class Trusting(Packs):
+        def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> Any:
+            return self.layer(pack_padded_sequence(x, lengths, batch_first=True))[0].data
+
+    wrapped, _ = pair(Trusting("GRU", ""))
+    x = torch.randn(2, 4, 3)
+    wrapped(x, torch.tensor([4, 2]))
+    with pytest.raises(RuntimeError, match="sorted"):
+        wrapped(x, torch.tensor([2, 4]))
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_sequence_without_elements_keeps_its_state(kind: str) -> None:
+    """As the nodes do that ONNX writes out, in graphs that are no module's."""
+    from onnxtrain.execute.torch.lowerings import recurrent
+
+    torch.manual_seed(0)
+    width = 4 * {"RNN": 1, "GRU": 3, "LSTM": 4}[kind]
+    x, w, r, h = torch.randn(3, 2, 5), torch.randn(1, width, 5), torch.randn(1, width, 4), torch.randn(1, 2, 4)
+    chosen = recurrent.setting(kind, {"hidden_size": 4, **({"linear_before_reset": 1} if kind == "GRU" else {})})
+    y, last, *_ = recurrent._run(chosen, [x, w, r, None, torch.tensor([2, 0]), h, None, None], training=False)
+    torch.testing.assert_close(last[:, 1], h[:, 1])
+    assert not y[:, :, 1].any() and not y[2].any() and y[:2, :, 0].all()

@@ -13,7 +13,7 @@ from parity import captures, pair, same_step
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from onnxtrain import Options, ORTModule, check
-from onnxtrain.errors import ModuleError
+from onnxtrain.errors import CaptureError, ModuleError
 from onnxtrain.ortmodule.tensor_hooks import is_of_tensors_only
 
 
@@ -204,3 +204,64 @@ def test_checkpointing_with_input_gradients(frozen: bool, reentrant: bool) -> No
         same_step(wrapped, eager, input_ids=ids, labels=ids, loss=lambda output: output.loss)
     assert captures(wrapped) == 1
     wrapped.disable_input_require_grads()
+
+
+class Hooked(torch.nn.Module):
+    """Registers hooks of gradients."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.first, self.how = torch.nn.Linear(4, 4), how
+        self.seen: list[torch.Tensor] = []
+
+    def keep(self, gradient: torch.Tensor) -> None:
+        self.seen.append(gradient.clone())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        if self.how == "used before":
+            x = y.exp()
+        elif self.how == "of a view":
+            y = y[:, :2]
+        if self.how == "retained":
+            y.retain_grad()
+        elif self.how == "of an input":
+            x.register_hook(lambda g: g * 2)
+        elif self.how == "reads the call's":
+            mask = x > 0
+            y.register_hook(lambda g: g * mask)
+        elif y.requires_grad:
+            handle = y.register_hook(lambda g: g * 2)
+            if self.how == "removed":
+                handle.remove()
+            y.register_hook(self.keep)
+            y.register_hook(lambda g: g + 1)
+        if self.how == "written to":
+            y += 1
+            y[:, 0] *= 3
+        return (y.sin() * y).sum() + x.sum()
+
+
+@pytest.mark.parametrize("how", ["", "of a view", "written to"])
+def test_hooks_of_gradients_are_called_in_order(how: str) -> None:
+    wrapped, eager = pair(Hooked(how))
+    for rows in (5, 3, 1):
+        same_step(wrapped, eager, torch.randn(rows, 4, requires_grad=True))
+    torch.testing.assert_close(wrapped.seen, eager.seen)
+    assert len(eager.seen) == 3
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("used before", "used before"),
+        ("of an input", "an input or a parameter"),
+        ("reads the call's", "reads a tensor of the forward pass"),
+        ("removed", "removes a hook"),
+        ("retained", "keep its gradient"),
+    ],
+)
+def test_hooks_of_gradients_that_a_graph_cannot_call_are_refused(how: str, said: str) -> None:
+    with pytest.raises(CaptureError, match=said) as caught:
+        ORTModule(Hooked(how))(torch.randn(3, 4, requires_grad=True))
+    assert __file__ in caught.value.source and caught.value.cure

@@ -16,6 +16,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from onnxtrain.capture import (  # noqa: F401  (substitutes)
     autocast_functions,
     autograd_functions,
+    gradient_hooks,
     indexing,
     loss_functions,
     normalization_layers,

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from onnxtrain.capture.packed_sequences import are_known, rows_of
 from onnxtrain.capture.substitutes import of_nothing, substitute
 
 Tensor = torch.Tensor
@@ -19,7 +20,9 @@ def take(input: Tensor, index: Tensor) -> Any:
 
 @substitute(Tensor.__getitem__)
 def getitem(self: Tensor, index: Any) -> Any:
-    """All of it or nothing, under a condition; at a place beside several."""
+    """All of it or nothing, under a condition; at a place beside several; the first of batch sizes."""
+    if type(index) is int and index == 0 and are_known(self):
+        return rows_of(self)
     given = index if isinstance(index, tuple) else (index,)
     if any(map(_is_condition, given)):
         whole, places = _with_axes(self, given)

@@ -18,9 +18,9 @@ _ORDER = {"RNN": (0,), "GRU": (1, 0, 2), "LSTM": (0, 3, 1, 2)}  # ONNX's order o
 
 def _translate(target: Any, kind: str, settings: Mapping[str, Any]) -> None:
     @translation(target)
-    def layers(x, states, weights, has_biases, num_layers, dropout, train, bidirectional, batch_first) -> Any:
+    def layers(x, states, weights, lengths, has_biases, num_layers, dropout, train, bidirectional, batch_first) -> Any:
         options = (has_biases, num_layers, dropout, train, bidirectional, batch_first)
-        return _layers(kind, settings, x, states, weights, *options)
+        return _layers(kind, settings, x, states, weights, lengths, *options)
 
 
 own = torch.ops.onnxtrain
@@ -42,6 +42,7 @@ def _layers(
     x: Any,
     states: Sequence[Any],
     weights: Sequence[Any],
+    lengths: Any,
     has_biases: bool,
     layers: int,
     dropout: float,
@@ -56,12 +57,13 @@ def _layers(
     settings = {k: v * directions if isinstance(v, list) else v for k, v in settings.items()}
     attributes = {**settings, "hidden_size": hidden, "direction": "bidirectional" if bidirectional else "forward"}
     x = op.Transpose(x, perm=[1, 0, 2]) if batch_first else x
+    lengths = None if lengths is None else op.Cast(lengths, to=ir.DataType.INT32)
     last: list[list[Any]] = []
     for layer in range(layers):
         first = layer * directions
         own = [weights[(first + d) * count : (first + d + 1) * count] for d in range(directions)]
         rows = [op.Slice(s, [first], [first + directions], [0]) if layers > 1 else s for s in states]
-        operands = [x, *_weights(kind, own, hidden), None, *rows]
+        operands = [x, *_weights(kind, own, hidden), lengths, *rows]
         y, *ends = record_node(kind, operands, attributes, outputs=1 + len(states), domain="")
         last.append(ends)
         x = op.Reshape(op.Transpose(y, perm=[0, 2, 1, 3]), [0, 0, directions * hidden])

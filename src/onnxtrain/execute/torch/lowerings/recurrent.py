@@ -7,6 +7,7 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from onnxtrain.execute.torch.registry import lowering
 from onnxtrain.ir.graphs import DOMAIN
@@ -15,6 +16,12 @@ from onnxtrain.ir.recurrent import Setting, setting
 Tensor = torch.Tensor
 _GATES = {"RNN": (0,), "GRU": (1, 0, 2), "LSTM": (0, 2, 3, 1)}  # torch's order in terms of ONNX's
 _LENGTHS, _PEEPHOLES = 4, 7
+_LAYERS: dict[tuple[str, bool], Any] = {  # by kind, and whether its activation is Relu
+    ("RNN", False): torch.rnn_tanh,
+    ("RNN", True): torch.rnn_relu,
+    ("GRU", False): torch.gru,
+    ("LSTM", False): torch.lstm,
+}
 
 
 def is_fused(node: ir.Node) -> bool:
@@ -23,8 +30,11 @@ def is_fused(node: ir.Node) -> bool:
     if kind not in _GATES:
         return False
     chosen = setting(kind, {name: a.value for name, a in node.attributes.items()})
-    missing = all(i >= len(node.inputs) or node.inputs[i] is None for i in (_LENGTHS, _PEEPHOLES))
-    return missing and chosen.plain and (kind != "GRU" or bool(chosen.linear_before_reset))
+    has_lengths, has_peepholes = (i < len(node.inputs) and node.inputs[i] is not None for i in (_LENGTHS, _PEEPHOLES))
+    is_backwards = chosen.directions == (True,)
+    if has_peepholes or (has_lengths and is_backwards):
+        return False
+    return chosen.plain and (kind != "GRU" or bool(chosen.linear_before_reset))
 
 
 def _register(kind: str) -> None:
@@ -54,7 +64,7 @@ for _kind in _GATES:
 
 
 def _run(chosen: Setting, inputs: Sequence[Tensor | None], training: bool) -> tuple[Tensor, ...]:
-    x, w, r, b, _, h, c, _ = inputs
+    x, w, r, b, lengths, h, c, _ = inputs
     assert x is not None and w is not None and r is not None
     if chosen.layout:
         x, h, c = (None if v is None else v.transpose(0, 1) for v in (x, h, c))
@@ -64,19 +74,29 @@ def _run(chosen: Setting, inputs: Sequence[Tensor | None], training: bool) -> tu
     count, hidden = len(chosen.directions), r.shape[-1]
     weights = [v for i in range(count) for v in _parameters(chosen.kind, i, w, r, b)]
     h = x.new_zeros(count, x.shape[1], hidden) if h is None else h
-    rest = (weights, b is not None, 1, 0.0, training, count == 2, False)
+    rest = (weights, b is not None, 1, 0.0, training, count == 2)
+    state: Any = h
     if chosen.kind == "LSTM":
-        c = x.new_zeros(count, x.shape[1], hidden) if c is None else c
-        y, *states = torch.lstm(x, (h, c), *rest)
-    elif chosen.kind == "GRU":
-        y, *states = torch.gru(x, h, *rest)
-    else:
-        y, *states = (torch.rnn_relu if chosen.names == ("Relu",) else torch.rnn_tanh)(x, h, *rest)
+        state = h, x.new_zeros(count, x.shape[1], hidden) if c is None else c
+    layer = _LAYERS[chosen.kind, chosen.names == ("Relu",)]
+    y, *states = layer(x, state, *rest, False) if lengths is None else _run_packed(layer, x, lengths, state, rest)
     y = y.view(*y.shape[:2], count, hidden)
     y = y.flip(0) if alone else y
     if chosen.layout:
         return y.transpose(0, 1), *(s.transpose(0, 1) for s in states)
     return y.transpose(1, 2), *states
+
+
+def _run_packed(layer: Any, x: Tensor, lengths: Tensor, state: Any, rest: Sequence[Any]) -> tuple[Tensor, ...]:
+    """A layer on the elements that are no padding; a sequence without any keeps its state."""
+    packed = pack_padded_sequence(x, lengths.cpu().clamp(min=1), enforce_sorted=False)
+    order, back = packed.sorted_indices, packed.unsorted_indices
+    given = state[:, order] if isinstance(state, Tensor) else tuple(s[:, order] for s in state)
+    data, *ends = layer(packed.data, packed.batch_sizes, given, *rest)
+    y, _ = pad_packed_sequence(packed._replace(data=data), total_length=x.shape[0])
+    some = (lengths > 0)[:, None]
+    before = [state] if isinstance(state, Tensor) else state
+    return torch.where(some, y, 0), *(torch.where(some, end[:, back], s) for end, s in zip(ends, before, strict=True))
 
 
 def _parameters(kind: str, index: int, w: Tensor, r: Tensor, b: Tensor | None) -> list[Tensor]:

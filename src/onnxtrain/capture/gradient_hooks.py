@@ -1,0 +1,122 @@
+"""``tensor.register_hook`` within a forward pass: the hook is called with the gradient in each backward pass."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import torch
+from torch._subclasses import FakeTensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.utils import _pytree as pytree
+
+from onnxtrain.capture.hidden_changes import whole_of
+from onnxtrain.capture.substitutes import substitute
+from onnxtrain.errors import CaptureError
+
+Tensor = torch.Tensor
+Hooks: TypeAlias = list[Callable[[Tensor], Tensor | None]]
+_HOOKS = "_onnxtrain_hooks"  # the attribute of a tensor that has some
+
+
+class GradientHook(torch.autograd.Function):
+    """The tensor itself, whose gradient passes through hooks: recorded as any class of the user's own is."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, hooks: Hooks) -> Tensor:
+        """The tensor."""
+        ctx.hooks = hooks
+        ctx.mark_dirty(tensor)
+        return tensor
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        """What the hooks return, in the order of their registration; one that returns nothing changes nothing."""
+        gradient = gradients[0]
+        for hook in ctx.hooks:
+            made = hook(gradient)
+            gradient = gradient if made is None else made
+        return gradient, None
+
+
+class _Handle:
+    """What is returned in the place of torch's handle."""
+
+    def remove(self) -> None:
+        """Refused: the hook is in the graph.
+
+        Raises:
+            CaptureError: always.
+        """
+        raise CaptureError(
+            "the forward pass removes a hook of a tensor's gradient", cure="leave it: the next call has another tensor"
+        )
+
+
+@substitute(Tensor.register_hook)
+def register_hook(self: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Any:
+    """Part of the graph, where it is registered before the tensor is used.
+
+    Raises:
+        CaptureError: the tensor was used before, is an input or a parameter, or the hook reads others of the call.
+    """
+    if not self.requires_grad:
+        return NotImplemented
+    if self.is_leaf:
+        raise _refused("of an input or a parameter", "register it outside of the module, once")
+    if any(isinstance(x, FakeTensor) for x in pytree.tree_leaves(list(_held_by(hook)))):
+        raise _refused("that reads a tensor of the forward pass", "write a torch.autograd.Function that saves it")
+    if hooks := getattr(self, _HOOKS, None):
+        hooks.append(hook)
+        return _Handle()
+    if _is_used(self):
+        raise _refused("of a tensor that was used before", "register it where the tensor is computed")
+    setattr(self, _HOOKS, [hook])
+    GradientHook.apply(self, getattr(self, _HOOKS))
+    return _Handle()
+
+
+@substitute(Tensor.retain_grad)
+def retain_grad(self: Tensor) -> Any:
+    """Refused but for leaves, which keep their gradient anyway.
+
+    Raises:
+        CaptureError: it is a result.
+    """
+    if self.is_leaf or not self.requires_grad:
+        return NotImplemented
+    raise CaptureError(
+        "the forward pass lets a result keep its gradient, which a graph does not have",
+        cure="take it in a hook, h.register_hook(self.gradients.append), or from torch.autograd.grad",
+    )
+
+
+def _is_used(tensor: Tensor) -> bool:
+    """Whether something was computed from a tensor, or from what it is a view of: all but the view itself."""
+    mode: Any = get_proxy_mode()
+    if mode is None:
+        return False
+    known = [mode.tracer.tensor_tracker.get(t) for t in (tensor, whole_of(tensor))]
+    own, whole = (None if slot is None else slot.proxy.node for slot in known)
+    within, waiting = set(), [own]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in within:
+            within.add(node)
+            waiting += node.all_input_nodes if node is not whole else ()
+    users = [u for node in (own, whole) if node is not None for u in node.users]
+    return any(isinstance(u.meta.get("val"), Tensor) and u not in within for u in users)
+
+
+def _held_by(hook: Any) -> Iterator[Any]:
+    """What a function holds: what it closes over, defaults, and what was bound to it."""
+    if isinstance(hook, functools.partial):
+        yield from (hook.args, hook.keywords, *_held_by(hook.func))
+    for cell in getattr(hook, "__closure__", None) or ():
+        yield cell.cell_contents
+    yield from (getattr(hook, "__defaults__", None), getattr(hook, "__self__", None))
+
+
+def _refused(what: str, cure: str) -> CaptureError:
+    return CaptureError(f"the forward pass registers a hook for the gradient {what}", cure=cure)
