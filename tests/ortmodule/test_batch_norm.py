@@ -149,3 +149,22 @@ def test_one_sample_has_its_gradient_in_any_order(norm: torch.nn.Module) -> None
             values.append((wrapped(x) * factors).sum())
             weight -= sign * step
     torch.testing.assert_close((weight.grad * step).sum(), (values[0] - values[1]) / 2, rtol=1e-5, atol=1e-12)
+
+
+class Tells(torch.nn.Module):
+    """Returns what it has gathered, and computes with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = self.norm(x)
+        return (y - self.norm.running_mean).sin(), self.norm.running_mean, self.norm.running_var[None]
+
+
+def test_statistics_that_are_read_have_no_gradient() -> None:
+    wrapped, eager = pair(Tells())
+    for rows in (3, 5):
+        ours, theirs = same_step(wrapped, eager, torch.randn(rows, 4, requires_grad=True))
+        assert [y.requires_grad for y in ours] == [y.requires_grad for y in theirs] == [True, False, False]

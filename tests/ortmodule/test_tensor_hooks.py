@@ -152,7 +152,7 @@ REFUSED: dict[str, Callable[..., Any]] = {
     "the module by a name": renamed,
     "the module's flags": lambda module, args, output: module.requires_grad_(False),
     "other attributes": lambda module, args, output: output * module.gain,
-    "other modules": lambda module, args, output: module(output),
+    "other modules": lambda module, args, output: torch.nn.Tanh()(output),
     "a number of a tensor": lambda module, args, output: output * output.max().item(),
     "a gradient hook": lambda module, args, output: output.register_hook(print),
     "a saved gradient": lambda module, args, output: output.retain_grad(),

@@ -44,6 +44,7 @@ _CHECKS = frozenset(
 _GRADIENTS, _AUTOCAST = torch.ops.higher_order.wrap_with_set_grad_enabled, torch.ops.higher_order.wrap_with_autocast
 _FILLED = ("normal_", "uniform_", "random_", "exponential_", "geometric_", "cauchy_", "log_normal_", "bernoulli_")
 _OVERWRITTEN = (*_FILLED, "fill_", "zero_", "copy_")  # nothing is left, yet it requires a gradient if it did: of zeros
+_KEEPING = frozenset((_ops.batch_norm.default, _ops.clone.default))  # what reads statistics where nobody else does
 _SAME = {_ops.item.default: _ops._local_scalar_dense.default}  # taken apart, an item would be another number
 
 
@@ -303,8 +304,10 @@ class Lowering:
         made = self._issue(_ops._native_batch_norm_legit_functional.default, given, {})
         result, mean, variance = (self._writer.part(made, i) for i in (0, 3, 4))
         aliases.add(node, result)
-        aliases.write(named["running_mean"], mean)
-        aliases.write(named["running_var"], variance)
+        for statistic, moved in (("running_mean", mean), ("running_var", variance)):
+            buffer = named[statistic]
+            is_read = any(user.target not in _KEEPING for user in buffer.users)  # which has no gradient
+            aliases.write(buffer, self._stopped(moved) if is_read else moved)
 
 
 @contextlib.contextmanager
