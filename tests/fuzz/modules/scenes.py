@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -93,12 +94,12 @@ class Scenes:
             self._spaces.append(space)
 
     def _run(self, statement: str, seeded: bool = False) -> None:
+        """Run a statement at all sizes; what it draws is the same each time, also where it is run again."""
         code = compile(statement, "<statement>", "exec")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for space in self._spaces:
-                if seeded:
-                    torch.manual_seed(len(self.initial))
+                torch.manual_seed(zlib.crc32(statement.encode()))
                 exec(code, space)
                 if seeded:
                     space["self"].to(getattr(torch, self.real))
