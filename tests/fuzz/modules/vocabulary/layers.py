@@ -144,7 +144,6 @@ FAMILIES: dict[str, tuple[str | tuple[str, ...], ...]] = {
         ("with torch.no_grad():\n    for slow, fast in zip({layer}.parameters(), {layer2}.parameters()):\n        slow.mul_(0.9).add_(fast, alpha=0.1)\n{o} = {layer}({f}) + {layer2}({0})", *_FOLLOWING),
         ("for slow, fast in zip({layer}.parameters(), {layer2}.parameters()):\n    slow.data = slow.data * 0.9 + fast.data * 0.1\n{o} = {layer}({f}) + {layer2}({0})", *_FOLLOWING),
         ("with torch.no_grad():\n    torch._foreach_lerp_(list({layer}.parameters()), list({layer2}.parameters()), 0.1)\n{o} = {layer}({f}) * {layer2}({0})", *_FOLLOWING),
-        ("{o} = {layer}({f}) + {layer2}({0})\nfor slow, fast in zip({layer}.parameters(), {layer2}.parameters()):\n    slow.data.copy_(fast)", *_FOLLOWING),
         ("{o} = {f} * {layer}\n{layer} = {0}.detach().flatten(0, -2).mean(0)", _STATISTICS),
         ("{o}, {layer} = {layer}, {f}.detach().flatten(0, -2).mean(0)\n{o2} = {0} - {o}", _STATISTICS),
         ("{layer}[int({layer2}) % 4] = {f}.detach().mean()\n{layer2}[0] = (int({layer2}) + 1) % 4\n{o} = {0} * {layer}.sum()", "self.register_buffer('{name}', torch.zeros(4))", "{layer2} = nn.Buffer(torch.zeros(1, dtype=torch.long))"),
