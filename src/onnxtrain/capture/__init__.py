@@ -18,6 +18,7 @@ from onnxtrain.capture.attribute_reads import (
     is_array,
     is_collection,
     is_number,
+    is_scalar,
     owners_of,
 )
 from onnxtrain.capture.autocast import Autocast
@@ -247,6 +248,7 @@ __all__ = [
     "is_batch",
     "is_collection",
     "is_number",
+    "is_scalar",
     "is_spot_check",
     "leave",
     "register_custom_function_schema_supplementary",

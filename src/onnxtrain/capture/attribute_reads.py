@@ -144,14 +144,19 @@ def is_collection(value: Any) -> bool:
     return isinstance(value, _COLLECTIONS) or is_array(value)
 
 
+def is_scalar(value: Any) -> bool:
+    """Whether a value is a number or a truth value."""
+    return isinstance(value, int | float)
+
+
 def is_number(value: Any) -> bool:
     """Whether a value is a number, and no truth value."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return is_scalar(value) and not isinstance(value, bool)
 
 
 def _may_change(value: Any) -> bool:
     """Whether a call may leave something in a value, or another one in its place."""
-    return is_collection(value) or isinstance(value, bool | int | float | torch.Tensor)
+    return is_collection(value) or is_scalar(value) or isinstance(value, torch.Tensor)
 
 
 def is_array(value: Any) -> bool:

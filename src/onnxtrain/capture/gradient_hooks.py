@@ -72,8 +72,9 @@ def register_hook(self: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Any:
         return _Handle()
     if _is_used(self):
         raise _refused("of a tensor that was used before", "register it where the tensor is computed")
-    setattr(self, _HOOKS, [hook])
-    GradientHook.apply(self, getattr(self, _HOOKS))
+    hooks = [hook]
+    setattr(self, _HOOKS, hooks)
+    GradientHook.apply(self, hooks)
     return _Handle()
 
 

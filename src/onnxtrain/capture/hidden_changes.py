@@ -190,7 +190,7 @@ def tensors_written_by(func: Callable[..., Any], args: Sequence[Any], kwargs: Ma
 def _is_in_place(func: Callable[..., Any]) -> bool:
     name = getattr(func, "__name__", "")
     if name.endswith("__"):  # augmented assignments of floats are methods such as add_
-        return func is Tensor.__setitem__
+        return func in (Tensor.__setitem__, SET_DATA)
     return name.endswith("_") and name not in _HARMLESS
 
 
@@ -209,8 +209,7 @@ class Overwritten(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        written = args[:1] if func == SET_DATA else tensors_written_by(func, args, kwargs or {})
-        for tensor in (x for x in written if x.layout == torch.strided):
+        for tensor in (x for x in tensors_written_by(func, args, kwargs or {}) if x.layout == torch.strided):
             place = tensor.untyped_storage().data_ptr()
             if place in self._tensors and place not in self._kept:
                 own = self._tensors[place]

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from onnxtrain.capture.attribute_reads import Attribute, Reads, can_be_watched, is_number
+from onnxtrain.capture.attribute_reads import Attribute, Reads, can_be_watched, is_number, is_scalar
 from onnxtrain.capture.schema import SYMBOLS, flatten
 from onnxtrain.errors import CaptureError, NumberError, SetUpError, UnsupportedDataError
 
@@ -133,7 +133,7 @@ class Watch:
             for name, new in module.__dict__.items():
                 if name in self._ignored:
                     continue
-                if isinstance(new, bool | int | float) and reads is not None and reads.is_forgotten(module, name):
+                if is_scalar(new) and reads is not None and reads.is_forgotten(module, name):
                     left[Place(path, name, Kind.SET)] = new  # be it what it was: other calls may set another one
                 else:
                     left |= self._left(module, path, name, before.get(name, _ABSENT), new)

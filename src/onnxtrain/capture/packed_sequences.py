@@ -83,7 +83,16 @@ def _inside(batch_sizes: Tensor, rows: Any, device: torch.device) -> Tensor:
     return torch.arange(rows, device=device) < batch_sizes.to(device)[:, None]
 
 
-def expected_state(layer: torch.nn.RNNBase, width: int, input: Tensor, batch_sizes: Tensor | None) -> Any:
-    """The size of a state that a recurrent layer asks for."""
+def hidden_size(self: torch.nn.RNNBase, input: Tensor, batch_sizes: Tensor | None) -> Any:
+    """The size of a hidden state that a recurrent layer asks for."""
+    return _state_size(self, self.proj_size or self.hidden_size, input, batch_sizes)
+
+
+def cell_size(self: torch.nn.LSTM, input: Tensor, batch_sizes: Tensor | None) -> Any:
+    """The size of a cell state that an LSTM asks for."""
+    return _state_size(self, self.hidden_size, input, batch_sizes)
+
+
+def _state_size(layer: torch.nn.RNNBase, width: int, input: Tensor, batch_sizes: Tensor | None) -> Any:
     rows = input.shape[0 if layer.batch_first else 1] if batch_sizes is None else rows_of(batch_sizes)
     return layer.num_layers * (2 if layer.bidirectional else 1), rows, width

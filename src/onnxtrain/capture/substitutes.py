@@ -57,19 +57,11 @@ def _one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     return _ONE_HOT(tensor, int(tensor.max()) + 1 if num_classes == -1 else num_classes)
 
 
-def _hidden_size(self: torch.nn.RNNBase, input: Tensor, batch_sizes: Tensor | None) -> Any:
-    return packed_sequences.expected_state(self, self.proj_size or self.hidden_size, input, batch_sizes)
-
-
-def _cell_size(self: torch.nn.LSTM, input: Tensor, batch_sizes: Tensor | None) -> Any:
-    return packed_sequences.expected_state(self, self.hidden_size, input, batch_sizes)
-
-
 _UNSEEN: tuple[tuple[Any, str, Any], ...] = (
     (torch._VF, "_pack_padded_sequence", packed_sequences.pack),
     (torch._VF, "_pad_packed_sequence", packed_sequences.pad),
-    (torch.nn.RNNBase, "get_expected_hidden_size", _hidden_size),
-    (torch.nn.LSTM, "get_expected_cell_size", _cell_size),
+    (torch.nn.RNNBase, "get_expected_hidden_size", packed_sequences.hidden_size),
+    (torch.nn.LSTM, "get_expected_cell_size", packed_sequences.cell_size),
     (torch.nn.modules.transformer, "_detect_is_causal_mask", _is_causal),
     (F, "one_hot", _one_hot),
     (torch.distributions.Distribution, "_validate_args", False),  # whether parameters and samples are looked at

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from onnxtrain.capture import OWN, Autocast, Captured, Kind, Numbers, Schema, configurations, flatten
+from onnxtrain.capture import OWN, Autocast, Captured, Kind, Numbers, Schema, configurations, flatten, is_scalar
 from onnxtrain.ir import shapes
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -191,6 +191,8 @@ class Inspector:
         Unless a graph reads them.
         """
         self._read |= captured.read
+        if not captured.left and not self._left:
+            return
         for place in captured.left:
             table = vars(self.module.get_submodule(place.path))
             if place.kind is Kind.SET:
@@ -214,7 +216,7 @@ class Inspector:
         """Whether an attribute of a module or of a configuration is compared."""
         if name in OWN or name in self._ignored or name in _stamps(owner) or not _is_comparable(value):
             return False
-        return not (isinstance(value, bool | int | float) and self._is_only_left(owner, name))
+        return not (is_scalar(value) and self._is_only_left(owner, name))
 
     def _is_only_left(self, owner: Any, name: str) -> bool:
         """Whether graphs set an attribute and none of them reads it."""

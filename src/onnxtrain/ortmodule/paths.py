@@ -47,15 +47,18 @@ def varying(paths: Iterable[Path], answers: Answers) -> frozenset[Key]:
     found = {key for key, seen in now.items() if key[0] in _FLOATS and any(isinstance(a, float) for a in seen)}
     for path in paths:
         for look in path.looks:
-            is_number = look.kind in _NUMBERS and type(look.answer) is int
-            if is_number and look.answer not in now.get(look.key, [look.answer]):
+            if _is_integer(look) and look.answer not in now.get(look.key, [look.answer]):
                 found.add(look.key)
     return frozenset(found)
 
 
 def integers(answers: Answers) -> frozenset[Key]:
     """The looks that see integers."""
-    return frozenset(look.key for look in answers.looks if look.kind in _NUMBERS and type(look.answer) is int)
+    return frozenset(look.key for look in answers.looks if _is_integer(look))
+
+
+def _is_integer(look: Look) -> bool:
+    return look.kind in _NUMBERS and type(look.answer) is int
 
 
 def too_many(name: str, paths: Sequence[Path]) -> str:

@@ -301,8 +301,9 @@ class Sessions:
         try:
             return self._record(call, args, kwargs, answers)
         except NumberError as error:  # a graph leaves it at each call where it may be any
-            with contextlib.suppress(CaptureError):
-                return self._record(call, args, kwargs, dataclasses.replace(answers, free=integers(answers)))
+            if free := integers(answers):
+                with contextlib.suppress(CaptureError):
+                    return self._record(call, args, kwargs, dataclasses.replace(answers, free=free))
             raise error from None
 
     def _known(self, call: Call, answers: Answers) -> Entry | None:
