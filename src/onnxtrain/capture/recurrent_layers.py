@@ -17,22 +17,19 @@ Tensor = torch.Tensor
 _SETTINGS = "bool has_biases, int num_layers, float dropout, bool train, bool bidirectional, bool batch_first"
 
 
-def _is_plain(kind: str, args: Sequence[Any]) -> bool:
-    """Whether a call is neither of a packed sequence (its second argument is the batch sizes) nor with projections."""
-    if len(args) != 9 or isinstance(args[2], Tensor) or isinstance(args[1], Tensor) == (kind == "lstm"):
-        return False
-    return not _has_projections(args[2], args[3], args[4], args[7])
-
-
-def _is_packed(kind: str, args: Sequence[Any]) -> bool:
-    """Whether a call is one of a packed sequence, without projections."""
-    if len(args) != 9 or not isinstance(args[1], Tensor) or isinstance(args[2], Tensor) == (kind == "lstm"):
-        return False
-    return not isinstance(args[3], Tensor | bool) and not _has_projections(args[3], args[4], args[5], args[8])
-
-
-def _has_projections(weights: Sequence[Tensor], has_biases: bool, layers: int, bidirectional: bool) -> bool:
-    return len(weights) != layers * (2 if bidirectional else 1) * (4 if has_biases else 2)
+def _parts(args: Sequence[Any]) -> tuple[Tensor | None, list[Tensor], list[Tensor], list[Any]] | None:
+    """The batch sizes of a packed sequence (None of a padded one), states, weights, settings; None with projections."""
+    is_packed = not isinstance(args[3], bool)
+    states, weights, *settings = args[2:] if is_packed else args[1:]
+    has_biases, layers, *_, bidirectional = settings if is_packed else settings[:-1]
+    if len(weights) != layers * (2 if bidirectional else 1) * (4 if has_biases else 2):
+        return None
+    return (
+        args[1] if is_packed else None,
+        [states] if isinstance(states, Tensor) else list(states),
+        list(weights),
+        settings,
+    )
 
 
 def _define(kind: str, states: int) -> None:
@@ -64,20 +61,16 @@ def _define(kind: str, states: int) -> None:
     @substitute(getattr(torch, kind))
     def whole(*args: Any, **kwargs: Any) -> Any:
         """The operator of ours, which knows its shapes."""
-        own = getattr(torch.ops.onnxtrain, kind)
-        if not kwargs and _is_plain(kind, args):
-            return tuple(own(args[0], _states(args[1]), list(args[2]), None, *args[3:]))
-        if kwargs or not _is_packed(kind, args):
+        parts = None if kwargs or len(args) != 9 else _parts(args)
+        if parts is None:
             return NotImplemented
-        data, sizes, states = args[0], args[1], _states(args[2])
+        (sizes, states, weights, settings), own = parts, getattr(torch.ops.onnxtrain, kind)
+        if sizes is None:
+            return tuple(own(args[0], states, weights, None, *settings))
         rows = states[0].shape[1]
-        x, lengths = unpacked(data, sizes, rows)
-        y, *ends = own(x, states, list(args[3]), lengths, *args[4:], False)
-        return packed_like(y, sizes, rows, data), *ends
-
-
-def _states(given: Any) -> list[Tensor]:
-    return [given] if isinstance(given, Tensor) else list(given)
+        x, lengths = unpacked(args[0], sizes, rows)
+        y, *ends = own(x, states, weights, lengths, *settings, False)
+        return packed_like(y, sizes, rows, args[0]), *ends
 
 
 for _kind, _count in {"lstm": 2, "gru": 1, "rnn_tanh": 1, "rnn_relu": 1}.items():
