@@ -104,3 +104,31 @@ def test_huber_loss_of_two_types_is_of_the_inputs(reduction: str) -> None:
     wrapped, eager = pair(Calls(lambda x, y: F.huber_loss(x, y, reduction=reduction, delta=0.7)))
     given = torch.randn(5), torch.randn(5, dtype=torch.float64)
     torch.testing.assert_close(wrapped(*given), eager(*given))
+
+
+class Similarity(torch.nn.Module):
+    """Of rows of any length, as torch has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.rand(3))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        rows = x * self.weight
+        of_module = torch.nn.CosineSimilarity(-1, eps=1e-6)(rows, y[0])
+        return F.cosine_similarity(rows, y, -1) + of_module + torch.cosine_similarity(rows, rows.flip(0), dim=1)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-7, 1e-8, 1e-9, 1e-12, 0.0, 1e200])
+def test_similarity_of_short_rows_has_the_gradient_of_torch(scale: float) -> None:
+    wrapped, eager = pair(Similarity().double())
+    for rows in (4, 2):
+        x, y = torch.randn(2, rows, 3, dtype=torch.float64) * torch.tensor([scale, 1.0]).view(2, 1, 1)
+        found = []
+        for model in (wrapped, eager):
+            model.zero_grad()
+            given = x.clone().requires_grad_()
+            made = model(given, y)
+            made.sum().backward()
+            found.append([made.detach(), given.grad, *(p.grad for p in model.parameters())])
+        torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-12, equal_nan=True)

@@ -1,4 +1,4 @@
-"""``torch.autograd.grad`` within a forward pass is part of the graph, and is differentiated as the rest of it."""
+"""``torch.autograd.grad`` and ``torch.func`` within a forward pass are part of the graph, and differentiated as it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 from parity import captures, pair
 from torch import nn
+from torch.func import functional_call, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 from onnxtrain import ORTModule
 from onnxtrain.errors import CaptureError, GradientError
@@ -115,6 +116,54 @@ def transformed(m: Net, x: Tensor) -> Any:
     return torch.stack([p.square().sum() for p in parts]).sum() + apart.mean(), apart
 
 
+def of_each_row(m: Net, x: Tensor) -> Any:
+    """Slopes and their slopes, of one variable and of all."""
+    u = lambda t, y, z: m.net(torch.stack([t, y, z])).squeeze()  # noqa: E731
+    t, y, z = x.unbind(1)
+    residual = vmap(torch.func.grad(u))(t, y, z) - vmap(torch.func.grad(torch.func.grad(u, 1), 1))(t, y, z)
+    slopes, values = vmap(torch.func.grad_and_value(lambda a: m.net(a).sum()))(x)
+    with torch.no_grad():
+        apart = vmap(torch.func.grad(lambda a: m.net(a).sum()))(x)
+    return residual.square().mean() + (slopes.sum(-1) * values).sum() + (apart * x).sum(), apart
+
+
+def norms_of_weights(m: Net, x: Tensor) -> Any:
+    """The gradients of each example apart."""
+    weights = dict(m.net.named_parameters())
+    loss = lambda w, a: functional_call(m.net, w, (a,)).square().sum()  # noqa: E731
+    each = vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, x)
+    return sum(g.flatten(1).norm(dim=1).sum() for g in each.values())
+
+
+def curvature(m: Net, x: Tensor) -> Any:
+    """Laplacians in three ways, and a product with the Hessian."""
+    f = lambda a: m.net(a).sum()  # noqa: E731
+    traces = vmap(lambda a: jacrev(torch.func.grad(f))(a).trace())(x)
+    also = vmap(hessian(f))(x).diagonal(dim1=1, dim2=2).sum(1) * m.scale
+    forward = vmap(jacfwd(jacfwd(f)))(x).square().sum()
+    _, product = jvp(torch.func.grad(f), (x,), (x.cos(),))
+    each = vmap(lambda a, v: jvp(torch.func.grad(f), (a,), (v,))[1])(x, x.sin())
+    return traces.square().mean() + also.mean() + forward + (product * each).sum(), traces
+
+
+def jacobians(m: Net, x: Tensor) -> Any:
+    of_row = jacrev(lambda a: (a.sin() * m.scale, {"sum": m.net(a).sum()}))(x[0])
+    of_both = jacrev(lambda a, b: (a * b).tanh() * m.scale, argnums=(0, 1), chunk_size=1)(x[0], x[1])
+    of_each = vmap(jacrev(lambda a: torch.cat([m.net(a), a * m.scale])))(x)
+    of_all, aux = jacfwd(lambda a: (m.net(a), a.exp()), has_aux=True)(x)
+    parts = (of_row[0], of_row[1]["sum"], *of_both, of_each, of_all, aux)
+    return torch.stack([p.square().sum() for p in parts]).sum(), of_each
+
+
+def products(m: Net, x: Tensor) -> Any:
+    y, back, aux = vjp(lambda a, s: (m.net(a) * s, a * 2), x, m.scale, has_aux=True)
+    dx, ds = back(y)
+    value, pushed = jvp(lambda a: {"y": m.net(a)}, (x,), (dx,))
+    rows = m.net[0](x[0])
+    (several,) = grad(rows, x, torch.eye(8).to(x), is_grads_batched=True, create_graph=True)
+    return (dx * aux).sum() + ds * (value["y"] * pushed["y"]).sum() + several.square().sum()
+
+
 class Block(nn.Module):
     """Attention, normalization and convolution."""
 
@@ -130,6 +179,7 @@ class Block(nn.Module):
 
 
 PROGRAMS = [forces, of_a_copy, equation, penalty, inner_step, detached, of_several, unused, transformed]
+PROGRAMS += [of_each_row, norms_of_weights, curvature, jacobians, products]
 
 
 def outcome(model: nn.Module, x: Tensor) -> tuple[list[Tensor], list[Tensor | None]]:
@@ -210,12 +260,28 @@ def test_an_input_that_is_not_used() -> None:
     assert "allow_unused" in caught.value.cure and Path(__file__).name in caught.value.source
 
 
-def test_several_at_once_are_refused() -> None:
-    def program(m: Net, x: Tensor) -> Any:
-        return grad(m.net(x), m.scale, torch.eye(4)[..., None], is_grads_batched=True)[0]
+def dual(m: Net, x: Tensor) -> Any:
+    with torch.autograd.forward_ad.dual_level():
+        y = m.net(torch.autograd.forward_ad.make_dual(x, torch.ones_like(x)))
+        return torch.autograd.forward_ad.unpack_dual(y).tangent
 
-    with pytest.raises(CaptureError, match="is_grads_batched"):
-        ORTModule(Net(program))(torch.randn(4, 3))
+
+def of_what_is_the_same(m: Net, x: Tensor) -> Any:
+    y = m.net(x)
+    return vmap(lambda dy: grad(y, x, dy)[0])(torch.ones(3, *y.shape))
+
+
+@pytest.mark.parametrize(
+    ("program", "what", "cure"),
+    [
+        (dual, "forward-mode automatic differentiation", "torch.func.jvp"),
+        (of_what_is_the_same, "the same for all elements", "torch.func.grad"),
+    ],
+)
+def test_what_is_refused(program: Callable[[Net, Tensor], Any], what: str, cure: str) -> None:
+    with pytest.raises(CaptureError, match=what) as caught:
+        ORTModule(Net(program))(torch.randn(4, 3, requires_grad=True))
+    assert cure in caught.value.cure and Path(__file__).name in caught.value.source
 
 
 @pytest.mark.parametrize("call", [lambda y: y.backward(), torch.autograd.backward])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -99,3 +100,55 @@ def test_dropout_of_other_kinds_draws_as_eager(draw: Callable[..., torch.Tensor]
     expected = eager(x)
     torch.manual_seed(3)
     torch.testing.assert_close(wrapped(x), expected, rtol=0, atol=0)
+
+
+def drops(x: torch.Tensor) -> None:
+    F.dropout(x, 0.3).sum()
+    F.gumbel_softmax(x)
+
+
+def samples(x: torch.Tensor) -> None:
+    torch.bernoulli(torch.full_like(x, 0.5))
+    torch.randperm(x.shape[0])
+    torch.multinomial(torch.ones(5), 2)
+    x.clone().normal_()
+
+
+def normal(x: torch.Tensor) -> None:
+    torch.randn_like(x).mul(0).add(x)
+    torch.normal(0.0, 1.0, (x.shape[0],))
+
+
+def attends(x: torch.Tensor) -> None:
+    F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None], dropout_p=0.3)
+    with torch.no_grad():
+        torch.rand(x.shape)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("draw", [drops, samples, normal, attends])
+def test_what_nobody_reads_is_drawn_all_the_same(
+    draw: Callable[[torch.Tensor], None], kept: bool, tmp_path: Path
+) -> None:
+    """So that what is drawn after it is what eager draws, a number that decides on the path among it."""
+
+    class Drawing(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            draw(x)
+            y = self.linear(x)
+            return y * torch.rand(4) if torch.rand(()) < 0.5 else F.dropout(y, 0.5)
+
+    for _ in range(1 + kept):
+        wrapped, eager = pair(Drawing().double(), cache_dir=str(tmp_path) if kept else None)
+        for step in range(6):
+            x = torch.randn(18 + step % 2, 4, dtype=torch.double, requires_grad=True)
+            found = []
+            for model in (wrapped, eager):
+                torch.manual_seed(step)
+                y = model(x)
+                found.append([y, *torch.autograd.grad(y.sum(), x), torch.rand(2)])
+            torch.testing.assert_close(*found)

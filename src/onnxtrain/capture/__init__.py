@@ -41,7 +41,7 @@ from onnxtrain.capture.size_guards import SizeGuards, form_of, repeated_among, s
 from onnxtrain.capture.stand_ins import StandIns, with_stand_ins
 from onnxtrain.capture.starts import Start, is_spot_check, start_of
 from onnxtrain.capture.supplementary import register_custom_function_schema_supplementary
-from onnxtrain.capture.symbolic_sizes import Axis
+from onnxtrain.capture.symbolic_sizes import Axis, axes_of
 from onnxtrain.ir.graphs import ForwardGraph
 
 _ONE_AT_A_TIME = threading.RLock()  # torch.export keeps what it records in globals
@@ -83,7 +83,7 @@ def trace(
     tensors, inputs = flatten((tuple(args), dict(kwargs)), numbers=numbers)
     autocast, repeated = Autocast.current(_device_type(module, tensors)), repeated_among(tensors)
     fill = functools.partial(fill_caches, module, args, kwargs, ignored)
-    fixed = _axes(tensors) if static_shapes else frozenset(constant)
+    fixed = axes_of(tensors) if static_shapes else frozenset(constant)
 
     def traced(stand_ins: StandIns) -> Traced:
         flat = FlatModule(module, inputs, autocast, functions, ignored, answers, repeated, stand_ins.calls)
@@ -109,11 +109,6 @@ def _device_type(module: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> st
     return next((t.device.type for t in [*tensors, *module.parameters(), *module.buffers()]), "cpu")
 
 
-def _axes(tensors: Sequence[torch.Tensor], size: int | None = None) -> frozenset[Axis]:
-    """All axes of tensors, or those of one size."""
-    return frozenset((i, a) for i, t in enumerate(tensors) for a, s in enumerate(t.shape) if size in (None, s))
-
-
 def _program(
     flat: FlatModule,
     tensors: Sequence[torch.Tensor],
@@ -128,7 +123,9 @@ def _program(
         if error.has_history:
             raise
         fill()
-        return export(flat, tensors, names, constant | _axes(tensors, size=1))  # of the sizes that the caches have now
+        return export(
+            flat, tensors, names, constant | axes_of(tensors, size=1)
+        )  # of the sizes that the caches have now
     if flat.result.outside is not None:
         fill()
     return program

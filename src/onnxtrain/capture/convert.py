@@ -18,7 +18,7 @@ from onnxtrain.capture.translator import Translator
 from onnxtrain.errors import ShapeError
 from onnxtrain.ir import shapes
 from onnxtrain.ir.bodies import close_bodies
-from onnxtrain.ir.graphs import SOURCE, ForwardGraph, Signature
+from onnxtrain.ir.graphs import DRAWN, SOURCE, ForwardGraph, Signature
 from onnxtrain.ir.python_calls import CALL, HANDLE, is_call
 
 _OF_CONTENT = re.compile(r"u\d+")  # how torch names a size that content decides on
@@ -256,8 +256,7 @@ def _parse(text: str) -> sympy.Expr | None:
 
 
 def _keep_source(node: ir.Node) -> None:
-    """Reduce what is said of a node to the user's source line."""
-    place = node.metadata_props.get(SOURCE)
+    """Reduce what is said of a node to the user's source line, and to whether its numbers are read."""
+    kept = {key: node.metadata_props[key] for key in (SOURCE, DRAWN) if key in node.metadata_props}
     node.metadata_props.clear()
-    if place is not None:
-        node.metadata_props[SOURCE] = place
+    node.metadata_props.update(kept)

@@ -38,9 +38,16 @@ from onnxtrain.capture.rehearsal import Answers
 from onnxtrain.capture.replay import MoreLooksError, Path, Replay
 from onnxtrain.capture.schema import Schema, flatten
 from onnxtrain.capture.size_guards import Repeated, size_guards, taken_for_content
-from onnxtrain.capture.source_lines import is_users, places_in, user_line
+from onnxtrain.capture.source_lines import line_of_error, user_line
 from onnxtrain.capture.substitutes import Substitutes
-from onnxtrain.capture.symbolic_sizes import Assumed, Axis, OvergrownSizesError, expression_of, symbolic_sizes
+from onnxtrain.capture.symbolic_sizes import (
+    Assumed,
+    Axis,
+    ConstantSizesError,
+    axes_of,
+    expression_of,
+    symbolic_sizes,
+)
 from onnxtrain.errors import (
     CaptureError,
     ContentError,
@@ -51,6 +58,7 @@ from onnxtrain.errors import (
     first_line,
 )
 
+_NUMBERS = "on tensor with symbolic sizes/strides"  # torch's words where it takes sizes as numbers
 _LARGER = 4  # the least size that an axis of size 1 is traced at: what is one or two less is no 1 either
 PREFIX = "module."  # what the wrapper below puts before the user's parameter names
 
@@ -216,7 +224,7 @@ def export(
     while True:
         try:
             program = _export_any(module, tensors, fixed)
-        except OvergrownSizesError as sizes:
+        except ConstantSizesError as sizes:
             fixed |= sizes.axes
         else:
             if module.result.assumed.gradients and torch.is_grad_enabled() != module.gradients:
@@ -245,11 +253,13 @@ def _export_any(
         except MoreLooksError as error:  # once for each element, of which the example has more than the call
             errors.append(error)
         except CaptureError as error:
-            raise CaptureError(error.what, source=error.source or _user_line(error), cure=error.cure) from None
-        except (OnnxTrainError, OvergrownSizesError):
+            raise CaptureError(error.what, source=error.source or line_of_error(error), cure=error.cure) from None
+        except (OnnxTrainError, ConstantSizesError):
             raise
         except Exception as error:  # torch.export raises many types
             errors.append(error)
+    if _NUMBERS in str(errors[-1]) and (sizes := axes_of(tensors) - constant):
+        raise ConstantSizesError(sizes)
     raise errors[-1] if isinstance(errors[-1], CaptureError) else _explain(errors[-1]) from errors[-1]
 
 
@@ -372,7 +382,7 @@ def _explain(error: Exception) -> CaptureError:
     text = str(error)
     kind = type(error).__name__
     if any(part in f"{kind}: {text}" for part in ("ata-dependent", "Could not guard", "DataDependent", "FakeTensor")):
-        return ContentError(_user_line(error))
+        return ContentError(line_of_error(error))
     what = f"the forward pass cannot be captured: {first_line(error)}"
     if isinstance(error, TypeError) and _is_of_the_call(error):
         return CaptureError(what, cure="call it with the arguments that its forward takes")
@@ -380,18 +390,10 @@ def _explain(error: Exception) -> CaptureError:
         "if eager PyTorch runs this line, leave it out of the graph: wrap what is before and after it, each as an "
         'ORTModule; or all runs in eager PyTorch with Options(fallback="eager")'
     )
-    return CaptureError(what, source=_user_line(error), cure=cure)
+    return CaptureError(what, source=line_of_error(error), cure=cure)
 
 
 def _is_of_the_call(error: BaseException) -> bool:
     """Whether it was raised where the module is called: before its first line."""
     frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
     return bool(frames) and frames[-1] is FlatModule.forward.__code__
-
-
-def _user_line(error: BaseException) -> str:
-    """The innermost line of the traceback (or of the message's own stack) that is not in torch."""
-    frames = traceback.extract_tb(error.__traceback__)
-    places = [(f.filename, f.lineno or 0) for f in frames]
-    users = [p for p in [*places, *places_in(str(error))] if is_users(p[0])]
-    return "{}:{}".format(*users[-1]) if users else ""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._functorch import eager_transforms
-from torch.utils import _pytree as pytree
 
-from onnxtrain.capture.substitutes import instead_of, substitute
+from onnxtrain.capture.substitutes import substitute
 from onnxtrain.errors import CaptureError
 
 Tensor = torch.Tensor
@@ -39,6 +37,36 @@ def _no_gradient(ctx: Any, *dys: Any) -> Any:
 gradients.register_autograd(_no_gradient)
 
 
+@gradients.register_vmap
+def _(
+    info: Any,
+    in_dims: tuple[Sequence[int | None], Sequence[int | None], Sequence[int | None], None],
+    outputs: Sequence[Tensor],
+    seeds: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    allow_unused: bool,
+) -> tuple[list[Tensor], list[int]]:
+    """Gradients for each element: those of the tensors with the axis, where all that is asked for have it.
+
+    Raises:
+        CaptureError: one of these is the same for all elements.
+    """
+    of_outputs, of_seeds, of_inputs, _ = in_dims
+    dims = [dim for dim in of_inputs if dim is not None]
+    if len(dims) < len(inputs):
+        raise CaptureError(
+            "torch.autograd.grad within torch.vmap, of a tensor that is the same for all elements",
+            cure="use torch.func.grad of a function that is given the tensor, or ask in a loop",
+        )
+    every = zip(outputs, seeds, of_outputs, of_seeds, strict=True)
+    given = [(y, dy, to, at) for y, dy, to, at in every if to is not None]
+    if not given:  # what is asked about depends on no element
+        return [torch.zeros_like(x) for x in inputs], dims
+    ys = [y for y, *_ in given]
+    dys = [dy.unsqueeze(to).expand_as(y) if at is None else dy.movedim(at, to) for y, dy, to, at in given]
+    return torch.ops.onnxtrain.gradients(ys, dys, list(inputs), allow_unused), dims
+
+
 @substitute(torch.autograd.grad)
 def grad(
     outputs: Tensor | Sequence[Tensor],
@@ -53,53 +81,25 @@ def grad(
 ) -> tuple[Tensor, ...]:
     """Gradients as one operator.
 
-    Where an input is not used its gradient is zeros, for which ``allow_unused`` has to be said.
+    Where an input is not used its gradient is zeros, for which ``allow_unused`` has to be said. Of several gradients
+    that are given at once each has an operator of its own.
 
     Raises:
-        CaptureError: several gradients are asked for at once, or of something that is no tensor.
+        CaptureError: the gradient is one of something that is no tensor.
     """
-    if is_grads_batched:
-        raise CaptureError("torch.autograd.grad(is_grads_batched=True) within a forward pass", cure="ask in a loop")
     ys, xs = ([v] if isinstance(v, Tensor) else list(v) for v in (outputs, inputs))
     if not all(isinstance(v, Tensor) for v in (*ys, *xs)):
         raise CaptureError("torch.autograd.grad of an edge of autograd's graph", cure="ask for a tensor's gradient")
     given = [grad_outputs] if isinstance(grad_outputs, Tensor) else list(grad_outputs or [None] * len(ys))
-    seeds = [torch.ones_like(y) if dy is None else dy for y, dy in zip(ys, given, strict=True)]
-    made = torch.ops.onnxtrain.gradients(ys, seeds, xs, bool(allow_unused) or materialize_grads)
+    may_miss = bool(allow_unused) or materialize_grads
+    if is_grads_batched:
+        rows = zip(*(dy.unbind() for dy in given if dy is not None), strict=True)
+        every = [torch.ops.onnxtrain.gradients(ys, row, xs, may_miss) for row in rows]
+        made = [torch.stack(found) for found in zip(*every, strict=True)]
+    else:
+        seeds = [torch.ones_like(y) if dy is None else dy for y, dy in zip(ys, given, strict=True)]
+        made = torch.ops.onnxtrain.gradients(ys, seeds, xs, may_miss)
     return tuple(made) if create_graph else tuple(dx.detach() for dx in made)
-
-
-@instead_of(eager_transforms, "grad_and_value_impl")
-def grad_and_value(
-    function: Callable[..., Any], argnums: int | tuple[int, ...], has_aux: bool, args: Sequence[Any], kwargs: Any
-) -> Any:
-    """``torch.func.grad_and_value``: the gradients with respect to copies of arguments, and the value."""
-    chosen = [n % len(args) for n in (argnums if isinstance(argnums, tuple) else (argnums,))]
-    given = [pytree.tree_map_only(Tensor, _own, a) if i in chosen else a for i, a in enumerate(args)]
-    with torch.enable_grad():
-        made = function(*given, **kwargs)
-        value = made[0] if has_aux else made
-        if not isinstance(value, Tensor) or value.dim() or not value.is_floating_point():
-            raise CaptureError("torch.func.grad of what is no floating number", cure="let the function return a scalar")
-        leaves, spec = pytree.tree_flatten([given[i] for i in chosen])
-        found = grad(value, leaves, create_graph=True, materialize_grads=True)
-    gradients = pytree.tree_unflatten(found, spec)
-    told = tuple(gradients) if isinstance(argnums, tuple) else gradients[0], made
-    return told if torch.is_grad_enabled() else pytree.tree_map_only(Tensor, torch.detach, told)
-
-
-@instead_of(eager_transforms, "grad_impl")
-def grad_alone(
-    function: Callable[..., Any], argnums: int | tuple[int, ...], has_aux: bool, args: Sequence[Any], kwargs: Any
-) -> Any:
-    """``torch.func.grad``."""
-    found, made = grad_and_value(function, argnums, has_aux, args, kwargs)
-    return (found, made[1]) if has_aux else found
-
-
-def _own(argument: Tensor) -> Tensor:
-    """A copy that no one else reads, so that a gradient is one of what the function does with it."""
-    return argument.clone() if argument.requires_grad else argument.clone().requires_grad_()
 
 
 @substitute(Tensor.backward, torch.autograd.backward)

@@ -155,6 +155,8 @@ def _form_of_call(func: Any, spec: Any, leaves: Sequence[Any], slots: Sequence[A
         return None
     if tensors and all(slot.constant is not None for slot in tensors):
         return None  # so is what it returns
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return None  # within vmap no copy of what it returns can be made
     return form_of(func, spec, leaves)
 
 

@@ -18,6 +18,7 @@ import torch
 
 from onnxtrain.capture.nodes import current
 from onnxtrain.capture.replaced import replaced
+from onnxtrain.ir.traits import Trait, traits_of
 
 _WRONG = frozenset((torch.ops.aten.hamming_window.default,))  # ONNX's window has 25/46 where torch's has 0.54
 
@@ -71,7 +72,10 @@ class Library:
 
         model.functions.update(self.functions)
         _ir_passes.add_opset_imports(model)
+        unread = [n.outputs[0] for n in model.graph if Trait.DRAWN in traits_of(n)]  # which it would take away
+        model.graph.outputs.extend(unread)
         _core.onnxscript_apis.convert_version(model, self._opset)
+        del model.graph.outputs[len(model.graph.outputs) - len(unread) :]
         for node in model.graph.all_nodes():
             node.version = None  # within branches it is the opset that introduced the operator, not the graph's
 

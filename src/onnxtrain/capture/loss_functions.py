@@ -1,4 +1,4 @@
-"""Losses that look into their labels or lengths, or that torch would show step by step."""
+"""Losses and similarities that look into what they are given, or that torch would show step by step."""
 
 from __future__ import annotations
 
@@ -37,6 +37,21 @@ def gaussian_nll_loss(
     if full:
         losses = losses + 0.5 * math.log(2.0 * math.pi)
     return _reduced(losses, reduction)
+
+
+@substitute(F.cosine_similarity)
+def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Any:
+    """x1 · x2 / (max(|x1|, eps) max(|x2|, eps)); as in torch a norm gets a gradient as if it were not bounded."""
+    wide = torch.result_type(x1, x2)
+    if not wide.is_floating_point:
+        return NotImplemented
+    one, other = (_over_norm(x.to(wide), dim, eps) for x in torch.broadcast_tensors(x1, x2))
+    return (one * other).sum(dim)
+
+
+def _over_norm(x: Tensor, dim: int, eps: float) -> Tensor:
+    norm = torch.linalg.vector_norm(x, 2, dim, keepdim=True)
+    return x / torch.where(norm < eps, eps + (norm - norm.detach()), norm)
 
 
 @substitute(F.huber_loss)

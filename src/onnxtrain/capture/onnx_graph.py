@@ -16,7 +16,7 @@ from onnxtrain.capture.nodes import Nodes, Value, added_to
 from onnxtrain.capture.source_lines import user_place
 from onnxtrain.capture.translations import TRANSLATIONS
 from onnxtrain.ir.bodies import remove_unread
-from onnxtrain.ir.graphs import SOURCE
+from onnxtrain.ir.graphs import DRAWN, SOURCE
 
 TRACED = "node"  # in the ``meta`` of a node: the call that it was made for
 _SUBGRAPHS = "pkg.torch.__subgraph__"
@@ -136,6 +136,8 @@ class _Part:
             node.meta[TRACED] = call
             if place is not None:
                 node.metadata_props[SOURCE] = place
+            if DRAWN in call.meta:
+                node.metadata_props[DRAWN] = "yes"
         self._graph.extend(added)
         results: Any = call.meta.get("val")
         if isinstance(made, list | tuple):

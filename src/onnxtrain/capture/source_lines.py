@@ -6,6 +6,7 @@ import functools
 import re
 import sys
 import sysconfig
+import traceback
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,3 +79,11 @@ def user_line(stack: str) -> str:
     """The same as ``file:line``; empty where there is none."""
     place = user_place(stack)
     return "" if place is None else "{}:{}".format(*place)
+
+
+def line_of_error(error: BaseException) -> str:
+    """The innermost line of the traceback (or of the message's own stack) that is not in torch."""
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [(f.filename, f.lineno or 0) for f in frames]
+    users = [p for p in [*places, *places_in(str(error))] if is_users(p[0])]
+    return "{}:{}".format(*users[-1]) if users else ""

@@ -30,16 +30,21 @@ Axis = tuple[int, int]  # position of an input tensor, and one of its axes
 LARGEST = 24  # operations in one size: models that can be dynamic stay below 15; above, each view takes seconds
 
 
-class OvergrownSizesError(Exception):
-    """A size became an expression that sympy takes minutes to reason about.
+class ConstantSizesError(Exception):
+    """Sizes have to be constants: torch takes them as numbers, or they make an expression too large to reason about.
 
     Attributes:
-        axes: the input axes that the expression is made of.
+        axes: the input axes whose sizes they are.
     """
 
     def __init__(self, axes: frozenset[Axis]) -> None:
-        super().__init__(f"the sizes of input axes {sorted(axes)} make expressions of more than {LARGEST} operations")
+        super().__init__(f"the sizes of input axes {sorted(axes)} have to be constants")
         self.axes = axes
+
+
+def axes_of(tensors: Sequence[torch.Tensor], size: int | None = None) -> frozenset[Axis]:
+    """All axes of tensors, or those of one size."""
+    return frozenset((i, a) for i, t in enumerate(tensors) for a, s in enumerate(t.shape) if size in (None, s))
 
 
 @dataclasses.dataclass
@@ -67,7 +72,7 @@ def symbolic_sizes(tensors: Sequence[torch.Tensor]) -> Iterator[Assumed]:
         tensors: the inputs, as torch.export passes them to the forward pass.
 
     Raises:
-        OvergrownSizesError: an intermediate result has a size of more than ``LARGEST`` operations.
+        ConstantSizesError: an intermediate result has a size of more than ``LARGEST`` operations.
     """
     assumed = Assumed()
     watch, answers = _Watch(tensors, assumed), noted_answers(tensors, assumed.answered)
@@ -181,14 +186,14 @@ class _Watch(TorchFunctionMode):
         """Each factor for itself, so that a batch size that only multiplies an overgrown size is not blamed.
 
         Raises:
-            OvergrownSizesError: the size is too large an expression of the inputs' sizes.
+            ConstantSizesError: the size is too large an expression of the inputs' sizes.
         """
         for factor in sympy.Mul.make_args(expression_of(size)):
             if factor.is_Atom or factor.count_ops() <= LARGEST:
                 continue
             axes = frozenset(place for symbol in factor.free_symbols for place in self._axes.get(symbol, ()))
             if axes:
-                raise OvergrownSizesError(axes)
+                raise ConstantSizesError(axes)
 
 
 def _kept_by_squeeze(input: torch.Tensor, dim: int | Sequence[int] | None = None) -> set[sympy.Expr]:

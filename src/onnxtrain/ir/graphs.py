@@ -13,6 +13,7 @@ from onnxtrain.ir.layers import Layers
 BACKWARD = "onnxtrain.backward"  # key in Node.meta: the node was emitted by the gradient builder
 RECOMPUTED = "onnxtrain.recomputed"  # key in Node.meta: a copy that computes a value of the forward pass again
 SOURCE = "onnxtrain.source"  # key in Node.metadata_props: "file.py:12" of the user's line
+DRAWN = "onnxtrain.drawn"  # key in Node.metadata_props: it draws random numbers that nothing reads, as eager does
 DOMAIN = "onnxtrain"  # domain of our own operators
 
 

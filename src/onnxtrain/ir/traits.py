@@ -6,7 +6,7 @@ import enum
 
 import onnx_ir as ir
 
-from onnxtrain.ir.graphs import DOMAIN
+from onnxtrain.ir.graphs import DOMAIN, DRAWN
 
 
 class Trait(enum.Flag):
@@ -21,6 +21,7 @@ class Trait(enum.Flag):
     STOP: no gradient flows through: the result is integer, bool or a shape, constant by pieces, or random.
     EFFECT: does something beside its outputs (a probe reports, a user's class does anything); never removed, merged
         or moved.
+    DRAWN: nothing reads its random numbers; never removed, so that those after it are eager's.
     """
 
     NONE = 0
@@ -32,6 +33,7 @@ class Trait(enum.Flag):
     IDENTITY = enum.auto()
     STOP = enum.auto()
     EFFECT = enum.auto()
+    DRAWN = enum.auto()
 
 
 _GROUPS = {
@@ -84,6 +86,8 @@ def traits_of(node: ir.Node) -> Trait:
         found &= ~Trait.RANDOM
     if node.op_type == "ATen" and node.domain == DOMAIN and node.attributes["operator"].value in PROBES:
         found |= Trait.EFFECT
+    if Trait.RANDOM in found and DRAWN in node.metadata_props:
+        found |= Trait.DRAWN
     for body in (a.value for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH):
         for inner in body:
             found |= traits_of(inner) & (Trait.RANDOM | Trait.EFFECT)

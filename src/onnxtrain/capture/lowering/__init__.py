@@ -30,6 +30,7 @@ from onnxtrain.capture.lowering.expansions import expansion
 from onnxtrain.capture.lowering.functional import functional_of, is_out, is_view_in_place, returns_also, written_by
 from onnxtrain.capture.lowering.strides import order_in_memory, refused_strides
 from onnxtrain.capture.lowering.types import Region, cast_to
+from onnxtrain.capture.lowering.unread import mark_unread_draws, remove_unread_numbers
 from onnxtrain.capture.lowering.writer import ORIGINS, Writer
 from onnxtrain.capture.source_lines import user_line
 from onnxtrain.errors import CaptureError
@@ -38,7 +39,7 @@ _ops = torch.ops.aten
 _CHECKS = frozenset(
     (
         *("_assert_tensor_metadata", "_assert_async", "_assert_scalar", "_functional_assert_async"),
-        *("sym_constrain_range_for_size", "sym_constrain_range"),
+        *("sym_constrain_range_for_size", "sym_constrain_range", "_linalg_check_errors"),
     )
 )
 _GRADIENTS, _AUTOCAST = torch.ops.higher_order.wrap_with_set_grad_enabled, torch.ops.higher_order.wrap_with_autocast
@@ -78,7 +79,8 @@ class Lowering:
         graph = self._writer.graph
         results = self._walk(self._module, list(map(self._input, _inputs_of(self._module))))
         graph.output(results)
-        _remove_unread_numbers(graph)
+        remove_unread_numbers(graph)
+        mark_unread_draws(graph)
         made = GraphModule(self._module, graph)
         made.meta.update(self._module.meta)
         for name, body in self._bodies.items():
@@ -358,14 +360,6 @@ def _refuse_strides_of_a_part(node: Node) -> None:
     whole = arguments_of(node)["self"].meta["val"]
     if order_in_memory(whole) != list(range(whole.dim())):
         raise refused_strides("as_strided_scatter")
-
-
-def _remove_unread_numbers(graph: torch.fx.Graph) -> None:
-    """Without the numbers that only checks read."""
-    for node in reversed(list(graph.nodes)):
-        is_number = isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool)
-        if node.op == "call_function" and is_number and not node.users:
-            graph.erase_node(node)
 
 
 __all__ = ["ORIGINS", "Lowering"]

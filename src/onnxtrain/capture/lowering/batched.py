@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -14,6 +15,7 @@ from onnxtrain.capture.lowering.functional import written_by
 from onnxtrain.capture.lowering.writer import Writer, values
 from onnxtrain.errors import CaptureError
 
+_GRADIENTS = torch.ops.higher_order.wrap_with_set_grad_enabled
 _BEGIN, _END, _PREPARES = "_vmap_increment_nesting", "_vmap_decrement_nesting", "lazy_load_decompositions"
 
 
@@ -41,7 +43,14 @@ class Batched:
 
 
 def batched(module: GraphModule) -> dict[Node, Batched]:
-    """The vmaps of a graph, without those within others, by their last call."""
+    """The vmaps of a graph, without those within others, by their last call.
+
+    Regions of the graph in which gradients are switched become part of it where a vmap goes beyond them.
+
+    Raises:
+        CaptureError: a vmap goes beyond a region of another kind.
+    """
+    _join(module)
     found: dict[Node, Batched] = {}
     open_: list[Node] = []
     depth = 0
@@ -54,7 +63,58 @@ def batched(module: GraphModule) -> dict[Node, Batched]:
         if open_ and not depth:
             found[node] = Batched(tuple(open_))
             open_ = []
+    if open_:
+        raise CaptureError(
+            "the forward pass switches torch.autocast within torch.vmap", cure="switch it around torch.vmap"
+        )
     return found
+
+
+def _join(module: GraphModule) -> None:
+    """Let the calls of regions be calls of the graph where a vmap has some of them."""
+    regions = [n for n in module.graph.nodes if n.target is _GRADIENTS]
+    parts = [list(getattr(module, str(n.args[1].target)).graph.nodes) for n in regions]
+    inside = dict(zip(regions, parts, strict=True))
+    if not any(depth for node, depth in _depths(module.graph.nodes, inside) if node in inside):
+        return
+    for region, nodes in zip(regions, parts, strict=True):
+        on, body, *given = region.args
+        inputs = iter(given)
+        copies: dict[Node, Any] = {}
+        with module.graph.inserting_before(region):
+            for node in nodes:
+                if node.op == "placeholder":
+                    copies[node] = next(inputs)
+                elif node.op != "output":
+                    copies[node] = module.graph.node_copy(node, copies.__getitem__)
+                if node.op == "get_attr":
+                    copies[node].target = f"{body.target}.{node.target}"
+            results = [copies[n] if on else _stopped(copies[n]) for n in nodes[-1].args[0]]
+        for part in list(region.users):
+            part.replace_all_uses_with(results[part.args[1]])
+            module.graph.erase_node(part)
+        module.graph.erase_node(region)
+        if not body.users:
+            module.graph.erase_node(body)
+
+
+def _depths(nodes: Iterable[Node], inside: Mapping[Node, Sequence[Node]]) -> Iterator[tuple[Node, int]]:
+    """How many vmaps each node lies in, or is among whose first or last calls."""
+    depth = 0
+    for node in nodes:
+        steps = [(_name(n) == _BEGIN) - (_name(n) == _END) for n in inside.get(node, [node])]
+        yield node, max(depth, depth + sum(steps))
+        depth += sum(steps)
+
+
+def _stopped(node: Node) -> Node:
+    """What leaves a region without gradients."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
+        return node
+    made = node.graph.call_function(torch.ops.aten.detach.default, (node,))
+    made.meta.update(node.meta)
+    return made
 
 
 def prepares(node: Node) -> bool:
@@ -102,6 +162,8 @@ def _copied(region: Batched) -> GraphModule:
         copies[node] = graph.placeholder(node.name)
     for node in region.nodes:
         copies[node] = graph.node_copy(node, copies.__getitem__)
+        if node.target is torch.ops.aten.sym_numel.default:  # which torch does not know of what has the axis
+            copies[node].target = torch.Tensor.numel
     graph.output([copies[node] for node in region.results])
     return GraphModule(torch.nn.Module(), graph)
 

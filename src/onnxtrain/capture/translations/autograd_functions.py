@@ -8,7 +8,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from onnxtrain.capture import inner_gradients  # noqa: F401  (defines an operator)
+from onnxtrain.capture import function_transforms, inner_gradients  # noqa: F401  (substitutes, and an operator)
 from onnxtrain.capture.aten import hold
 from onnxtrain.capture.nodes import record_node
 from onnxtrain.capture.python_op import recorded

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import onnx_ir as ir
 import torch
 
 from onnxtrain.capture.nodes import op
@@ -57,7 +58,31 @@ def is_scalar(node: torch.fx.Node) -> bool:
     return any(n.meta["val"].dim() == 0 for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor))
 
 
-@whole(aten.index_fill.int_Tensor, aten.diagonal_scatter.default)
+@whole(aten.index_fill.int_Tensor)
 def is_filled_by_a_tensor(node: torch.fx.Node) -> bool:
-    """Taken apart, a value filled in twice gets the gradient of one place, and a diagonal is written in place."""
+    """Taken apart, a value filled in twice gets the gradient of one place."""
     return True
+
+
+@translation(aten.diagonal_scatter.default)
+def diagonal_scatter(x, src, offset=0, dim1=0, dim2=1):
+    """On the diagonal the values of ``src``, elsewhere those of ``x``; taken apart, it would be written in place."""
+    rank = len(x.shape)
+    order = [a for a in range(rank) if a not in (dim1 % rank, dim2 % rank)] + [dim1 % rank, dim2 % rank]
+    moved = op.Transpose(x, perm=order)
+    rows, columns = (_places(moved, axis) for axis in (rank - 2, rank - 1))
+    is_on = op.Equal(op.Add(op.Unsqueeze(rows, _one()), op.Constant(value_int=offset)), columns)
+    longer = op.Pad(src, op.Constant(value_ints=[0] * (2 * rank - 3) + [1]))  # by what is nowhere seen
+    place = op.Min(rows if offset >= 0 else columns, op.Squeeze(op.Shape(src, start=rank - 2)))
+    each = op.Unsqueeze(op.Gather(longer, place, axis=rank - 2), op.Constant(value_ints=[-1 if offset >= 0 else -2]))
+    if x.dtype == ir.DataType.BOOL:  # of which onnxruntime has no Where
+        made = op.Or(op.And(is_on, each), op.And(op.Not(is_on), moved))
+    else:
+        made = op.Where(is_on, each, moved)
+    return op.Transpose(made, perm=[order.index(a) for a in range(rank)])
+
+
+def _places(x: Any, axis: int) -> Any:
+    """Every place along an axis."""
+    size = op.Squeeze(op.Shape(x, start=axis, end=axis + 1))
+    return op.Range(op.Constant(value_int=0), size, op.Constant(value_int=1))

@@ -1,0 +1,190 @@
+"""``torch.func`` within a forward pass: derivatives of a function, recorded as gradients of what it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch._functorch import eager_transforms, predispatch, pyfunctorch
+from torch.autograd import forward_ad
+from torch.utils import _pytree as pytree
+
+from onnxtrain.capture.inner_gradients import grad
+from onnxtrain.capture.substitutes import instead_of, substitute
+from onnxtrain.errors import CaptureError
+
+Tensor = torch.Tensor
+Numbers = int | tuple[int, ...] | None
+_functorch = torch._C._functorch
+
+
+class _Call:
+    """A call of a function with arguments of its own, and what is differentiated of it.
+
+    Args:
+        function: the function.
+        args: its arguments.
+        argnums: which of them it is differentiated with respect to, one or several; None for all.
+        has_aux: whether its second result is passed through.
+        kwargs: its other arguments.
+
+    Raises:
+        CaptureError: it gives something other than floating point tensors.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], args: Sequence[Any], argnums: Numbers, has_aux: bool, kwargs: Any = None
+    ) -> None:
+        every = range(len(args)) if argnums is None else argnums if isinstance(argnums, tuple) else (argnums,)
+        chosen = [n % len(args) for n in every]
+        given = [pytree.tree_map_only(Tensor, _own, a) if i in chosen else a for i, a in enumerate(args)]
+        with torch.enable_grad():
+            made = function(*given, **(kwargs or {}))
+        self.value, self.aux = made if has_aux else (made, None)
+        found = tuple(given[i] for i in chosen)
+        self.inputs, self._inputs = pytree.tree_flatten(found[0] if isinstance(argnums, int) else found)
+        self.outputs, self._outputs = pytree.tree_flatten(self.value)
+        if not all(isinstance(y, Tensor) and y.is_floating_point() for y in self.outputs):
+            raise CaptureError("a derivative of what is no floating point tensor", cure="let the function return such")
+
+    def gradients(self, seeds: Sequence[Tensor]) -> list[Tensor]:
+        """A gradient for each of the inputs, from one for each of the outputs; it can be differentiated."""
+        with torch.enable_grad():
+            return [*grad(self.outputs, self.inputs, seeds, create_graph=True, materialize_grads=True)]
+
+    def like_inputs(self, tensors: Sequence[Tensor]) -> Any:
+        """Tensors in the structure of the inputs."""
+        return pytree.tree_unflatten([*tensors], self._inputs)
+
+    def like_outputs(self, tensors: Sequence[Tensor]) -> Any:
+        """Tensors in the structure of the outputs."""
+        return pytree.tree_unflatten([*tensors], self._outputs)
+
+
+@instead_of(eager_transforms, "grad_and_value_impl")
+def grad_and_value(
+    function: Callable[..., Any], argnums: int | tuple[int, ...], has_aux: bool, args: Sequence[Any], kwargs: Any
+) -> Any:
+    """``torch.func.grad_and_value``: the gradients with respect to copies of arguments, and the value."""
+    call = _Call(function, args, argnums, has_aux, kwargs)
+    if not isinstance(call.value, Tensor) or call.value.dim():
+        raise CaptureError("torch.func.grad of what is no number", cure="let the function return a scalar")
+    slopes = call.like_inputs(call.gradients([torch.ones_like(call.value)]))
+    return _told((slopes, (call.value, call.aux) if has_aux else call.value))
+
+
+@instead_of(eager_transforms, "grad_impl")
+def grad_alone(
+    function: Callable[..., Any], argnums: int | tuple[int, ...], has_aux: bool, args: Sequence[Any], kwargs: Any
+) -> Any:
+    """``torch.func.grad``."""
+    slopes, made = grad_and_value(function, argnums, has_aux, args, kwargs)
+    return (slopes, made[1]) if has_aux else slopes
+
+
+@instead_of(eager_transforms, "_vjp_with_argnums")
+def vjp(function: Callable[..., Any], *primals: Any, argnums: Numbers = None, has_aux: bool = False) -> Any:
+    """``torch.func.vjp``, on which ``jacrev`` stands: the value, and a function that takes gradients of it.
+
+    Where that is mapped over several gradients, the function is computed for each of them.
+    """
+    call, level = _Call(function, primals, argnums, has_aux), _functorch.maybe_current_level()
+
+    def transposed(cotangents: Any, retain_graph: bool = True, create_graph: bool | None = None) -> Any:
+        is_mapped = _functorch.maybe_current_level() != level
+        at = _Call(function, primals, argnums, has_aux) if is_mapped else call
+        return _told(at.like_inputs(at.gradients(pytree.tree_leaves(cotangents))))
+
+    return (_told(call.value), transposed, *([_told(call.aux)] if has_aux else []))
+
+
+@instead_of(eager_transforms, "_jvp_with_argnums")
+def jvp(
+    function: Callable[..., Any], primals: Any, tangents: Any, argnums: Numbers, *, strict: bool = False, has_aux: bool
+) -> Any:
+    """``torch.func.jvp``, on which ``jacfwd`` and ``hessian`` stand: the value, and its derivative along tangents.
+
+    The gradient is linear in those it is computed from: its gradient with respect to them is the derivative.
+    """
+    call = _Call(function, primals, argnums, has_aux)
+    seeds = [_own(torch.zeros_like(y)) for y in call.outputs]
+    with torch.enable_grad():
+        given = pytree.tree_leaves(tangents)
+        found = grad(call.gradients(seeds), seeds, given, create_graph=True, materialize_grads=True)
+    return _told((call.value, call.like_outputs(found), *([call.aux] if has_aux else [])))
+
+
+@instead_of(forward_ad, "make_dual")
+def make_dual(tensor: Tensor, tangent: Tensor, *, level: int | None = None) -> Any:
+    """Refused: a graph has no dual numbers.
+
+    Raises:
+        CaptureError: always.
+    """
+    raise CaptureError(
+        "forward-mode automatic differentiation (torch.autograd.forward_ad) within a forward pass",
+        cure="use torch.func.jvp or torch.func.jacfwd, which are part of the graph",
+    )
+
+
+@substitute(torch.cat, torch.concat, torch.concatenate)
+def cat(tensors: Sequence[Tensor], dim: int = 0, *, out: Tensor | None = None) -> Any:
+    """Within ``vmap``, where torch would take the size of the axis as a number: one in the place of the other's end."""
+    if not _functorch.get_interpreter_stack() or out is not None or not all(t.dim() for t in tensors):
+        return NotImplemented
+    made, *rest = tensors
+    for tensor in rest:
+        axis = dim % tensor.dim()
+        before, after = made.shape[axis], tensor.shape[axis]
+        is_first = torch.arange(before + after, device=tensor.device) < before
+        others = [0, 0] * (tensor.dim() - 1 - axis)
+        longer = F.pad(made, [*others, 0, after]), F.pad(tensor, [*others, before, 0])
+        made = torch.where(is_first.view(-1, *[1] * (tensor.dim() - 1 - axis)), *longer)
+    return made
+
+
+@substitute(torch.matmul, Tensor.matmul, Tensor.__matmul__)
+def times_vector(matrix: Tensor, vector: Tensor, *, out: Tensor | None = None) -> Any:
+    """Within ``vmap``, where torch.export loses a matrix that is the same for all: times a matrix of one column."""
+    if not _functorch.get_interpreter_stack() or out is not None or vector.dim() != 1 or matrix.dim() < 2:
+        return NotImplemented
+    return torch.matmul(matrix, vector.unsqueeze(-1)).squeeze(-1)
+
+
+def _told(results: Any) -> Any:
+    """What the user is given, without gradients of its own where gradients are off."""
+    return results if torch.is_grad_enabled() else pytree.tree_map_only(Tensor, torch.detach, results)
+
+
+def _own(argument: Tensor) -> Tensor:
+    """A copy that no one else reads, so that a gradient is one of what the function does with it.
+
+    Within ``vmap`` it has the axis, so that each element has a gradient of its own.
+    """
+    stack = _functorch.get_interpreter_stack() or []
+    missing = {interpreter.level() for interpreter in stack} - _levels(argument)
+    if missing:
+        is_there = _everywhere([pyfunctorch.VmapInterpreter(i) for i in stack if i.level() in missing], argument.device)
+        return torch.where(is_there, argument, argument)
+    if stack or not argument.is_floating_point():
+        return argument.clone()
+    return argument.clone() if argument.requires_grad else argument.clone().requires_grad_()
+
+
+def _levels(tensor: Tensor) -> set[int]:
+    """The levels of ``vmap`` whose axis a tensor has."""
+    found = set()
+    while _functorch.is_batchedtensor(tensor):
+        found.add(_functorch.maybe_get_level(tensor))
+        tensor = _functorch.get_unwrapped(tensor)
+    return found
+
+
+def _everywhere(levels: Sequence[pyfunctorch.VmapInterpreter], device: torch.device) -> Tensor:
+    """True, with the axes of some levels, from the outermost on."""
+    made = torch.ones((), dtype=torch.bool, device=device)
+    for level in levels:
+        made = predispatch._add_batch_dim(made.expand(level.batch_size()), 0, level.level())
+    return made
