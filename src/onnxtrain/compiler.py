@@ -308,15 +308,16 @@ def _training_graph(
     return training
 
 
-def replanned(compiled: Compiled, chosen: Sequence[Choice]) -> tuple[TrainingGraph, Plan]:
-    """The training graph of a compiled step with values that are computed again, and its plan.
+def replanned(compiled: Compiled, chosen: Sequence[Choice], folder: str = "") -> tuple[TrainingGraph, Plan]:
+    """The training graph of a compiled step with values that are computed again or wait elsewhere, and its plan.
 
     Args:
         compiled: the step as it computes nothing again.
         chosen: which values.
+        folder: where those are that wait; empty for memory of the host.
     """
     assert compiled.training is not None
-    training = recomputed(compiled.training, compiled.plan, chosen)
+    training = recomputed(compiled.training, compiled.plan, chosen, folder)
     return training, make_plan(training)
 
 
@@ -329,7 +330,7 @@ def recompile(compiled: Compiled, chosen: Sequence[Choice], options: Options, de
         options: backend and checks.
         device: where the executable runs.
     """
-    training, plan = replanned(compiled, chosen)
+    training, plan = replanned(compiled, chosen, options.offload_folder)
     executable = backend(options.backend).compile(plan, device, options)
     return dataclasses.replace(compiled, executable=executable, training=training, plan=plan)
 

@@ -144,3 +144,19 @@ def one_way(budget: Any, plans: tuple[str, ...], level: int) -> None:
             f"memory_budget={budget!r} chooses what is computed again, and so does {hand}",
             cure="leave one of them away (ORTMODULE_MEMORY_OPT_LEVEL and ORTMODULE_MEMORY_OPT_CONFIG are such, too)",
         )
+
+
+def check_offload(stated: str | None, budget: Any, backend: str) -> None:
+    """Check that saved values can wait elsewhere.
+
+    Raises:
+        OptionError: nothing asks for it, or nobody does it, or the folder is none.
+    """
+    if stated is None:
+        return
+    if budget is None:
+        raise OptionError(f"memory_offload={stated!r} is for steps within a budget", cure="state a memory_budget, too")
+    if backend not in ("auto", "torch"):
+        raise OptionError(f"memory_offload={stated!r}: the {backend} backend keeps all", cure="use backend='torch'")
+    if stated != "host" and not Path(stated).is_dir():
+        raise OptionError(f"memory_offload={stated!r} is no folder", cure="make it, or write 'host'")

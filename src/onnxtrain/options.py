@@ -93,6 +93,8 @@ class Options:
             gradients included: a number, text such as ``"6GB"`` or ``"512MiB"``, a share such as ``0.5`` of what a
             step needs without a budget, or ``"min"``, as few as possible. What does not fit is not saved for the
             backward pass but computed again there.
+        memory_offload: where saved values may wait for the backward pass if a budget asks for it: ``"host"`` for the
+            host's memory, where an accelerator runs the step, or a folder for files; None for nowhere.
         worst_case: shapes of inputs by name, such as ``{"input_ids": (32, 512)}``, that the budget is planned for; a
             larger batch than the first one is planned for when it comes.
         memory_plans: what is computed again, by hand instead of by a budget: ``("Linear+Gelu+:1:-1",)``, the same as
@@ -143,6 +145,7 @@ class Options:
     lazy_outputs: bool = True
     density_threshold: float | None = None
     memory_budget: int | float | str | None = None
+    memory_offload: str | None = None
     worst_case: Mapping[str, tuple[int, ...]] | None = None
     memory_plans: str | Path | tuple[str, ...] = ()
     memory_level: int = 0
@@ -191,7 +194,13 @@ class Options:
         object.__setattr__(self, "memory_plans", memory_options.plans_of(self.memory_plans))
         object.__setattr__(self, "memory_probe", memory_options.probe_of(self.memory_probe))
         memory_options.one_way(self.memory_budget, self.plans_by_hand, self.memory_level)
+        memory_options.check_offload(self.memory_offload, self.memory_budget, self.backend)
         _ = self.policy
+
+    @property
+    def offload_folder(self) -> str:
+        """The folder of files for saved values; empty where they wait in the host's memory, if anywhere."""
+        return "" if self.memory_offload in (None, "host") else str(self.memory_offload)
 
     @property
     def drops_rows(self) -> bool:

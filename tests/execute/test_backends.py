@@ -116,6 +116,7 @@ def test_every_lowering_is_used_by_a_row() -> None:
     drawn = ("Dropout", "Bernoulli", "Multinomial", "RandomNormal", "RandomUniform")  # tests of random numbers
     used |= {("", f"{name}{end}") for name in drawn for end in ("", "Like")}
     used |= {(DOMAIN, "RandomState"), (DOMAIN, "DropoutMask")}  # these too
+    used |= {(DOMAIN, name) for name in ("Offload", "Fetch", "Fetched")}  # within a memory budget
     for case in CASES:
         plan = prepare(case, np.float32, gradients=case.differentiable).plan
         used |= {(n.domain, n.op_type) for m in (plan.forward, plan.backward) if m is not None for n in m.graph}

@@ -12,7 +12,7 @@ import torch
 from onnxtrain.compiler import Compiled, Report, graph_cache, recompile
 from onnxtrain.engine import kept_plans
 from onnxtrain.engine.by_hand import Plans
-from onnxtrain.errors import BackendError, BudgetError
+from onnxtrain.errors import BackendError, BudgetError, OptionError
 from onnxtrain.execute import Footprint, backend
 from onnxtrain.execute.torch.dtypes import torch_dtype
 from onnxtrain.ir import shapes
@@ -61,9 +61,14 @@ class Budget:
         options: the budget, and how graphs are compiled.
         report: receives times.
         device: where the graphs run.
+
+    Raises:
+        OptionError: values are to wait where the step runs anyway.
     """
 
     def __init__(self, options: Options, report: Report, device: str) -> None:
+        if options.memory_offload == "host" and torch.device(device).type == "cpu":
+            raise OptionError("memory_offload='host': the step runs in the host's memory", cure="name a folder")
         self._options, self._report, self._device = options, report, device
         self._fits: dict[int, Fit] = {}
         self._plans = Plans(options, device)
@@ -171,7 +176,8 @@ class _Fitting:
             return Fit(self.base, self.base, self.sizes, before, before)
         with self.report.stage("memory"):
             draws_again = backend(self.options.backend).draws_again(self.device)
-            self.choices = choices(self.base.training, self.base.plan, self.sizes, self.device, draws_again)
+            offloads = self.options.memory_offload is not None
+            self.choices = choices(self.base.training, self.base.plan, self.sizes, self.device, draws_again, offloads)
             self._seen = [(u.value, u.most, u.rest) for u in before.uses] if before else []
             self._curve = peaks(self.base.training, self.base.plan, self.sizes, self.choices, self._seen)
         is_least = self.options.memory_budget == "min"
@@ -332,10 +338,10 @@ def _resized(tensor: torch.Tensor, value: ir.Value, sizes: Mapping[str, int], is
 
 def _line(fit: Fit) -> str:
     """What a plan does, for the log."""
-    count = sum(len(c.dropped) for c in fit.chosen)
-    again = f"{count} saved values are computed again"
+    count, away = (sum(len(c.dropped) for c in fit.chosen if (c.moved is not None) == moved) for moved in (False, True))
+    again = f"{count} saved values are computed again{f', {away} wait elsewhere' if away else ''}"
     if fit.before is None or fit.footprint is None:
         return again
-    if not count:
+    if not fit.chosen:
         return f"a step needs {in_bytes(fit.before.peak)}, which the budget has"
     return f"a step needs {in_bytes(fit.footprint.peak)} rather than {in_bytes(fit.before.peak)}: {again}"

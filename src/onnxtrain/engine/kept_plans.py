@@ -33,7 +33,8 @@ def name_of(base: Compiled, sizes: Mapping[str, int], options: Options, device: 
     """
     assert base.training is not None
     kernels = (torch.get_num_threads(), torch.backends.cpu.get_cpu_capability())
-    stated = (versions(), options.backend, options.memory_budget, device, kernels, sorted(sizes.items()))
+    asked = (options.backend, options.memory_budget, bool(options.memory_offload))
+    stated = (versions(), asked, device, kernels, sorted(sizes.items()))
     digest = hashlib.sha256(repr(stated).encode())
     for line in _lines(base.training.model.graph):
         digest.update(line)
@@ -98,13 +99,15 @@ def write(cache: GraphCache, name: str, base: Compiled, kept: Kept) -> None:
 def _numbered(choice: Choice, numbers: Mapping[ir.Value, int], named: Mapping[str, int]) -> dict[str, Any]:
     dropped, kept = ([named[name] for name in names] for names in (choice.dropped, choice.kept))
     made = [numbers[v] for v in choice.made]  # which may have no names
-    return vars(choice) | {"dropped": dropped, "kept": kept, "made": made}
+    moved = None if choice.moved is None else numbers[choice.moved]
+    return vars(choice) | {"dropped": dropped, "kept": kept, "made": made, "moved": moved}
 
 
 def _choice(fields: Mapping[str, Any], values: Sequence[ir.Value]) -> Choice:
     dropped, kept = (tuple(str(values[i].name) for i in fields[field]) for field in ("dropped", "kept"))
     made = tuple(values[i] for i in fields["made"])
-    return Choice(dropped, kept, made, fields["at"], fields["gain"], fields["seconds"])
+    moved = None if fields["moved"] is None else values[fields["moved"]]
+    return Choice(dropped, kept, made, fields["at"], fields["gain"], fields["seconds"], moved)
 
 
 def _footprint(fields: Mapping[str, Any] | None) -> Footprint | None:

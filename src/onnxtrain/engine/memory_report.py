@@ -10,12 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import torch
 
 from onnxtrain.engine.bound import BoundGraph
 from onnxtrain.engine.budget import Fit, needed
 from onnxtrain.engine.memory_page import page
 from onnxtrain.execute import Footprint
+from onnxtrain.ir.graphs import source_of
 from onnxtrain.ir.printer import in_bytes
 from onnxtrain.plan.recompute import Choice
 
@@ -37,7 +39,7 @@ class MemoryReport:
         weights: parameters and buffers.
         inputs: of the call.
         gradients: of the parameters, all of which are there at the end; part of the footprint.
-        chosen: what is computed again to keep the budget.
+        chosen: what is computed again to keep the budget, or waits elsewhere.
         budget: the budget as stated; None where there is none.
         sizes: the sizes of named dimensions that it is told for.
         largest: how many rows a batch may have within the budget; None without one, or where it has no such size.
@@ -73,9 +75,10 @@ class MemoryReport:
             "what is in use at the peak",
             *_table(self.footprint.holders),
         ]
-        if self.chosen:
-            again = [(_operators(c), c.gain) for c in self.chosen]
+        if again := [(_operators(c), c.gain) for c in self.chosen if c.moved is None]:
             rows += ["", "what is computed again, and what that saves", *_table(again)]
+        if away := [(_maker(c.moved), c.gain) for c in self.chosen if c.moved is not None]:
+            rows += ["", "what waits elsewhere for the backward pass", *_table(away)]
         return "\n".join(rows)
 
     def save(self, path: str | Path) -> Path:
@@ -107,14 +110,16 @@ class MemoryReport:
             "computed_again": [
                 {"operators": [n.op_type for n in c.nodes], "values": list(c.dropped), "bytes": c.gain}
                 for c in self.chosen
+                if c.moved is None
             ],
+            "elsewhere": [{"values": list(c.dropped), "bytes": c.gain} for c in self.chosen if c.moved is not None],
         }
 
     def _budget(self) -> list[str]:
         if self.budget is None:
             return []
         stated = in_bytes(self.budget) if isinstance(self.budget, int) else str(self.budget)
-        spared = f"{in_bytes(self.before.peak)} without it" if self.chosen else "nothing has to be computed again"
+        spared = f"{in_bytes(self.before.peak)} without it" if self.chosen else "all that is saved has room"
         rows = [f"  {'the budget':<30}{stated}: {spared}"]
         if self.largest is not None:
             rows.append(f"  {'the largest batch':<30}{self.largest} rows, as this one is planned")
@@ -220,6 +225,13 @@ def _operators(choice: Choice) -> str:
     """What runs again; of many the first and the last."""
     names = [n.op_type for n in choice.nodes]
     return ", ".join(names if len(names) <= _NAMED else [*names[:2], f"{len(names) - 4} more", *names[-2:]])
+
+
+def _maker(value: ir.Value) -> str:
+    """What made a value, and where."""
+    node = value.producer()
+    assert node is not None  # only such values are moved
+    return ", ".join(filter(None, (node.op_type, source_of(node))))
 
 
 def _table(rows: Iterable[tuple[str, int]]) -> list[str]:

@@ -45,7 +45,7 @@ _GROUPS = {
         onnxtrain::Silu onnxtrain::Log1p onnxtrain::Expm1 onnxtrain::Erfc onnxtrain::GeluGrad
         onnxtrain::DropoutGrad onnxtrain::ScaleGradient""",
     Trait.VIEW: "Reshape Squeeze Unsqueeze Flatten Transpose Expand Slice Split",
-    Trait.VIEW | Trait.IDENTITY | Trait.ELEMENTWISE | Trait.ROW_WISE: "Identity onnxtrain::Detach",
+    Trait.VIEW | Trait.IDENTITY | Trait.ELEMENTWISE | Trait.ROW_WISE: "Identity onnxtrain::Detach onnxtrain::Fetched",
     Trait.ELEMENTWISE | Trait.RANDOM | Trait.ROW_WISE: "Dropout onnxtrain::PackedDropout",
     Trait.RANDOM: """
         Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike onnxtrain::ATen
@@ -68,7 +68,7 @@ _STOPS = """
     QuantizeLinear DynamicQuantizeLinear StringNormalizer TfIdfVectorizer onnxtrain::Detach
     HannWindow HammingWindow BlackmanWindow MelWeightMatrix BitCast NonMaxSuppression ConvInteger MatMulInteger
     QLinearConv QLinearMatMul RegexFullMatch StringConcat StringSplit ImageDecoder onnxtrain::ReachableRows
-    onnxtrain::Gradients onnxtrain::RandomState onnxtrain::DropoutMask"""
+    onnxtrain::Gradients onnxtrain::RandomState onnxtrain::DropoutMask onnxtrain::Offload"""
 TRAITS: dict[str, Trait] = {name: traits for traits, names in _GROUPS.items() for name in names.split()}
 TRAITS |= {name: TRAITS.get(name, Trait.NONE) | Trait.STOP for name in _STOPS.split()}
 PROBES = ("onnxtrain::probe", "onnxtrain::probe_backward")  # operators of torch, recorded as ATen nodes

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
 
 from onnxtrain.ir import shapes
 from onnxtrain.ir.builder import Builder
 from onnxtrain.ir.graphs import BACKWARD, DOMAIN, RECOMPUTED, Plan, TrainingGraph, free_name, is_backward
+from onnxtrain.plan.lifetimes import owners
 from onnxtrain.plan.recompute import Choice, draws_mask, made_with
 
 _SUFFIX = "_recompute"  # of the names of what is computed again
 
 
-def recomputed(training: TrainingGraph, plan: Plan, chosen: Iterable[Choice]) -> TrainingGraph:
+def recomputed(training: TrainingGraph, plan: Plan, chosen: Sequence[Choice], folder: str = "") -> TrainingGraph:
     """The graph, with copies of nodes in the backward pass that compute values again right before they are needed.
+
+    What waits elsewhere goes there after the last node of the forward pass that reads it.
 
     Args:
         training: the graph; it is not changed.
         plan: made of it.
-        chosen: what is computed again.
+        chosen: what is computed again, and what waits elsewhere.
+        folder: where that is; empty for memory of the host.
     """
     saved, dropped = {*plan.saved}, set[str]()
     for choice in chosen:
@@ -29,11 +33,17 @@ def recomputed(training: TrainingGraph, plan: Plan, chosen: Iterable[Choice]) ->
         saved |= {*choice.kept}
     model = ir.Model(training.model.graph.clone(), ir_version=training.model.ir_version)
     again = _Again(model.graph, saved - dropped)
-    for node in list(model.graph):
-        if is_backward(node):
-            for index, value in enumerate(node.inputs):
-                if value is not None and value.name in dropped:
-                    node.replace_input_with(index, again.value(value, node))
+    backward = [node for node in model.graph if is_backward(node)]
+    begin: dict[ir.Node, list[ir.Value]] = {}
+    for choice in chosen:
+        if choice.moved is not None:
+            begin.setdefault(backward[choice.at], []).append(again.offload(str(choice.moved.name), folder))
+    for node in backward:
+        for value in begin.get(node, ()):
+            again.fetch(value, node)
+        for index, value in enumerate(node.inputs):
+            if value is not None and value.name in dropped:
+                node.replace_input_with(index, again.value(value, node))
     return dataclasses.replace(training, model=model)
 
 
@@ -50,11 +60,55 @@ class _Again:
         self.names = {str(v.name) for n in graph for v in n.outputs}
         self.node_names = {n.name for n in graph}
         self.copies: dict[ir.Value, ir.Value] = {}
+        self._away: dict[ir.Value, ir.Value] = {}  # what stands for a value that waits elsewhere
+        self._under_way: dict[ir.Value, ir.Value] = {}
+        forward = [n for n in graph if not is_backward(n)]
+        sources = owners(forward)
+        self._last = {sources.get(v, v): n for n in forward for v in (*n.outputs, *n.inputs) if v is not None}
+
+    def offload(self, name: str, folder: str) -> ir.Value:
+        """Let a value wait elsewhere for the backward pass."""
+        value = next(v for v in self._last if v.name == name)
+        last = self._last[value]
+        moved = ir.Node(DOMAIN, "Offload", [value], attributes=[ir.AttrString("folder", folder)])
+        self.graph.insert_after(last, moved)
+        shapes.infer(moved)
+        self._named(moved, value, f"{name}_away")
+        self._away[value] = moved.outputs[0]
+        return value
+
+    def fetch(self, value: ir.Value, before: ir.Node) -> None:
+        """Begin to bring a value back, unless it was needed already."""
+        if value not in self._under_way:
+            self._under_way[value] = self._transfer("Fetch", self._away[value], value, before)
+
+    def _transfer(self, op_type: str, source: ir.Value, value: ir.Value, before: ir.Node) -> ir.Value:
+        node = ir.Node(DOMAIN, op_type, [source])
+        node.meta[BACKWARD] = node.meta[RECOMPUTED] = True
+        node.outputs[0].type, node.outputs[0].shape = value.type, value.shape
+        node.outputs[0].meta.update(value.meta)
+        self.graph.insert_before(before, node)
+        self._named(node, value, f"{value.name}_fetched")
+        return node.outputs[0]
+
+    def _named(self, node: ir.Node, value: ir.Value, name: str) -> None:
+        """Give a node and its result names, and the source line of what made a value."""
+        node.outputs[0].name = free_name(name, self.names)
+        self.names.add(str(node.outputs[0].name))
+        node.name = free_name(name, self.node_names)
+        self.node_names.add(node.name)
+        maker = value.producer()
+        if maker is not None:
+            node.metadata_props.update(maker.metadata_props)
 
     def value(self, value: ir.Value, before: ir.Node) -> ir.Value:
-        """A value as the backward pass has it: saved, or computed again before a node."""
+        """A value as the backward pass has it: saved, fetched, or computed again before a node."""
         node = value.producer()
         if value in self.copies:
+            return self.copies[value]
+        if value in self._away:
+            self.fetch(value, before)
+            self.copies[value] = self._transfer("Fetched", self._under_way[value], value, before)
             return self.copies[value]
         if value.name in self.saved or node is None or shapes.data_of(value) is not None:
             return value

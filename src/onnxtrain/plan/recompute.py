@@ -1,4 +1,4 @@
-"""Values that the backward pass computes again rather than keeps: which, and in what order."""
+"""Values that the backward pass computes again, or fetches from elsewhere, rather than keeps: which, in what order."""
 
 from __future__ import annotations
 
@@ -25,19 +25,22 @@ _WORSE = 8  # times as much time for a byte as running the whole forward pass ag
 _SLACK = 4  # times the bytes of a value that others may have, which are there earlier because of it
 # Operations and bytes in a second, and seconds to draw a random number: their ratio counts.
 _RATES = {"cpu": (5e10, 1e10, 5e-9), "accelerator": (1e14, 1e12, 1e-12)}
+_LINKS = {"cpu": 1e9, "accelerator": 2e10}  # bytes in a second to a file, or to the memory of the host
+_BESIDE = 0.05  # of the time of a transfer that is hidden by computation: it takes bandwidth
 
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """Saved values that share one memory, as they are computed again.
+    """Saved values that share one memory, as they are computed again, or fetched from elsewhere.
 
     Args:
         dropped: their names.
         kept: names of values that are saved instead.
         made: what the operators that run again give.
-        at: the place in the backward pass where they do.
+        at: the place in the backward pass where they do, or where fetching begins.
         gain: bytes that are no longer saved.
         seconds: an estimate of the time.
+        moved: the value whose memory waits elsewhere; None where nothing does.
     """
 
     dropped: tuple[str, ...]
@@ -46,6 +49,7 @@ class Choice:
     at: int
     gain: int
     seconds: float
+    moved: ir.Value | None = None
 
     @property
     def nodes(self) -> tuple[ir.Node, ...]:
@@ -64,9 +68,14 @@ class Choice:
 
 
 def choices(
-    training: TrainingGraph, plan: Plan, sizes: Mapping[str, int], device: str, draws_again: bool = False
+    training: TrainingGraph,
+    plan: Plan,
+    sizes: Mapping[str, int],
+    device: str,
+    draws_again: bool = False,
+    offloads: bool = False,
 ) -> list[Choice]:
-    """What can be computed again, in the order in which it is worth most: bytes saved for the time it takes.
+    """What can be computed again or fetched, in the order in which it is worth most: bytes saved for the time it takes.
 
     Each is meant together with those before it.
 
@@ -76,8 +85,9 @@ def choices(
         sizes: of named dimensions.
         device: where it runs.
         draws_again: whether what runs it can draw a mask of dropout a second time.
+        offloads: whether values may wait elsewhere.
     """
-    return list(Search(training, plan, sizes, device, draws_again).run())
+    return list(Search(training, plan, sizes, device, draws_again, offloads).run())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +123,7 @@ class Search:
         sizes: of named dimensions.
         device: where it runs.
         draws_again: whether what runs it can draw a mask of dropout a second time.
+        offloads: whether values may wait elsewhere.
     """
 
     def __init__(
@@ -122,9 +133,11 @@ class Search:
         sizes: Mapping[str, int],
         device: str,
         draws_again: bool = False,
+        offloads: bool = False,
     ) -> None:
         self.sizes, self.draws_again = sizes, draws_again
-        self.flops, self.bandwidth, self.draw = _RATES["cpu" if device == "cpu" else "accelerator"]
+        kind = "cpu" if device == "cpu" else "accelerator"
+        self.flops, self.bandwidth, self.draw = _RATES[kind]
         graph = training.model.graph
         self.forward = [n for n in graph if not is_backward(n)]
         self.order = {n: i for i, n in enumerate(self.forward)}
@@ -137,7 +150,7 @@ class Search:
         for value in self.kept:
             owner = self.owner(value)
             node = owner.producer()
-            again = node in self.order and self._can_run_again(owner, self.kept)
+            again = node in self.order and (self._can_run_again(owner, self.kept) or (offloads and _is_floating(owner)))
             if again and owner not in held and self.size(owner):
                 self.groups.setdefault(owner, []).append(value)
         least = sum(map(self.size, self.groups)) // _SHARE
@@ -145,8 +158,11 @@ class Search:
         self.slack = 0  # how many times what is gained may be there earlier
         self.dropped: set[ir.Value] = set()
         self.at: dict[ir.Value, int] = {}  # of what is computed again for an earlier choice, when
-        backward = [n for n in graph if is_backward(n)]
-        self.read = {v: i for i, n in reversed(list(enumerate(backward))) for v in n.inputs if v is not None}
+        self._backward = [n for n in graph if is_backward(n)]
+        self.read = {v: i for i, n in reversed(list(enumerate(self._backward))) for v in n.inputs if v is not None}
+        self._link = _LINKS[kind] if offloads else 0.0
+        self._hidden = sum(map(self._seconds_of, self.forward)) if offloads and kind != "cpu" else 0.0
+        self._moved: set[ir.Value] = set()
 
     def owner(self, value: ir.Value) -> ir.Value:
         """The value whose memory a value has."""
@@ -190,14 +206,44 @@ class Search:
             self.kept.difference_update(self.groups.pop(owner))
             self.dropped.add(owner)
         self.at.update(dict.fromkeys(choice.made, choice.at))
+        if choice.moved is not None:
+            self._moved.update(owners)
+            self._hidden = max(0.0, self._hidden - sum(map(self.size, owners)) / self._link)
+            self.at.update(dict.fromkeys(owners, choice.at))
         for value in itertools.chain.from_iterable(map(operands, choice.made)):
             self.read[value] = min(choice.at, self.read.get(value, choice.at))
+            if value in self._moved:
+                self.at[value] = min(choice.at, self.at[value])
         self.kept.update(self.named[name] for name in choice.kept)
 
     def _best(self, owners: tuple[ir.Value, ...]) -> Choice | None:
-        """The better of computing all that is needed again, and of saving what an expensive operator gave instead."""
+        """The best of computing all again, of saving what an expensive operator gave, and of moving it elsewhere."""
         found = [self.choice(owners, look) for look in (self.look(owners, deep) for deep in (False, True)) if look]
+        found += [self._elsewhere(owners[0])] if self._link and len(owners) == 1 else []
         return max(filter(None, found), key=lambda c: c.worth, default=None)
+
+    def _elsewhere(self, owner: ir.Value) -> Choice | None:
+        """The memory of a value elsewhere until it is read; None where what else is saved of it is not a mere view."""
+        members = self.groups[owner]
+        views = list(dict.fromkeys(v for member in members for v in self._since(member, owner)))[::-1]
+        beside = {x for v in views for x in operands(v)} - {owner, *views}
+        if not owner.name or not _is_floating(owner) or not beside <= self.kept:
+            return None
+        seconds = self.size(owner) / self._link
+        at, lead = min(self.read[v] for v in members), 0.0
+        while self._hidden and at > 0 and lead < seconds:
+            at -= 1
+            lead += self._seconds_of(self._backward[at])
+        shown = max(0.0, seconds - self._hidden) + (max(0.0, seconds - lead) if self._hidden else seconds)
+        made = tuple(sorted(views, key=lambda v: self.order[v.producer()]))  # type: ignore[index]
+        names = tuple(sorted(str(v.name) for v in members))
+        return Choice(names, (), made, at, self.size(owner), shown + _BESIDE * seconds, owner)
+
+    def _since(self, value: ir.Value, owner: ir.Value) -> Iterator[ir.Value]:
+        """A view, and those that it is a view of, up to a value."""
+        while value is not owner:
+            yield value
+            value = value.producer().inputs[0]  # type: ignore[union-attr, assignment]
 
     def choice(self, owners: tuple[ir.Value, ...], look: Look) -> Choice | None:
         """What was looked at as a choice; None where nothing is gained."""
@@ -231,11 +277,15 @@ class Search:
         members = [v for owner in owners for v in self.groups[owner]]
         at = min(self.read[v] for v in members)
         kept, made, extra = self.kept.difference(members), dict[ir.Value, None](), dict[ir.Value, None]()
+        fetched: set[ir.Value] = set()
         waiting = list(members)
         while waiting:
             value = waiting.pop()
             node = value.producer()
             if value in kept or node is None or value in made or self.at.get(value, at + 1) <= at or value in extra:
+                continue
+            if value in self._moved:
+                fetched.add(value)
                 continue
             is_cheap = deep or value in members or value in self.at or Trait.EXPENSIVE not in traits_of(node)
             if not self._can_run_again(value, kept) or not is_cheap or not may_run(node):
@@ -247,7 +297,7 @@ class Search:
             if len(made) > most and len(makers(made)) > most:
                 return None
             waiting += operands(value)
-        earlier = {self.owner(v) for v in made if v in self.at} & self.dropped
+        earlier = {self.owner(v) for v in (*made, *fetched) if v in self.at} & self.dropped
         return Look(members, made, extra, at, frozenset(earlier))
 
     def size(self, value: ir.Value) -> int:
@@ -309,6 +359,10 @@ def draws_mask(node: ir.Node) -> bool:
     has_ratio = len(node.inputs) > 1 and node.inputs[1] is not None
     is_known = node.domain == DOMAIN or (len(node.inputs) > 2 and shapes.constant_of(node.inputs[2]) is not None)
     return len(node.outputs) == 2 and has_ratio and is_known and Trait.RANDOM in traits_of(node)
+
+
+def _is_floating(value: ir.Value) -> bool:
+    return value.dtype is not None and value.dtype.is_floating_point()
 
 
 def _is_mask(value: ir.Value) -> bool:

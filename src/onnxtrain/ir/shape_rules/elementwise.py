@@ -133,6 +133,12 @@ def dropout_mask(node: ir.Node) -> Sequence[Facts]:
     return [Facts(ir.DataType.BOOL, None)]
 
 
+@shape_rule("Offload", domain=DOMAIN)
+def offload(node: ir.Node) -> Sequence[Facts]:
+    """What stands for a value that waits elsewhere: no memory of its own."""
+    return [Facts(ir.DataType.INT64, ())]
+
+
 def _negated(dim: Dim) -> Dim:
     return simplify(dim * -1)
 
