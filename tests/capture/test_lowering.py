@@ -255,6 +255,13 @@ def _strides_beyond_a_part_of_what_is_written(x: Tensor) -> Tensor:
     return beyond
 
 
+def _strides_of_what_has_no_gradient(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        y = x * 2
+        row = x[0]
+    return y.as_strided((2,), (1,)) + row.as_strided((2,), (1,)) + y.exp().as_strided((2,), (1,)) + x[0, :2].sin()
+
+
 def _one_of_tensors_made_alike_written(x: Tensor) -> Tensor:
     y = x * 1
     first, second = torch.broadcast_tensors(y, x[:1])
@@ -396,6 +403,7 @@ PIECES = {
         _strides_of_half_of_the_columns,
         _written_to_without_gradients,
         _strides_beyond_a_part_of_what_is_written,
+        _strides_of_what_has_no_gradient,
         _one_of_tensors_made_alike_written,
         _itself_without_gradient,
         _written_after_nothing_was_dropped,

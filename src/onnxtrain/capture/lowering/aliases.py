@@ -43,6 +43,7 @@ class Aliases:
         self._writer, self._issue = writer, issue
         self._content: dict[Node, Any] = {}
         self._parents: dict[Node, Node] = {}
+        self._cut: set[Node] = set()  # those whose gradient ends there, which their parents have
         self._seen: dict[Node, int] = {}
         self._writes: dict[int, int] = {}
         self._first: dict[int, Node] = {}
@@ -66,7 +67,10 @@ class Aliases:
 
     def same(self, node: Node, as_node: Node, content: Any = None) -> None:
         """A recorded value is another one, under another name; now, where that is said, with this content."""
-        self._content[node] = self.content(as_node) if content is None else content
+        known = self.content(as_node)
+        self._content[node] = known if content is None else content
+        if content is not None and content is not known:
+            self._cut.add(node)
         memory = memory_of(as_node.meta.get("val"))
         if memory is not None:
             self._parents[node], self._seen[node] = as_node, self._writes.get(memory, 0)
@@ -116,7 +120,7 @@ class Aliases:
         given = arguments_of(view)
         first, is_detached = given["self"], False
         while first in self._parents:
-            is_detached |= first.target is aten.detach.default
+            is_detached |= first.target is aten.detach.default or first in self._cut
             first = self._parents[first]
         order = order_in_memory(first.meta["val"])
         part = given["self"].meta["val"]
