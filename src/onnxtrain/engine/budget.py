@@ -12,7 +12,7 @@ import torch
 from onnxtrain.compiler import Compiled, Report, graph_cache, recompile
 from onnxtrain.engine import kept_plans
 from onnxtrain.engine.by_hand import Plans
-from onnxtrain.errors import BackendError, BudgetError, OptionError
+from onnxtrain.errors import BackendError, BudgetError, GraphError, OptionError
 from onnxtrain.execute import Footprint, backend
 from onnxtrain.execute.torch.dtypes import torch_dtype
 from onnxtrain.ir import shapes
@@ -24,11 +24,12 @@ from onnxtrain.plan.budgets import allowed
 from onnxtrain.plan.by_hand import RECOMPUTE, candidates, layer_inputs, probe_in_force
 from onnxtrain.plan.lifetimes import peak
 from onnxtrain.plan.recompute import Choice, choices
-from onnxtrain.plan.timeline import peaks, pruned
+from onnxtrain.plan.timeline import peaks, pruned, spared
 
 _LOG = logging.getLogger(__name__)
 _TOP = 5  # tensors that an error names
 _TRIES = 6  # plans that are tried because an estimate says that they fit
+_SHARE = 50  # of a budget: so much less is tried where what was spared is needed by others
 
 
 @dataclasses.dataclass
@@ -183,19 +184,38 @@ class _Fitting:
         is_least = self.options.memory_budget == "min"
         count = self._least() if is_least else self._first(most)
         compiled, footprint = self._at(count)
-        found = [Fit(self.base, compiled, self.sizes, before, footprint, self.choices[:count])]
-        if is_least or self._need(count) > most:
-            found += [self._with(chosen, before) for chosen in (*self._pruned(count), *self._by_layers())]
-        fit = min(found, key=self._needed_by)
+        fit = Fit(self.base, compiled, self.sizes, before, footprint, self.choices[:count])
+        if not is_least and self._need(count) <= most:
+            return self._spared(fit, most)
+        others = (self._with(chosen, before) for chosen in (*self._pruned(count), *self._by_layers()))
+        fit = min((fit, *filter(None, others)), key=self._needed_by)
         if self._needed_by(fit) > most and not is_least:
             raise self._impossible(most, fit)
         return fit
 
-    def _with(self, chosen: Sequence[Choice], before: Footprint | None) -> Fit:
-        """The graph with choices."""
-        with self.report.stage("memory"):
-            compiled = recompile(self.base, chosen, self.options, self.device)
+    def _with(self, chosen: Sequence[Choice], before: Footprint | None) -> Fit | None:
+        """The graph with choices; None where some of them need others."""
+        try:
+            with self.report.stage("memory"):
+                compiled = recompile(self.base, chosen, self.options, self.device)
+        except GraphError:
+            return None
         return Fit(self.base, compiled, self.sizes, before, self._told(compiled), chosen)
+
+    def _spared(self, fit: Fit, most: int) -> Fit:
+        """A graph that fits without the choices that it fits without: the last one often gives more than is needed."""
+        assert self.base.training is not None
+        room = most - self._missing(len(fit.chosen))
+        for _ in range(_TRIES):
+            with self.report.stage("memory"):
+                chosen = spared(self.base.training, self.base.plan, self.sizes, fit.chosen, room, self._seen)
+            if len(chosen) == len(fit.chosen):
+                break
+            less = self._with(chosen, fit.before)
+            if less is not None and self._needed_by(less) <= most:
+                return less
+            room -= most // _SHARE if less is None else self._needed_by(less) - most
+        return fit
 
     def _pruned(self, count: int) -> Iterator[Sequence[Choice]]:
         """The first choices, and all, without those that raise the peak."""

@@ -7,9 +7,12 @@ from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
 
+from onnxtrain.errors import GraphError
 from onnxtrain.ir import shapes
+from onnxtrain.ir.bodies import bodies_of
 from onnxtrain.ir.builder import Builder
-from onnxtrain.ir.graphs import BACKWARD, DOMAIN, RECOMPUTED, Plan, TrainingGraph, free_name, is_backward
+from onnxtrain.ir.graphs import BACKWARD, DOMAIN, RECOMPUTED, Plan, TrainingGraph, describe, free_name, is_backward
+from onnxtrain.ir.traits import Trait, traits_of
 from onnxtrain.plan.lifetimes import owners
 from onnxtrain.plan.recompute import Choice, draws_mask, made_with
 
@@ -26,6 +29,9 @@ def recomputed(training: TrainingGraph, plan: Plan, chosen: Sequence[Choice], fo
         plan: made of it.
         chosen: what is computed again, and what waits elsewhere.
         folder: where that is; empty for memory of the host.
+
+    Raises:
+        GraphError: something is chosen that needs what is neither saved nor can be computed again.
     """
     saved, dropped = {*plan.saved}, set[str]()
     for choice in chosen:
@@ -132,6 +138,8 @@ class _Again:
                 return ir.Node(DOMAIN, "DropoutMask", [*self._state(node), ratio], attributes=stated)
             again = [self.value(v, before) for v in (x, mask)]  # type: ignore[arg-type]
             return ir.Node(DOMAIN, "DropoutGrad", [*again, ratio])
+        if (Trait.RANDOM | Trait.EFFECT) & traits_of(node) or bodies_of(node):
+            raise GraphError(f"{node.op_type} gives something else when it runs again", node=describe(node))
         inputs = [None if v is None else self.value(v, before) for v in node.inputs]
         stated = list(node.attributes.values())
         return ir.Node(node.domain, node.op_type, inputs, attributes=stated, num_outputs=len(node.outputs))

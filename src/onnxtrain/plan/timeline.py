@@ -15,6 +15,7 @@ from onnxtrain.ir.graphs import Plan, TrainingGraph, is_backward
 from onnxtrain.plan.lifetimes import course, owners
 from onnxtrain.plan.recompute import Choice, operands
 
+_TRIED = 64  # choices of which it is seen whether a limit needs them
 Seen = tuple[str, int, int]  # the first value that a line makes, most bytes in use while it runs, and those after it
 
 
@@ -57,6 +58,36 @@ def pruned(
         if best[0].peak >= now.peak:
             break
         now, rest = best
+    return rest
+
+
+def spared(
+    training: TrainingGraph,
+    plan: Plan,
+    sizes: Mapping[str, int],
+    chosen: Sequence[Choice],
+    most: int,
+    seen: Sequence[Seen] = (),
+) -> list[Choice]:
+    """Choices without those that a peak of so many bytes does not need, the slowest first.
+
+    Of two limits the lower one never has the higher peak: what the higher one spares first the lower one spares, too,
+    or it is lower than the peak that this makes.
+
+    Args:
+        training: the graph.
+        plan: made of it.
+        sizes: of named dimensions.
+        chosen: what is computed again.
+        most: bytes.
+        seen: what a step that computes nothing again has in use, line by line, where that is known.
+    """
+    begin, rest = _Timeline(training, plan, sizes, seen), list(chosen)
+    slowest = sorted(chosen, key=lambda c: -c.seconds)[:_TRIED]
+    for one in slowest:
+        some = [c for c in rest if c is not one]
+        if begin.after(some).peak <= most:
+            rest = some
     return rest
 
 
