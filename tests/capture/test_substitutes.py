@@ -79,7 +79,9 @@ def _written(y: torch.Tensor, x: torch.Tensor, condition: torch.Tensor) -> torch
     y[condition] = x[None] * 2
     total = y.sum() * 1
     total[total > 5] += 0.5
-    return y * total
+    share = y.mean() * 1
+    share[share.isfinite()] = 0.1
+    return y * total + (share - 0.1) * 1e9
 
 
 CALLS: dict[str, tuple[Callable[..., Any], list[tuple[torch.Tensor, ...]]]] = {
@@ -142,7 +144,7 @@ CALLS: dict[str, tuple[Callable[..., Any], list[tuple[torch.Tensor, ...]]]] = {
     ),
     "written under a condition among indices": (
         lambda x, c: _written(x * 1, x, c),
-        [(torch.rand(n, 3), torch.tensor(c)) for n in (3, 4) for c in (True, False)],
+        [(torch.rand(n, 3, dtype=torch.double), torch.tensor(c)) for n in (3, 4) for c in (True, False)],
     ),
     "attention to no value": (
         lambda x: F.scaled_dot_product_attention(x, x[:0], x[:0], is_causal=True) + x,

@@ -49,7 +49,7 @@ def setitem(self: Tensor, index: Any, value: Any) -> Any:
         return None
     if not isinstance(index, Tensor) or index.dim() or index.dtype not in (torch.bool, torch.int32, torch.int64):
         return NotImplemented
-    content = value.to(self.dtype) if isinstance(value, Tensor) else torch.scalar_tensor(value).to(self.dtype)
+    content = value.to(self.dtype) if isinstance(value, Tensor) else torch.scalar_tensor(value, dtype=self.dtype)
     content = content.to(self.device)
     if index.dtype != torch.bool:
         self.index_put_((index,), content)
