@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -114,6 +114,24 @@ def jvp(
         given = pytree.tree_leaves(tangents)
         found = grad(call.gradients(seeds), seeds, given, create_graph=True, materialize_grads=True)
     return _told((call.value, call.like_outputs(found), *([call.aux] if has_aux else [])))
+
+
+@instead_of(eager_transforms, "_chunked_standard_basis_for_")
+def bases(
+    tensors: Sequence[Tensor], tensor_numels: Sequence[int], chunk_size: int | None = None
+) -> Iterator[tuple[Tensor, ...]]:
+    """The rows of Jacobians that are asked for, some at a time: torch reads the places of their ones from a tensor."""
+    total = sum(tensor_numels)
+    starts = [0] if chunk_size is None else range(0, total, chunk_size)
+    for start in starts:
+        end = total if chunk_size is None else min(start + chunk_size, total)
+        made, begin = [], 0
+        for tensor, count in zip(tensors, tensor_numels, strict=True):
+            row = torch.arange(start, end, device=tensor.device).unsqueeze(1)
+            is_one = row == torch.arange(begin, begin + count, device=tensor.device)
+            made.append(is_one.to(tensor.dtype).view(end - start, *tensor.shape))
+            begin = begin + count
+        yield tuple(made)
 
 
 @instead_of(forward_ad, "make_dual")
