@@ -155,6 +155,17 @@ def jacobians(m: Net, x: Tensor) -> Any:
     return torch.stack([p.square().sum() for p in parts]).sum(), of_each
 
 
+def motion(m: Net, x: Tensor) -> Any:
+    """What a Lagrangian of places and speeds says of forces, by mixed derivatives."""
+    energy = lambda q, v: m.net(torch.cat([q, v])).squeeze() * m.scale  # noqa: E731
+
+    def force(q: Tensor, v: Tensor) -> Tensor:
+        mixed = jacrev(jacrev(energy, 1), 0)(q, v)
+        return hessian(energy, 1)(q, v) @ v + torch.func.grad(energy)(q, v).sum() - mixed @ q
+
+    return vmap(force)(x[:, :1], x[:, 1:]).square().mean()
+
+
 def products(m: Net, x: Tensor) -> Any:
     y, back, aux = vjp(lambda a, s: (m.net(a) * s, a * 2), x, m.scale, has_aux=True)
     dx, ds = back(y)
@@ -179,7 +190,7 @@ class Block(nn.Module):
 
 
 PROGRAMS = [forces, of_a_copy, equation, penalty, inner_step, detached, of_several, unused, transformed]
-PROGRAMS += [of_each_row, norms_of_weights, curvature, jacobians, products]
+PROGRAMS += [of_each_row, norms_of_weights, curvature, jacobians, motion, products]
 
 
 def outcome(model: nn.Module, x: Tensor) -> tuple[list[Tensor], list[Tensor | None]]:

@@ -164,9 +164,12 @@ def cat(tensors: Sequence[Tensor], dim: int = 0, *, out: Tensor | None = None) -
 
 
 @substitute(torch.matmul, Tensor.matmul, Tensor.__matmul__)
-def times_vector(matrix: Tensor, vector: Tensor, *, out: Tensor | None = None) -> Any:
+def times_vector(*operands: Tensor, **named: Any) -> Any:
     """Within ``vmap``, where torch.export loses a matrix that is the same for all: times a matrix of one column."""
-    if not _functorch.get_interpreter_stack() or out is not None or vector.dim() != 1 or matrix.dim() < 2:
+    if not _functorch.get_interpreter_stack() or named:
+        return NotImplemented
+    matrix, vector = operands
+    if vector.dim() != 1 or matrix.dim() < 2:
         return NotImplemented
     return torch.matmul(matrix, vector.unsqueeze(-1)).squeeze(-1)
 

@@ -17,6 +17,12 @@ from onnxtrain.errors import CaptureError
 
 _GRADIENTS = torch.ops.higher_order.wrap_with_set_grad_enabled
 _BEGIN, _END, _PREPARES = "_vmap_increment_nesting", "_vmap_decrement_nesting", "lazy_load_decompositions"
+# Questions that torch does not know of what has the axis, and what answers them.
+_SIZES = {
+    torch.ops.aten.sym_numel.default: torch.Tensor.numel,
+    torch.ops.aten.sym_size.int: torch.Tensor.size,
+    torch.ops.aten.sym_stride.int: torch.Tensor.stride,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,8 +168,7 @@ def _copied(region: Batched) -> GraphModule:
         copies[node] = graph.placeholder(node.name)
     for node in region.nodes:
         copies[node] = graph.node_copy(node, copies.__getitem__)
-        if node.target is torch.ops.aten.sym_numel.default:  # which torch does not know of what has the axis
-            copies[node].target = torch.Tensor.numel
+        copies[node].target = _SIZES.get(node.target, node.target)
     graph.output([copies[node] for node in region.results])
     return GraphModule(torch.nn.Module(), graph)
 
