@@ -18,7 +18,7 @@ from onnxtrain.errors import CaptureError
 _GRADIENTS = torch.ops.higher_order.wrap_with_set_grad_enabled
 _BEGIN, _END, _PREPARES = "_vmap_increment_nesting", "_vmap_decrement_nesting", "lazy_load_decompositions"
 # Questions that torch does not know of what has the axis, and what answers them.
-_SIZES = {
+_SIZES: Mapping[Any, Any] = {
     torch.ops.aten.sym_numel.default: torch.Tensor.numel,
     torch.ops.aten.sym_size.int: torch.Tensor.size,
     torch.ops.aten.sym_stride.int: torch.Tensor.stride,
