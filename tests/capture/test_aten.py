@@ -103,7 +103,6 @@ WHOLE = {
     "a masked row of a softmax": lambda x: torch.ops.aten._safe_softmax(x.masked_fill(x > 0, float("-inf")), 0),
     "the tail of a distribution": lambda x: torch.special.log_ndtr(x * 20),
     "a value filled in twice": lambda x: torch.index_fill(x, 0, torch.tensor([1, 1, 0]), x.sum()),
-    "a diagonal": lambda x: torch.diagonal_scatter(x, x[0, :4]),
     "corners aligned": lambda x: F.interpolate(
         x[None, None], (3, 4), mode="bilinear", align_corners=True, antialias=True
     ),
