@@ -84,6 +84,14 @@ def test_a_budget_is_kept_and_what_runs_again_is_named(folder: Path, what: list[
     assert sum(holder["bytes"] for holder in found["at_the_peak"]) == found["peak"]
 
 
+@pytest.mark.parametrize("what", [["planned:step"], ["model.onnx", "--sizes", "x=256,16"]])
+def test_saved_values_may_wait_in_a_folder(folder: Path, what: list[str]) -> None:
+    least = told(folder, *what, "--budget", "min")
+    found = told(folder, *what, "--budget", "min", "--offload", str(folder))
+    assert found["elsewhere"] and not least["elsewhere"]
+    assert found["peak"] < least["peak"]
+
+
 def test_a_text_and_a_page(folder: Path) -> None:
     status, text, error = run(folder, "plan", "planned:step", "--budget", "0.75", "--html", "memory.html")
     assert (status, error) == (0, "")

@@ -35,6 +35,7 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("what", help="the .onnx file, or package.module:function")
     parser.add_argument("--budget", type=budget, metavar="BYTES", help="of a step beside weights: 64MiB, 0.5, or min")
+    parser.add_argument("--offload", metavar="WHERE", help="a folder, or host: where saved values may wait within it")
     parser.add_argument(
         "--sizes",
         nargs="+",
@@ -76,7 +77,7 @@ def _of_file(given: argparse.Namespace) -> Any:
 
     _refuse(given, "worst_case", "a file is planned for --sizes")
     check_file(given.what, GraphError, "give the path of an .onnx file, or package.module:function")
-    options = Options(memory_budget=given.budget, backend="torch")
+    options = Options(memory_budget=given.budget, memory_offload=given.offload, backend="torch")
     graph = read_forward(given.what, given.train)
     optimize(graph, options, check=False)
     return model_memory(graph, dict(given.sizes), options)
@@ -90,7 +91,8 @@ def _of_module(module: str, function: str, given: argparse.Namespace) -> Any:
     from onnxtrain.ortmodule import ORTModule
 
     worst = dict(given.worst_case) if given.worst_case else None
-    wrapped = ORTModule(made, options=Options(memory_budget=given.budget, worst_case=worst))
+    options = Options(memory_budget=given.budget, memory_offload=given.offload, worst_case=worst)
+    wrapped = ORTModule(made, options=options)
     if isinstance(batch, Mapping):
         return wrapped.memory_report(**batch)
     return wrapped.memory_report(*(batch if isinstance(batch, tuple | list) else (batch,)))
