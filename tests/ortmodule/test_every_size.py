@@ -269,6 +269,20 @@ def test_a_branch_on_a_size_goes_as_in_eager_whichever_way_it_went_first(name: s
     compare(lambda y, x: 2 * y if ASKED[name](x.shape[1]) else y + 1, _lengths(*((2, size) for size in sizes)))
 
 
+def test_a_size_is_of_its_type_where_a_number_is_looked_at() -> None:
+    class Asking(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, int]:
+            n = x.shape[1]
+            is_number = type(n) is int and type(n / 2) is float and type(n) in {int: 1}
+            return x * (2 if is_number else 3), int(x.detach().sum() > 0)
+
+    wrapped, eager = pair(Asking())
+    for step, size in enumerate((5, 5, 8, 7, 8)):
+        x = torch.ones(2, size, requires_grad=True) * (-1) ** step
+        (a, m), (b, n) = wrapped(x), eager(x)
+        assert a.equal(b) and m == n, step
+
+
 def test_a_branch_of_a_layer_of_torch_on_a_size() -> None:
     """Of one sample batch normalization of torch has no variance, and says so; of others it has."""
     layer = torch.nn.BatchNorm1d(4, dtype=torch.float64)

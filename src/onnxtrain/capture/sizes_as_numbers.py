@@ -109,15 +109,46 @@ def _is_instance(value: Any, kinds: Any) -> bool:
     return isinstance(value, kinds) or (type(value) in _KINDS and isinstance(_KINDS[type(value)](), kinds))
 
 
+class _Number(type):
+    """The class of what stands for ``int`` or ``float``: itself in all but calls with a tensor."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        kind = cls.__mro__[1]
+        if len(args) == 1 and isinstance(args[0], torch.Tensor):
+            return getattr(torch.Tensor, f"__{kind.__name__}__")(args[0])
+        return kind(*args, **kwargs)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, cls.__mro__[1])
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, cls.__mro__[1])
+
+    def __eq__(cls, other: object) -> bool:
+        return other is cls or other is cls.__mro__[1]
+
+    def __hash__(cls) -> int:
+        return hash(cls.__mro__[1])
+
+
+# What may stand for ``int`` and ``float`` in a module, by the method that asks a tensor for one.
+NUMBERS = {f"__{kind.__name__}__": _Number(kind.__name__, (kind,), {}) for kind in (int, float)}
+
+
 class _Kind(type):
-    """The class of what stands for ``type``: itself in all but calls with a size, or a tensor without content."""
+    """The class of what stands for ``type``: itself in all but calls with a size, or a tensor without content.
+
+    A number is of what stands for its type in the module that asks.
+    """
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         if len(args) != 1:
             return type(*args, **kwargs)
         if isinstance(args[0], FakeTensor):
             return torch.nn.Parameter if isinstance(args[0], torch.nn.Parameter) else torch.Tensor
-        return _KINDS.get(type(args[0]), type(args[0]))
+        found = _KINDS.get(type(args[0]), type(args[0]))
+        stated = sys._getframe(1).f_globals.get(found.__name__) if found in (int, float) else None
+        return stated if isinstance(stated, _Number) else found
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, type)
@@ -151,4 +182,4 @@ def _kinds_of_numbers() -> Iterator[None]:
                 del table[name]
 
 
-__all__ = ["sizes_as_numbers"]
+__all__ = ["NUMBERS", "sizes_as_numbers"]

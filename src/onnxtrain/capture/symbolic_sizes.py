@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from onnxtrain.capture.replaced import replaced
 from onnxtrain.capture.size_questions import noted_answers
-from onnxtrain.capture.sizes_as_numbers import sizes_as_numbers
+from onnxtrain.capture.sizes_as_numbers import NUMBERS, sizes_as_numbers
 from onnxtrain.capture.source_lines import is_asked_by_user, is_users
 
 _TENSOR: Any = torch.Tensor
@@ -106,25 +106,6 @@ def _symbolic_len() -> Iterator[None]:
         builtins.len = plain
 
 
-class _Number(type):
-    """The class of what stands for ``int`` or ``float``: itself in all but calls with a tensor."""
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        kind = cls.__mro__[1]
-        if len(args) == 1 and isinstance(args[0], torch.Tensor):
-            return getattr(torch.Tensor, f"__{kind.__name__}__")(args[0])
-        return kind(*args, **kwargs)
-
-    def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, cls.__mro__[1])
-
-    def __subclasscheck__(cls, subclass: type) -> bool:
-        return issubclass(subclass, cls.__mro__[1])
-
-
-_NUMBERS = {f"__{kind.__name__}__": _Number(kind.__name__, (kind,), {}) for kind in (int, float)}
-
-
 @contextlib.contextmanager
 def symbolic_numbers(free: Iterable[tuple[str, str]]) -> Iterator[None]:
     """Make ``int(tensor)`` and ``float(tensor)`` symbols: of ``__int__`` and ``__float__`` Python takes numbers only.
@@ -132,7 +113,7 @@ def symbolic_numbers(free: Iterable[tuple[str, str]]) -> Iterator[None]:
     Args:
         free: how and where tensors are looked at, ``("__int__", "file:line")``; concerned are the modules of the files.
     """
-    wanted = {(place.rpartition(":")[0], _NUMBERS[kind]) for kind, place in free if kind in _NUMBERS}
+    wanted = {(place.rpartition(":")[0], NUMBERS[kind]) for kind, place in free if kind in NUMBERS}
     changed: list[tuple[dict[str, Any], str]] = []
     for module in list(sys.modules.values()) if wanted else ():
         for file, number in wanted:

@@ -16,7 +16,7 @@ FAMILIES: dict[str, tuple[str | tuple[str, ...], ...]] = {
         "torch.dot({f1}, {f1})", "torch.mm({f2}, {f2}.t())", "torch.mv({f2}, {f1})", "torch.addmm({f}, {f2}, {f2})",
         "torch.baddbmm({f}, {f3}, {f3}.mT)", "torch.tensordot({f}, {f}, 1)", "torch.kron({f2}, {f2})",
         "torch.linalg.multi_dot([{f2}, {f2}.t(), {f2}])", "({f}.unsqueeze(-1) * {f}.unsqueeze(-2)).sum(-1)",
-        "torch.inner({f}, {f})", "torch.cross({f}[..., :3], {s}[..., :3], dim=-1)",
+        "torch.inner({f}, {f})", "torch.cross({f}[..., :3], {s}[..., :3].sin(), dim=-1)",
         "F.bilinear({f}, {s}, torch.ones(2, {d}, {d}, dtype=REAL))", "F.scaled_dot_product_attention({f3}, {0}, {0})",
         "F.scaled_dot_product_attention({f3}, {f3}, {1}, is_causal=True)",
         "F.scaled_dot_product_attention({f3}, {0}, {0}, attn_mask={b})",
