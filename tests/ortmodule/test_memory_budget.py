@@ -366,7 +366,7 @@ def test_a_plan_is_kept_beside_its_graph(tmp_path: Path, monkeypatch: pytest.Mon
     first = ORTModule(copy.deepcopy(model), options=options)
     report = first.memory_report(*batch)
     assert len(list(tmp_path.glob("*.plan"))) == 1
-    monkeypatch.setattr(budget, "choices", lambda *_: pytest.fail("planned again"))
+    monkeypatch.setattr(budget, "Search", lambda *_: pytest.fail("planned again"))
     second = ORTModule(copy.deepcopy(model), options=options)
     again = second.memory_report(*batch)
     assert (again.peak, again.before.peak) == (report.peak, report.before.peak)

@@ -15,7 +15,7 @@ from onnxtrain import Options
 from onnxtrain.engine.budget import Fit
 from onnxtrain.errors import GraphError
 from onnxtrain.plan.copies import recomputed
-from onnxtrain.plan.recompute import Choice, choices
+from onnxtrain.plan.recompute import Choice, Search
 from onnxtrain.plan.timeline import peaks, spared
 
 
@@ -52,7 +52,7 @@ def test_no_choice_is_taken_that_a_limit_does_not_need() -> None:
     fit, sizes = fit_of(Chain())
     training, plan = fit.base.training, fit.base.plan
     assert training is not None
-    every = choices(training, plan, sizes, "cpu")
+    every = [*Search(training, plan, sizes, "cpu").run()]
     curve = peaks(training, plan, sizes, every)
     most, spare = max(curve), 0
     for limit in range(curve[0], min(curve), -(curve[0] - min(curve)) // 15):

@@ -123,9 +123,8 @@ def _program(
         if error.has_history:
             raise
         fill()
-        return export(
-            flat, tensors, names, constant | axes_of(tensors, size=1)
-        )  # of the sizes that the caches have now
+        constant |= axes_of(tensors, size=1)  # of the sizes that the caches have now
+        return export(flat, tensors, names, constant)
     if flat.result.outside is not None:
         fill()
     return program

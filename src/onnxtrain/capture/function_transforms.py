@@ -1,4 +1,7 @@
-"""``torch.func`` within a forward pass: derivatives of a function, recorded as gradients of what it computes."""
+"""``torch.func`` within a forward pass: derivatives of a function, recorded as gradients of what it computes.
+
+And the calls that torch cannot record within ``vmap`` as they are.
+"""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from onnxtrain.options import Options
 from onnxtrain.plan.budgets import allowed
 from onnxtrain.plan.by_hand import RECOMPUTE, candidates, layer_inputs, probe_in_force
 from onnxtrain.plan.lifetimes import peak
-from onnxtrain.plan.recompute import Choice, choices
+from onnxtrain.plan.recompute import Choice, Search
 from onnxtrain.plan.timeline import peaks, pruned, spared
 
 _LOG = logging.getLogger(__name__)
@@ -178,7 +178,8 @@ class _Fitting:
         with self.report.stage("memory"):
             draws_again = backend(self.options.backend).draws_again(self.device)
             offloads = self.options.memory_offload is not None
-            self.choices = choices(self.base.training, self.base.plan, self.sizes, self.device, draws_again, offloads)
+            search = Search(self.base.training, self.base.plan, self.sizes, self.device, draws_again, offloads)
+            self.choices = [*search.run()]
             self._seen = [(u.value, u.most, u.rest) for u in before.uses] if before else []
             self._curve = peaks(self.base.training, self.base.plan, self.sizes, self.choices, self._seen)
         is_least = self.options.memory_budget == "min"

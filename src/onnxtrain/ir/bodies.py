@@ -249,7 +249,7 @@ def remove_unread(graph: ir.Graph) -> bool:
     modified = False
     for node in reversed(list(graph)):
         read = any(v.uses() or v.is_graph_output() for v in node.outputs)
-        if not read and not (Trait.EFFECT | Trait.DRAWN) & traits_of(node):
+        if not read and not Trait.STAYS & traits_of(node):
             graph.remove(node, safe=True)
             modified = True
     for name, value in list(graph.initializers.items()):

@@ -34,6 +34,7 @@ class Trait(enum.Flag):
     STOP = enum.auto()
     EFFECT = enum.auto()
     DRAWN = enum.auto()
+    STAYS = EFFECT | DRAWN
 
 
 _GROUPS = {

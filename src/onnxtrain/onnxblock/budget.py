@@ -20,7 +20,7 @@ from onnxtrain.plan.budgets import allowed, first_within
 from onnxtrain.plan.copies import recomputed
 from onnxtrain.plan.late import hold_back
 from onnxtrain.plan.lifetimes import peak_of_whole
-from onnxtrain.plan.recompute import Choice, choices
+from onnxtrain.plan.recompute import Choice, Search
 from onnxtrain.plan.sizes import free_sizes
 from onnxtrain.plan.timeline import pruned
 
@@ -73,7 +73,7 @@ class _Search:
 
     def __init__(self, largest: TrainingGraph) -> None:
         self.largest, self.plan = largest, make_plan(largest)
-        self.choices: Sequence[Choice] = choices(largest, self.plan, {}, "cpu")
+        self.choices: Sequence[Choice] = [*Search(largest, self.plan, {}, "cpu").run()]
         model = write_out_nodes(largest.model, lambda node: True)  # other runtimes run the bodies of our operators
         self.whole = dataclasses.replace(largest, model=model)
         self._peaks: dict[int, int] = {}

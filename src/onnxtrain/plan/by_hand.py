@@ -14,7 +14,7 @@ from onnxtrain.ir.graphs import Plan, TrainingGraph
 from onnxtrain.ir.traits import Trait, traits_of
 from onnxtrain.memory_options import PlanRequest
 from onnxtrain.plan.formulas import MOVES
-from onnxtrain.plan.recompute import Choice, Search
+from onnxtrain.plan.recompute import Choice, Search, makers, views_of
 
 RECOMPUTE, COMPROMISE = 1, 2
 _MOST = 15  # nodes that run again for one value
@@ -93,7 +93,8 @@ def _candidate(search: Search, owners: tuple[ir.Value, ...], may_run: Callable[[
     whole = search.look(owners, True, may_run, _MOST)
     looks, kind = [whole], RECOMPUTE
     if whole is not None and whole.extra:
-        last = {node for owner in owners for value in search.groups[owner] for node in _since(value, owner)}
+        views = (v for owner in owners for value in search.groups[owner] for v in (*views_of(value, owner), owner))
+        last = {*makers(views)}
         looks = [search.look(owners, True, lambda node: node in last and may_run(node), _MOST), whole]
         kind = COMPROMISE
     found = ((look, search.choice(owners, look)) for look in looks if look is not None)
@@ -103,15 +104,6 @@ def _candidate(search: Search, owners: tuple[ir.Value, ...], may_run: Callable[[
     lost = {search.owner(v) for v in look.extra} - {search.owner(v) for v in search.kept}
     saving = sum(map(_symbolic, owners), sympy.Integer(0)) - sum(map(_symbolic, lost), sympy.Integer(0))
     return Candidate(choice, kind, saving, choice.gain / sum(map(search.size, owners)))
-
-
-def _since(value: ir.Value, owner: ir.Value) -> Iterable[ir.Node]:
-    """The nodes from that which makes a value's memory to that which makes the value, a view of it."""
-    while (node := value.producer()) is not None:
-        yield node
-        if value is owner or node.inputs[0] is None:
-            return
-        value = node.inputs[0]
 
 
 def _symbolic(value: ir.Value) -> sympy.Expr:

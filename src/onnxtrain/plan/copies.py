@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
 
 from onnxtrain.errors import GraphError
 from onnxtrain.ir import shapes
-from onnxtrain.ir.bodies import bodies_of
 from onnxtrain.ir.builder import Builder
 from onnxtrain.ir.graphs import BACKWARD, DOMAIN, RECOMPUTED, Plan, TrainingGraph, describe, free_name, is_backward
-from onnxtrain.ir.traits import Trait, traits_of
 from onnxtrain.plan.lifetimes import owners
-from onnxtrain.plan.recompute import Choice, draws_mask, made_with
+from onnxtrain.plan.recompute import Choice, draws_mask, gives_the_same, made_with
 
 _SUFFIX = "_recompute"  # of the names of what is computed again
 
@@ -68,18 +67,24 @@ class _Again:
         self.copies: dict[ir.Value, ir.Value] = {}
         self._away: dict[ir.Value, ir.Value] = {}  # what stands for a value that waits elsewhere
         self._under_way: dict[ir.Value, ir.Value] = {}
-        forward = [n for n in graph if not is_backward(n)]
+
+    @functools.cached_property
+    def _last(self) -> dict[str, tuple[ir.Value, ir.Node]]:
+        """By name each value with memory of its own, and the last node of the forward pass that reads it."""
+        forward = [n for n in self.graph if not is_backward(n)]
         sources = owners(forward)
-        self._last = {sources.get(v, v): n for n in forward for v in (*n.outputs, *n.inputs) if v is not None}
+        read = ((sources.get(v, v), n) for n in forward for v in (*n.outputs, *n.inputs) if v is not None)
+        return {str(value.name): (value, node) for value, node in read}
 
     def offload(self, name: str, folder: str) -> ir.Value:
         """Let a value wait elsewhere for the backward pass."""
-        value = next(v for v in self._last if v.name == name)
-        last = self._last[value]
+        value, last = self._last[name]
         moved = ir.Node(DOMAIN, "Offload", [value], attributes=[ir.AttrString("folder", folder)])
         self.graph.insert_after(last, moved)
         shapes.infer(moved)
-        self._named(moved, value, f"{name}_away")
+        self._call(moved, f"{name}_away", value)
+        moved.outputs[0].name = free_name(f"{name}_away", self.names)
+        self.names.add(str(moved.outputs[0].name))
         self._away[value] = moved.outputs[0]
         return value
 
@@ -91,21 +96,18 @@ class _Again:
     def _transfer(self, op_type: str, source: ir.Value, value: ir.Value, before: ir.Node) -> ir.Value:
         node = ir.Node(DOMAIN, op_type, [source])
         node.meta[BACKWARD] = node.meta[RECOMPUTED] = True
-        node.outputs[0].type, node.outputs[0].shape = value.type, value.shape
-        node.outputs[0].meta.update(value.meta)
         self.graph.insert_before(before, node)
-        self._named(node, value, f"{value.name}_fetched")
+        self._call(node, f"{value.name}_fetched", value)
+        self._describe(value, node.outputs[0], "_fetched")
         return node.outputs[0]
 
-    def _named(self, node: ir.Node, value: ir.Value, name: str) -> None:
-        """Give a node and its result names, and the source line of what made a value."""
-        node.outputs[0].name = free_name(name, self.names)
-        self.names.add(str(node.outputs[0].name))
+    def _call(self, node: ir.Node, name: str, value: ir.Value) -> None:
+        """Give a node a name, and the source line of what made a value."""
         node.name = free_name(name, self.node_names)
         self.node_names.add(node.name)
         maker = value.producer()
-        if maker is not None:
-            node.metadata_props.update(maker.metadata_props)
+        assert maker is not None  # what nobody makes is saved
+        node.metadata_props.update(maker.metadata_props)
 
     def value(self, value: ir.Value, before: ir.Node) -> ir.Value:
         """A value as the backward pass has it: saved, fetched, or computed again before a node."""
@@ -119,13 +121,12 @@ class _Again:
         if value.name in self.saved or node is None or shapes.data_of(value) is not None:
             return value
         copy = self._copy(node, value, before)
-        copy.name = free_name(f"{node.name or node.outputs[0].name}{_SUFFIX}", self.node_names)
-        self.node_names.add(copy.name)
-        copy.metadata_props.update(node.metadata_props)
+        self._call(copy, f"{node.name or node.outputs[0].name}{_SUFFIX}", value)
         copy.meta.update(node.meta)
         copy.meta[BACKWARD] = copy.meta[RECOMPUTED] = True
         for old, new in zip(made_with(value), copy.outputs, strict=False):
-            self._describe(old, new)
+            self._describe(old, new, _SUFFIX)
+            self.copies[old] = new
         self.graph.insert_before(before, copy)
         return self.copies[value]
 
@@ -138,7 +139,7 @@ class _Again:
                 return ir.Node(DOMAIN, "DropoutMask", [*self._state(node), ratio], attributes=stated)
             again = [self.value(v, before) for v in (x, mask)]  # type: ignore[arg-type]
             return ir.Node(DOMAIN, "DropoutGrad", [*again, ratio])
-        if (Trait.RANDOM | Trait.EFFECT) & traits_of(node) or bodies_of(node):
+        if not gives_the_same(node):
             raise GraphError(f"{node.op_type} gives something else when it runs again", node=describe(node))
         inputs = [None if v is None else self.value(v, before) for v in node.inputs]
         stated = list(node.attributes.values())
@@ -149,10 +150,9 @@ class _Again:
         op = Builder(self.graph, before=node, names=self.names)
         return op.node("RandomState", [node.inputs[0]], domain=DOMAIN, outputs=2).outputs
 
-    def _describe(self, old: ir.Value, new: ir.Value) -> None:
+    def _describe(self, old: ir.Value, new: ir.Value, suffix: str) -> None:
         if old.name:
-            new.name = free_name(f"{old.name}{_SUFFIX}", self.names)
+            new.name = free_name(f"{old.name}{suffix}", self.names)
             self.names.add(new.name)
         new.type, new.shape = old.type, old.shape
         new.meta.update(old.meta)
-        self.copies[old] = new

@@ -67,29 +67,6 @@ class Choice:
         return "".join(f"{n.op_type}+" for n in self.nodes)
 
 
-def choices(
-    training: TrainingGraph,
-    plan: Plan,
-    sizes: Mapping[str, int],
-    device: str,
-    draws_again: bool = False,
-    offloads: bool = False,
-) -> list[Choice]:
-    """What can be computed again or fetched, in the order in which it is worth most: bytes saved for the time it takes.
-
-    Each is meant together with those before it.
-
-    Args:
-        training: the graph.
-        plan: made of it.
-        sizes: of named dimensions.
-        device: where it runs.
-        draws_again: whether what runs it can draw a mask of dropout a second time.
-        offloads: whether values may wait elsewhere.
-    """
-    return list(Search(training, plan, sizes, device, draws_again, offloads).run())
-
-
 @dataclasses.dataclass(frozen=True)
 class Look:
     """What it takes to compute values again.
@@ -115,7 +92,7 @@ def anything(node: ir.Node) -> bool:
 
 
 class Search:
-    """The search for what to compute again.
+    """The search for what to compute again or to fetch, most bytes for the time that it takes first.
 
     Args:
         training: the graph.
@@ -171,6 +148,8 @@ class Search:
     def run(self) -> Iterator[Choice]:
         """One value after the other, then those together that are worth it only so; what takes long comes later.
 
+        Each choice is meant together with those before it.
+
         At last come values for which others have to be there earlier: at a place where less is in use than at the peak.
         """
         whole = sum(map(self.size, self.groups)) / (sum(map(self._seconds_of, self.forward)) + _MOMENT)
@@ -225,8 +204,8 @@ class Search:
     def _elsewhere(self, owner: ir.Value) -> Choice | None:
         """The memory of a value elsewhere until it is read; None where what else is saved of it is not a mere view."""
         members = self.groups[owner]
-        views = list(dict.fromkeys(v for member in members for v in self._since(member, owner)))[::-1]
-        beside = {x for v in views for x in operands(v)} - {owner, *views}
+        views = {v for member in members for v in views_of(member, owner)}
+        beside = {x for v in views for x in operands(v)} - {owner} - views
         if not owner.name or not _is_floating(owner) or not beside <= self.kept:
             return None
         seconds = self.size(owner) / self._link
@@ -238,12 +217,6 @@ class Search:
         made = tuple(sorted(views, key=lambda v: self.order[v.producer()]))  # type: ignore[index]
         names = tuple(sorted(str(v.name) for v in members))
         return Choice(names, (), made, at, self.size(owner), shown + _BESIDE * seconds, owner)
-
-    def _since(self, value: ir.Value, owner: ir.Value) -> Iterator[ir.Value]:
-        """A view, and those that it is a view of, up to a value."""
-        while value is not owner:
-            yield value
-            value = value.producer().inputs[0]  # type: ignore[union-attr, assignment]
 
     def choice(self, owners: tuple[ir.Value, ...], look: Look) -> Choice | None:
         """What was looked at as a choice; None where nothing is gained."""
@@ -307,10 +280,8 @@ class Search:
     def _can_run_again(self, value: ir.Value, kept: Collection[ir.Value]) -> bool:
         """Whether a value's node gives the same again: the mask of dropout has to be kept, or be drawn again."""
         node = value.producer()
-        if node is None or bodies_of(node):
-            return False
-        if not draws_mask(node):
-            return not (Trait.RANDOM | Trait.EFFECT) & traits_of(node)
+        if node is None or not draws_mask(node):
+            return node is not None and gives_the_same(node)
         return self.draws_again or (value is node.outputs[0] and node.outputs[1] in kept)
 
     def _seconds(self, made: Sequence[ir.Value]) -> float:
@@ -350,6 +321,18 @@ def operands(value: ir.Value) -> list[ir.Value]:
     if node is None or not draws_mask(node):
         return read
     return read[1:2] if _is_mask(value) else [read[0], node.outputs[1], read[1]]
+
+
+def views_of(value: ir.Value, owner: ir.Value) -> Iterator[ir.Value]:
+    """A value and those that it is a view of, up to that whose memory it is, which is not among them."""
+    while value is not owner:
+        yield value
+        value = value.producer().inputs[0]  # type: ignore[union-attr, assignment]
+
+
+def gives_the_same(node: ir.Node) -> bool:
+    """Whether a node gives the same whenever it runs, and does nothing else."""
+    return not (Trait.RANDOM | Trait.EFFECT) & traits_of(node) and not bodies_of(node)
 
 
 def draws_mask(node: ir.Node) -> bool:

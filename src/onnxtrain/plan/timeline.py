@@ -16,6 +16,7 @@ from onnxtrain.plan.lifetimes import course, owners
 from onnxtrain.plan.recompute import Choice, operands
 
 _TRIED = 64  # choices of which it is seen whether a limit needs them
+_TOLD = 10_000  # choices that are told anew for that
 Seen = tuple[str, int, int]  # the first value that a line makes, most bytes in use while it runs, and those after it
 
 
@@ -83,11 +84,14 @@ def spared(
         seen: what a step that computes nothing again has in use, line by line, where that is known.
     """
     begin, rest = _Timeline(training, plan, sizes, seen), list(chosen)
-    slowest = sorted(chosen, key=lambda c: -c.seconds)[:_TRIED]
-    for one in slowest:
+    now, first = begin.after(rest), min((c.at for c in chosen), default=0)
+    for one in sorted(chosen, key=lambda c: -c.seconds)[: min(_TRIED, _TOLD // max(len(chosen), 1))]:
+        if now.needs(one, first, most):
+            continue
         some = [c for c in rest if c is not one]
-        if begin.after(some).peak <= most:
-            rest = some
+        then = begin.after(some)
+        if then.peak <= most:
+            now, rest = then, some
     return rest
 
 
@@ -154,6 +158,12 @@ class _Timeline:
         place = int(np.maximum(self._most, self._before + self._copies).argmax())
         spans = [self._held.get(self._owner(self._named[name])) for name in choice.dropped]
         return any(span[0] <= place <= span[1] for span in spans if span is not None)
+
+    def needs(self, choice: Choice, first: int, most: int) -> bool:
+        """Whether more bytes would be in use without a choice before the first of all copies is made: seen at once."""
+        saved = max(self._last[False].get(self._owner(self._named[name]), 0) for name in choice.dropped) + 1
+        before = self._most[saved : self._backward[first]]
+        return bool(before.size) and int(before.max()) + choice.gain > most
 
     def take(self, choice: Choice) -> None:
         """Compute values again rather than save them."""

@@ -23,13 +23,13 @@ from onnxtrain.capture.lowering.aliases import (
     memory_of,
     name_of,
 )
-from onnxtrain.capture.lowering.batched import Batched, batched, prepares, unbatched
+from onnxtrain.capture.lowering.batched import GRADIENTS, Batched, batched, prepares, unbatched
 from onnxtrain.capture.lowering.calls import Calls, UnknownCallError, Verdict
 from onnxtrain.capture.lowering.complex_views import is_complex
 from onnxtrain.capture.lowering.expansions import expansion
 from onnxtrain.capture.lowering.functional import functional_of, is_out, is_view_in_place, returns_also, written_by
 from onnxtrain.capture.lowering.strides import order_in_memory, refused_strides
-from onnxtrain.capture.lowering.types import Region, cast_to
+from onnxtrain.capture.lowering.types import Region, cast_to, may_have_gradient
 from onnxtrain.capture.lowering.unread import mark_unread_draws, remove_unread_numbers
 from onnxtrain.capture.lowering.writer import ORIGINS, Writer
 from onnxtrain.capture.source_lines import user_line
@@ -42,7 +42,7 @@ _CHECKS = frozenset(
         *("sym_constrain_range_for_size", "sym_constrain_range", "_linalg_check_errors"),
     )
 )
-_GRADIENTS, _AUTOCAST = torch.ops.higher_order.wrap_with_set_grad_enabled, torch.ops.higher_order.wrap_with_autocast
+_AUTOCAST = torch.ops.higher_order.wrap_with_autocast
 _FILLED = ("normal_", "uniform_", "random_", "exponential_", "geometric_", "cauchy_", "log_normal_", "bernoulli_")
 _OVERWRITTEN = (*_FILLED, "fill_", "zero_", "copy_")  # nothing is left, yet it requires a gradient if it did: of zeros
 _KEEPING = frozenset((_ops.batch_norm.default, _ops.clone.default))  # what reads statistics where nobody else does
@@ -142,7 +142,7 @@ class Lowering:
     def _recorded(self, node: Node, aliases: Aliases) -> None:
         """Write a recorded call."""
         target: Any = node.target
-        if target in (_GRADIENTS, _AUTOCAST):
+        if target in (GRADIENTS, _AUTOCAST):
             self._dissolve(node, aliases)
         elif target is operator.getitem and node.args[0] in self._left:
             inner, content = self._left[node.args[0]][node.args[1]]  # type: ignore[index]
@@ -199,7 +199,7 @@ class Lowering:
     def _dissolve(self, node: Node, aliases: Aliases) -> None:
         """Write the calls of a region in which gradients or autocast were switched."""
         before = self._calls.region
-        if node.target is _GRADIENTS:
+        if node.target is GRADIENTS:
             (on, body), given = node.args[:2], node.args[2:]
             self._calls.region = Region(bool(on), before.autocast)
         else:
@@ -238,7 +238,7 @@ class Lowering:
 
     def _stopped(self, result: Any) -> Any:
         value = result.meta["val"] if isinstance(result, Node) else None
-        stops = isinstance(value, torch.Tensor) and _may_have_gradient(value)
+        stops = isinstance(value, torch.Tensor) and may_have_gradient(value)
         return self._writer.call(_ops.detach.default, (result,), val=value) if stops else result
 
     def _write(self, node: Node, written: Sequence[str], aliases: Aliases) -> None:
@@ -280,7 +280,7 @@ class Lowering:
             made = self._issue(_ops.expand_as.default, (made, aliases.content(changed)), {}, old)
         if not self._calls.region.gradients:
             made = self._stopped(made)
-        elif name in _OVERWRITTEN and _may_have_gradient(old):
+        elif name in _OVERWRITTEN and may_have_gradient(old):
             never = self._issue(_ops.full.default, ([], False), {"dtype": torch.bool, "device": old.device})
             made = self._issue(_ops.where.self, (never, aliases.content(changed), made), {}, old)
         aliases.write(changed, made)
@@ -324,11 +324,6 @@ def _at_line(node: Node) -> Iterator[None]:
 
 def _inputs_of(module: GraphModule) -> list[Node]:
     return [n for n in module.graph.nodes if n.op == "placeholder"]
-
-
-def _may_have_gradient(value: torch.Tensor) -> bool:
-    """Whether tensors of this type may, as complex ones may."""
-    return value.is_floating_point() or value.is_complex()
 
 
 def _moves_statistics(node: Node) -> bool:

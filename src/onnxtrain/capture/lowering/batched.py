@@ -12,10 +12,11 @@ from torch.fx import Graph, GraphModule, Node
 
 from onnxtrain.capture.lowering.aliases import arguments_of, memory_of
 from onnxtrain.capture.lowering.functional import written_by
+from onnxtrain.capture.lowering.types import may_have_gradient
 from onnxtrain.capture.lowering.writer import Writer, values
 from onnxtrain.errors import CaptureError
 
-_GRADIENTS = torch.ops.higher_order.wrap_with_set_grad_enabled
+GRADIENTS = torch.ops.higher_order.wrap_with_set_grad_enabled  # a region of a recorded program
 _BEGIN, _END, _PREPARES = "_vmap_increment_nesting", "_vmap_decrement_nesting", "lazy_load_decompositions"
 # Questions that torch does not know of what has the axis, and what answers them.
 _SIZES: Mapping[Any, Any] = {
@@ -78,7 +79,7 @@ def batched(module: GraphModule) -> dict[Node, Batched]:
 
 def _join(module: GraphModule) -> None:
     """Let the calls of regions be calls of the graph where a vmap has some of them."""
-    regions = [n for n in module.graph.nodes if n.target is _GRADIENTS]
+    regions = [n for n in module.graph.nodes if n.target is GRADIENTS]
     parts = [list(getattr(module, str(n.args[1].target)).graph.nodes) for n in regions]
     inside = dict(zip(regions, parts, strict=True))
     if not any(depth for node, depth in _depths(module.graph.nodes, inside) if node in inside):
@@ -116,7 +117,7 @@ def _depths(nodes: Iterable[Node], inside: Mapping[Node, Sequence[Node]]) -> Ite
 def _stopped(node: Node) -> Node:
     """What leaves a region without gradients."""
     value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
+    if not isinstance(value, torch.Tensor) or not may_have_gradient(value):
         return node
     made = node.graph.call_function(torch.ops.aten.detach.default, (node,))
     made.meta.update(node.meta)

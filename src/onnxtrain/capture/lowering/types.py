@@ -227,3 +227,8 @@ def _rules() -> Any:
     from torch.onnx._internal.fx.passes.type_promotion import TypePromotionTable
 
     return TypePromotionTable()
+
+
+def may_have_gradient(value: torch.Tensor) -> bool:
+    """Whether tensors of this type may, as complex ones may."""
+    return value.is_floating_point() or value.is_complex()

@@ -254,7 +254,7 @@ class _Writer:
         return live
 
     def _runs(self, node: ir.Node, live: set[ir.Value]) -> bool:
-        return bool((Trait.EFFECT | Trait.DRAWN) & traits_of(node)) or any(v in live for v in node.outputs)
+        return bool(Trait.STAYS & traits_of(node)) or any(v in live for v in node.outputs)
 
     def _sizes_read(self, node: ir.Node) -> set[str]:
         """The sizes that a node's arguments are made of."""

@@ -33,8 +33,11 @@ def offload(x: Tensor, *, folder: str = "") -> Tensor:
         return torch.empty_like(x, device="meta")
     if detect_fake_mode() is not None:  # a value with content among others without: it stays
         return x
-    form = torch.empty_like(x, device="meta")
-    away = _in_file(form, folder) if folder else torch.empty_like(x, device="cpu", pin_memory=True)
+    away = (
+        _in_file(torch.empty_like(x, device="meta"), folder)
+        if folder
+        else torch.empty_like(x, device="cpu", pin_memory=True)
+    )
     if x.device.type == "cpu":
         return away.copy_(x)
     stream = _stream(x.device)
