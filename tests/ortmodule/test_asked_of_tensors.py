@@ -12,6 +12,14 @@ from torch import nn
 from onnxtrain import ORTModule
 
 Tensor = torch.Tensor
+
+
+def _result_type(x: Tensor) -> torch.dtype:
+    with torch.no_grad():
+        y = x.sum() / (x.norm() + 1)
+    return torch.result_type(y, x.long())
+
+
 ASKED: dict[str, Callable[[nn.Module, Tensor, Tensor], object]] = {
     "type": lambda module, x, y: type(x) is torch.Tensor and type(x) in (torch.Tensor,),
     "name of the type": lambda module, x, y: type(x).__name__ == "Tensor",
@@ -26,6 +34,10 @@ ASKED: dict[str, Callable[[nn.Module, Tensor, Tensor], object]] = {
     "strides": lambda module, x, y: x.stride() == (4, 1),
     "one stride": lambda module, x, y: x.stride(0) == 4,
     "bytes": lambda module, x, y: x.nbytes == 32,
+    "the same memory": lambda module, x, y: x.is_set_to(x.view(x.shape)) and not x.is_set_to(x.mT),
+    "type of a result": lambda module, x, y: torch.result_type(x, torch.ones((), dtype=torch.float64)) == x.dtype,
+    "type of a result without gradients": lambda module, x, y: _result_type(x) == torch.float32,
+    "a layer's result contiguous": lambda module, x, y: module.lstm(x.expand(3, -1, -1))[0].is_contiguous(),
     "sizes": lambda module, x, y: x.shape == y.shape and list(x.shape) == [2, 4] and 4 in x.shape,
     "type of the sizes": lambda module, x, y: type(x.shape) is torch.Size,
     "device": lambda module, x, y: x.device == torch.device("cpu") and not x.is_cuda and x.get_device() == -1,
@@ -36,6 +48,7 @@ class Asks(nn.Module):
     def __init__(self, question: Callable[[nn.Module, Tensor, Tensor], object]) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(4, 4))
+        self.lstm = nn.LSTM(4, 3, batch_first=True)
         self._question = question
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import fractions
+import functools
 import math
 import numbers
 import subprocess
@@ -210,6 +212,28 @@ def test_sizes_that_content_decides_meet_others(name: str) -> None:
         same_step(wrapped, eager, *(t.double().requires_grad_() for t in given))
 
 
+COUNTED: dict[str, Callable[[Tensor], int]] = {
+    "bins": lambda ids: torch.bincount(ids.flatten()).shape[0],
+    "at least some bins": lambda ids: ids.flatten().bincount(minlength=6).numel(),
+    "bins with weights": lambda ids: torch.bincount(ids.flatten(), ids.flatten().double(), 4).shape[0],
+    "distinct": lambda ids: torch.unique(ids).shape[0],
+    "places": lambda ids: ids.nonzero().shape[0],
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_a_size_that_content_decides_is_a_key(name: str) -> None:
+    table: dict[int, float] = {}
+
+    def scaled(x: Tensor, ids: Tensor) -> Tensor:
+        return x * table.setdefault(COUNTED[name](ids), COUNTED[name](ids) / 2)
+
+    wrapped, eager = pair(Calls(scaled).double())
+    for largest in (3, 5, 9, 3, 9):
+        given = (torch.randn(3, 4).double().requires_grad_(), torch.randint(0, largest, (3, 4)))
+        same_step(wrapped, eager, *given)
+
+
 def test_the_last_of_what_was_rolled_where_there_is_one() -> None:
     compare(WRITTEN["the last of what was rolled"], _lengths((2, 1), (2, 3), (3, 1)))
 
@@ -236,7 +260,32 @@ def test_numbers_made_of_sizes_are_float64() -> None:
     compare(lambda y, x: y * (x.shape[1] * 1e9 + 1.0), _lengths(*SEQUENCES))
 
 
+@functools.singledispatch
+def _is_number(value: object) -> bool:
+    return False
+
+
+@_is_number.register
+def _(value: int) -> bool:
+    return True
+
+
+def _matched(n: int) -> bool:
+    match (n, {"half": n / 2}):
+        case (8 | 4, _):
+            return False
+        case (int(), {"half": float(half)}) if half > 4:
+            return True
+    return n == 5
+
+
 ASKED: dict[str, Callable[[int], bool]] = {
+    "matched": _matched,
+    "dispatched": lambda n: _is_number(n) and _is_number(n > 8) and not _is_number(n / 2) and n > 8,
+    "of this class": lambda n: n.__class__ is int and (n / 2).__class__ in (float,) and n > 8,
+    "is true": lambda n: (n > 8) is True or ((n == 5) is not False),
+    "kept before it is asked": lambda n: [flag for flag in [n > 8, n < 5] if flag is True] != [],
+    "as a truth value of a table": lambda n: {True: 1, False: 2}[n > 5] == 2,
     "equal": lambda n: n == 8,
     "not equal": lambda n: n != 8,
     "equal to a multiple": lambda n: 8 * (n // 4) == 8,
@@ -314,6 +363,11 @@ COMPUTED: dict[str, Callable[[int], Any]] = {
     "common divisor": lambda n: math.gcd(n, 4) + math.factorial(n) + n.bit_length(),
     "extremes": lambda n: min(n, 6) + max(n, 6) + abs(n - 6) + sorted((n, 6))[0],
     "absolute": lambda n: abs(n - 7) - n,
+    "parts": lambda n: n.real + n.imag + n.numerator / n.denominator + n.conjugate(),
+    "bytes": lambda n: int.from_bytes(n.to_bytes(2, "big"), "big") + n.bit_count(),
+    "a method of the type": lambda n: int.__add__(n, 1),
+    "fractions": lambda n: float(fractions.Fraction(n, 3)),
+    "of truth values by bits": lambda n: ((n > 4) | (n < 2)) + ((n > 4) ^ (n < 7)),
 }
 
 

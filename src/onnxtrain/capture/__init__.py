@@ -36,6 +36,7 @@ from onnxtrain.capture.looks import Key, Look, content_of, same
 from onnxtrain.capture.reached_code import Named, named_by
 from onnxtrain.capture.rehearsal import Answers, fill_caches, line_that_draws, rehearse
 from onnxtrain.capture.replay import Path
+from onnxtrain.capture.rewritten import copies, is_trained_leaf, write_back
 from onnxtrain.capture.schema import Numbers, Schema, arguments_of, flatten, input_names, is_batch
 from onnxtrain.capture.size_guards import SizeGuards, form_of, repeated_among, size_guards
 from onnxtrain.capture.stand_ins import StandIns, with_stand_ins
@@ -201,7 +202,7 @@ def translate(
     constants = filter(torch.is_tensor, traced.program.constants.values())
     refuse_read(traced.flat.module, result.left, constants, result.read)
     lent = {name.removeprefix(PREFIX): b.tensor for name, b in borrowed.items()}
-    seen = result.left, result.given, result.path, lent, frozenset(result.read)
+    seen = result.left, result.given, result.rewritten, result.path, lent, frozenset(result.read)
     return Captured(graph, traced.inputs, result.schema, result.sources, guards(), *seen, kept)
 
 
@@ -239,6 +240,7 @@ __all__ = [
     "change",
     "configurations",
     "content_of",
+    "copies",
     "flatten",
     "is_array",
     "is_batch",
@@ -246,6 +248,7 @@ __all__ = [
     "is_number",
     "is_scalar",
     "is_spot_check",
+    "is_trained_leaf",
     "leave",
     "register_custom_function_schema_supplementary",
     "line_that_draws",
@@ -256,4 +259,5 @@ __all__ = [
     "start_of",
     "trace",
     "translate",
+    "write_back",
 ]

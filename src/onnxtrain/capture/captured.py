@@ -13,6 +13,7 @@ from onnxtrain.capture.found_elsewhere import Borrowed, borrowed_among
 from onnxtrain.capture.given import Change
 from onnxtrain.capture.left_behind import Place
 from onnxtrain.capture.replay import Path
+from onnxtrain.capture.rewritten import Rewritten
 from onnxtrain.capture.schema import Schema
 from onnxtrain.capture.size_guards import Form, SizeGuards
 from onnxtrain.ir.graphs import ForwardGraph
@@ -32,6 +33,7 @@ class Captured:
         left: what a call leaves on the module.
         given: what it changes in the containers among its arguments; where there is any of both, the output's schema is
             that of the output, of what is left, and of what the containers get.
+        rewritten: what its inputs hold afterwards, where it changes them in place.
         path: what the call saw in tensors; a call that sees something else is not what the graph computes.
         borrowed: the tensors that the graph reads beside the module's, by the names that its signature has for them.
         read: the attributes that the call read and that are collections, numbers or tensors.
@@ -45,6 +47,7 @@ class Captured:
     guards: SizeGuards
     left: tuple[Place, ...] = ()
     given: tuple[Change, ...] = ()
+    rewritten: tuple[Rewritten, ...] = ()
     path: Path = dataclasses.field(default_factory=Path)
     borrowed: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     read: frozenset[Attribute] = frozenset()

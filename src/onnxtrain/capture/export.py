@@ -31,14 +31,14 @@ from onnxtrain.capture.host_random import HostGenerators
 from onnxtrain.capture.known_calls import Count
 from onnxtrain.capture.left_behind import Changes, Place, Watch, names_of, owned_by, plain_tensors
 from onnxtrain.capture.left_outside import LeftOutsideError, take_out_of_others, take_out_refused
-from onnxtrain.capture.lowering.aliases import memory_of
 from onnxtrain.capture.quiet import quiet
 from onnxtrain.capture.recorder import recorder, take_out_raised
 from onnxtrain.capture.rehearsal import Answers
 from onnxtrain.capture.replay import MoreLooksError, Path, Replay
+from onnxtrain.capture.rewritten import Contents, Copied, Rewritten, is_trained_leaf, lines_of_changes, may_be_changed
 from onnxtrain.capture.schema import Schema, flatten
 from onnxtrain.capture.size_guards import Repeated, size_guards, taken_for_content
-from onnxtrain.capture.source_lines import line_of_error, user_line
+from onnxtrain.capture.source_lines import line_of_error
 from onnxtrain.capture.substitutes import Substitutes
 from onnxtrain.capture.symbolic_sizes import (
     Assumed,
@@ -58,7 +58,6 @@ from onnxtrain.errors import (
     first_line,
 )
 
-_NUMBERS = "on tensor with symbolic sizes/strides"  # torch's words where it takes sizes as numbers
 _LARGER = 4  # the least size that an axis of size 1 is traced at: what is one or two less is no 1 either
 PREFIX = "module."  # what the wrapper below puts before the user's parameter names
 
@@ -70,7 +69,8 @@ class Result:
         schema: the structure of the output.
         sources: for each tensor of the output, the position among the returned (distinct) tensors.
         assumed: what was taken to be so of sizes (``symbolic_sizes``).
-        changed: for each tensor of the input, whether the forward pass changed it in place.
+        changed: the tensors of the input that the forward pass changed in place.
+        rewritten: what they hold then, where the forward pass had copies of them.
         written: the names of parameters that it changed in place.
         calls: the calls of ``torch.autograd.Function`` that were recorded; operators of the program name them.
         recorded: how many calls of operators were recorded, and how many were known.
@@ -87,7 +87,8 @@ class Result:
 
     def __init__(self) -> None:
         self.assumed = Assumed()
-        self.changed: tuple[bool, ...] = ()
+        self.changed: frozenset[int] = frozenset()
+        self.rewritten: tuple[Rewritten, ...] = ()
         self.written: tuple[str, ...] = ()
         self.calls: list[Any] = []
         self.recorded = Count()
@@ -125,6 +126,7 @@ class FlatModule(torch.nn.Module):
     Attributes:
         result: filled by the forward pass.
         gradients: whether they are enabled while it is traced: a graph serves calls with and without them.
+        copied: the inputs of which it is given copies, because it changes them in place.
     """
 
     def __init__(
@@ -143,6 +145,7 @@ class FlatModule(torch.nn.Module):
         self.module, self._ignored, self._answers, self.repeated = module, ignored, answers, dict(repeated)
         self._inputs, self._autocast, self._functions = inputs, autocast, functions or Functions()
         self._names, self.gradients, self._owned = names_of(module), True, owned_by(module)
+        self.copied: dict[int, Copied] = {}
         self.result = Result()
         self.train(module.training)
 
@@ -152,13 +155,14 @@ class FlatModule(torch.nn.Module):
         return self
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The module's distinct output tensors, what it left on itself too, what was looked at, then what it changes:
-        its buffers, and parameters that are not trained.
+        """The module's distinct output tensors, what it left on itself too, what its inputs became and what was looked
+        at, then what it changes: its buffers, and parameters that are not trained.
         """
         mode: Any = get_proxy_mode()
         self.result.tracked = mode.tracer.tensor_tracker, frozenset(map(id, tensors))
-        args, kwargs = self._inputs.restore([tensors[self.repeated.get(i, i)] for i in range(len(tensors))])
-        versions, given, parameters = [t._version for t in tensors], Given(args, kwargs), Versions(self.module)
+        inputs = Contents([t.clone() if i in self.copied else t for i, t in enumerate(tensors)])
+        args, kwargs = self._inputs.restore([inputs.tensors[self.repeated.get(i, i)] for i in range(len(tensors))])
+        given, parameters = Given(args, kwargs), Versions(self.module)
         functions = autograd_functions.recording(self.module, self.result.calls, self._functions)
         sizes = symbolic_sizes(tensors)
         elsewhere = FoundElsewhere(self._owned, owned_by(self.module), plain_tensors(self.module))
@@ -184,22 +188,29 @@ class FlatModule(torch.nn.Module):
             self.result.settle = watch.take_back()
         self.result.read = reads.found
         self.result.borrowed = tuple(elsewhere.borrowed.values())
-        self.result.changed = tuple(t._version != v for t, v in zip(tensors, versions, strict=True))
+        self.result.changed = inputs.changed()
         owned = buffers | parameters.written()
         self.result.written = tuple(owned)[len(buffers) :]
-        shown = self._shown(result, changes, given, replay)
+        shown = self._shown(result, changes, given, inputs, replay)
         return (*shown, *(changes.buffers.get(name, tensor).clone() for name, tensor in owned.items()))
 
-    def _shown(self, result: Any, changes: Changes, given: Given, replay: Replay) -> list[torch.Tensor]:
-        """The distinct tensors of what is returned, of what is left, and what was looked at."""
+    def _shown(
+        self, result: Any, changes: Changes, given: Given, inputs: Contents, replay: Replay
+    ) -> list[torch.Tensor]:
+        """The distinct tensors of what is returned, of what is left, what inputs became, and what was looked at."""
         written = given.changes()
         self.result.left, self.result.given = tuple(changes.left), tuple(written)
         self.result.reformed = changes.reformed
         whole = result, tuple(changes.left.values()), tuple(written.values())
         found, self.result.schema = flatten(whole if any(whole[1:]) else result, "output", given=given.keys)
-        distinct = list({id(t): t for t in found}.values())
+        copied = sorted(self.result.changed & self.copied.keys())
+        distinct = list({id(t): t for t in [*found, *(inputs.tensors[i] for i in copied)]}.values())
         place = {id(t): i for i, t in enumerate(distinct)}
         self.result.sources = tuple(place[id(t)] for t in found)
+        outputs = [place[id(inputs.tensors[i])] for i in copied]
+        self.result.rewritten = tuple(
+            inputs.rewritten(i, o, self.copied[i]) for i, o in zip(copied, outputs, strict=True)
+        )
         seen, self.result.path = replay.path(len(distinct))
         return [*distinct, *seen]
 
@@ -226,12 +237,18 @@ def export(
             program = _export_any(module, tensors, fixed)
         except ConstantSizesError as sizes:
             fixed |= sizes.axes
+        except CaptureError as error:
+            if not (changed := may_be_changed(tensors, error) - module.copied.keys()):
+                raise
+            module.copied |= {i: Copied(error.source, is_trained_leaf(tensors[i])) for i in changed}
         else:
             if module.result.assumed.gradients and torch.is_grad_enabled() != module.gradients:
                 module.gradients = False  # what it asked has another answer in this call
-                continue
-            _refuse_changed_inputs(module, names, program)
-            return program
+            elif changed := module.result.changed - module.copied.keys():
+                lines = lines_of_changes(program, changed)
+                module.copied |= {i: Copied(line, is_trained_leaf(tensors[i])) for i, line in lines.items()}
+            else:
+                return program
 
 
 def _export_any(
@@ -258,32 +275,11 @@ def _export_any(
             raise
         except Exception as error:  # torch.export raises many types
             errors.append(error)
-    if _NUMBERS in str(errors[-1]) and (sizes := axes_of(tensors) - constant):
+    told = errors[-1] if isinstance(errors[-1], CaptureError) else _explain(errors[-1])
+    is_of_sizes = not isinstance(errors[-1], CaptureError) and not isinstance(told, ContentError) and told.source
+    if is_of_sizes and (sizes := axes_of(tensors) - constant):  # perhaps: what takes no symbol takes a number
         raise ConstantSizesError(sizes)
-    raise errors[-1] if isinstance(errors[-1], CaptureError) else _explain(errors[-1]) from errors[-1]
-
-
-def _refuse_changed_inputs(module: FlatModule, names: Sequence[str], program: torch.export.ExportedProgram) -> None:
-    """Raise CaptureError where the forward pass changed an input in place: the graph would change nothing."""
-    given = set(program.graph_signature.user_inputs)
-    inputs = [n for n in program.graph.nodes if n.name in given]
-    for name, changed, node in zip(names, module.result.changed, inputs, strict=True):
-        if changed:
-            raise CaptureError(
-                f"the forward pass modifies its input {name} in place",
-                source=_line_of_change(program, memory_of(node.meta["val"])),
-                cure=f"let it modify a copy: {name} = {name}.clone()",
-            )
-
-
-def _line_of_change(program: torch.export.ExportedProgram, memory: int | None) -> str:
-    """The user's line whose call writes to a memory."""
-    for part in program.graph_module.modules():
-        for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
-            writes = isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
-            if writes and any(memory_of(n.meta.get("val")) == memory for n in node.all_input_nodes[:1]):
-                return user_line(node.meta.get("stack_trace") or "")
-    return ""
+    raise told from errors[-1]
 
 
 def _examples(

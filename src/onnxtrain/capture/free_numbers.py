@@ -208,6 +208,11 @@ def _of_repeated(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[],
     return repeats.sum if isinstance(repeats, Tensor) and repeats.dim() else None
 
 
+def _of_bins(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[], Tensor]:
+    least = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
+    return lambda: (args[0].max() + 1 if args[0].numel() else args[0].new_zeros(())).clamp(min=least)
+
+
 def _of_distinct(args: Sequence[Any], kwargs: Mapping[str, Any], is_sorted: bool) -> Callable[[], Tensor] | None:
     if kwargs.get("dim") is not None or len(args) > 4:
         return None
@@ -231,6 +236,7 @@ _COUNTED: Mapping[str, Callable[[Sequence[Any], Mapping[str, Any]], Callable[[],
     "masked_select": _of_selected,
     "__getitem__": _of_indexed,
     "repeat_interleave": _of_repeated,
+    "bincount": _of_bins,
     "unique": functools.partial(_of_distinct, is_sorted=True),
     "unique_consecutive": functools.partial(_of_distinct, is_sorted=False),
 }

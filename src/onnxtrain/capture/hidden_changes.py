@@ -20,6 +20,7 @@ from onnxtrain.errors import CaptureError, SetUpError
 
 Tensor = torch.Tensor
 SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
+PASSED_ON = "whose gradient eager PyTorch passes on as if nothing had happened"
 _HARMLESS = frozenset(("requires_grad_", "detach_", "retain_grad_"))
 
 
@@ -169,7 +170,7 @@ def is_unnoticed(changed: Tensor, before: tuple[int, Any]) -> bool:
 def hidden(name: str, how: str) -> CaptureError:
     """The error of a change that is refused."""
     return CaptureError(
-        f"{name} changes a tensor, {how} whose gradient eager PyTorch passes on as if nothing had happened",
+        f"{name} changes a tensor, {how} {PASSED_ON}",
         cure="write y = x + (changed - x).detach() with a changed copy of x, or change parameters outside of forward",
     )
 

@@ -55,8 +55,9 @@ def _define(kind: str, states: int) -> None:
         bidirectional: bool,
         batch_first: bool,
     ) -> tuple[Tensor, ...]:
-        width = states[0].shape[-1] * (2 if bidirectional else 1)
-        return x.new_empty(*x.shape[:-1], width), *(torch.empty_like(s) for s in states)
+        first, second, width = *x.shape[:2], states[0].shape[-1] * (2 if bidirectional else 1)
+        strides = (width, first * width, 1) if batch_first else (second * width, width, 1)  # steps lie before rows
+        return x.new_empty_strided((first, second, width), strides), *(torch.empty_like(s) for s in states)
 
     @substitute(getattr(torch, kind))
     def whole(*args: Any, **kwargs: Any) -> Any:

@@ -95,11 +95,19 @@ def rehearse(
     """
     recorder = _Recorder()
     tensors, inputs = flatten((tuple(args), dict(kwargs)))
-    args, kwargs = inputs.restore(tensors)  # the caller's containers stay what they are
+    once = {id(t): _without_history(t) for t in tensors}
+    args, kwargs = inputs.restore([once[id(t)] for t in tensors])  # the caller's containers stay what they are
     given = [x for x in pytree.tree_leaves((tuple(args), dict(kwargs))) if isinstance(x, torch.Tensor)]
     with untouched(module, given, ignored), HostGenerators(module).untouched(), unseen(), recorder:
         module.forward(*args, **kwargs)
     return Answers(tuple(recorder.looks), tuple(recorder.sizes), rehearsed=True)
+
+
+def _without_history(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor for a call that may change it in place, which its own history must not know of."""
+    if tensor.requires_grad and not tensor.is_leaf:
+        return tensor.clone()
+    return tensor.detach() if type(tensor) is torch.Tensor and not tensor.requires_grad else tensor
 
 
 def line_that_draws(

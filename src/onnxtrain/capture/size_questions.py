@@ -15,7 +15,7 @@ from torch._export import non_strict_utils
 from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from onnxtrain.capture import substitutes
+from onnxtrain.capture import sizes_as_numbers, substitutes
 from onnxtrain.capture.assertions import expected, tell
 from onnxtrain.capture.looks import place_of, user_frame
 from onnxtrain.capture.replaced import replaced
@@ -143,6 +143,7 @@ _UNINTERESTING = symbolic_shapes.uninteresting_files
 def _machinery() -> set[str]:
     """The files of torch's machinery of sizes, and those that stand in between; none that may be the user's.
 
-    These are this one, and what torch.export has the user call for ``max`` and ``min``.
+    These are this one, what answers the user in a size's place, and what torch.export has one call for ``max``.
     """
-    return {file for file in _UNINTERESTING() if not is_users(file)} | {__file__, non_strict_utils.__file__}
+    ours = __file__, sizes_as_numbers.__file__
+    return {file for file in _UNINTERESTING() if not is_users(file)} | {*ours, non_strict_utils.__file__}

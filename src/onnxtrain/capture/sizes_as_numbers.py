@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from onnxtrain.capture.replaced import replaced
-from onnxtrain.capture.source_lines import is_foreign, is_users
+from onnxtrain.capture.source_lines import is_between, is_foreign, is_users
 
 _KINDS: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 
@@ -26,7 +27,9 @@ _KINDS: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymB
 def sizes_as_numbers() -> Iterator[None]:
     """Within it the user's code, and no other, takes sizes for numbers."""
     texts = [(kind, name, _of_number(kind, name)) for kind in _KINDS for name in ("__repr__", "__format__", "__hash__")]
-    with replaced(*texts, *_ARITHMETIC), _kinds_of_numbers():
+    answers = [(kind, name, _answered(getattr(kind, name))) for kind in (torch.SymInt, torch.SymFloat) for name in _ASK]
+    classes = [(kind, "__getattribute__", _attribute) for kind in _KINDS]
+    with replaced(*texts, *answers, *classes, *_ARITHMETIC), _kinds_of_numbers():
         yield
 
 
@@ -37,6 +40,27 @@ def _of_number(kind: type, name: str) -> Callable[..., Any]:
     def asked(self: Any, *args: Any) -> Any:
         is_asked = is_users(sys._getframe(1).f_code.co_filename)
         return getattr(_KINDS[kind], name)(_KINDS[kind](self), *args) if is_asked else whole(self, *args)
+
+    return asked
+
+
+def _attribute(self: Any, name: str) -> Any:
+    """Its class is that of the number where the user asks: ``isinstance`` and ``case int()`` read it too."""
+    if name != "__class__":
+        return object.__getattribute__(self, name)
+    asking = sys._getframe(1)
+    while is_between(asking.f_code.co_filename) and asking.f_back is not None:
+        asking = asking.f_back
+    return _class_of(self, asking) if is_users(asking.f_code.co_filename) else type(self)
+
+
+def _answered(ask: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """A comparison that gives the user True or False, unless a tensor's content decides."""
+
+    def asked(self: Any, other: Any) -> Any:
+        answer = ask(self, other)
+        is_open = not isinstance(answer, torch.SymBool) or free_unbacked_symbols(answer)
+        return answer if is_open or not is_users(sys._getframe(1).f_code.co_filename) else bool(answer)
 
     return asked
 
@@ -86,6 +110,7 @@ def _as_array(self: Any, dtype: Any = None, copy: bool | None = None) -> Any:
 
 _SIZE: Any = torch.SymInt
 _POWER, _MOD, _MOD_OF, _ROUND = _SIZE.__pow__, _SIZE.__mod__, _SIZE.__rmod__, torch.SymFloat.__round__
+_ASK = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
 _BITS = ("__and__", "__or__", "__xor__", "__rand__", "__ror__", "__rxor__", "__rlshift__", "__rrshift__")
 _ARITHMETIC: tuple[tuple[type, str, Callable[..., Any]], ...] = (
     (torch.SymInt, "__divmod__", _divmod),
@@ -119,7 +144,7 @@ class _Number(type):
         return kind(*args, **kwargs)
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, cls.__mro__[1])
+        return _is_instance(instance, cls.__mro__[1])
 
     def __subclasscheck__(cls, subclass: type) -> bool:
         return issubclass(subclass, cls.__mro__[1])
@@ -135,20 +160,22 @@ class _Number(type):
 NUMBERS = {f"__{kind.__name__}__": _Number(kind.__name__, (kind,), {}) for kind in (int, float)}
 
 
-class _Kind(type):
-    """The class of what stands for ``type``: itself in all but calls with a size, or a tensor without content.
+def _class_of(value: Any, asking: types.FrameType) -> type:
+    """The class of a value, or of the number that a size is: what stands for it in the module that asks."""
+    found = _KINDS.get(type(value), type(value))
+    stated = asking.f_globals.get(found.__name__) if found in (int, float) else None
+    return stated if isinstance(stated, _Number) else found
 
-    A number is of what stands for its type in the module that asks.
-    """
+
+class _Kind(type):
+    """The class of what stands for ``type``: itself in all but calls with a size, or a tensor without content."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         if len(args) != 1:
             return type(*args, **kwargs)
         if isinstance(args[0], FakeTensor):
             return torch.nn.Parameter if isinstance(args[0], torch.nn.Parameter) else torch.Tensor
-        found = _KINDS.get(type(args[0]), type(args[0]))
-        stated = sys._getframe(1).f_globals.get(found.__name__) if found in (int, float) else None
-        return stated if isinstance(stated, _Number) else found
+        return _class_of(args[0], sys._getframe(1))
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, type)

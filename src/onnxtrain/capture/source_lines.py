@@ -49,11 +49,14 @@ def is_librarys(home: str) -> bool:
     return str(getattr(sys.modules.get(home), "__file__", None) or "").startswith(PACKAGES)
 
 
+def is_between(filename: str) -> bool:
+    """Whether a file is what Python puts between a caller and what it calls (``functools``, frozen modules)."""
+    return not filename.startswith(_TYPED) and any(part in filename for part in _BETWEEN)
+
+
 def is_users(filename: str) -> bool:
     """Whether a file is the user's (or another library's), not torch's, ours or the glue of Python."""
-    if filename.startswith(_TYPED):
-        return True
-    return not is_ours_or_torchs(filename) and not any(part in filename for part in _BETWEEN)
+    return filename.startswith(_TYPED) or not (is_ours_or_torchs(filename) or is_between(filename))
 
 
 def is_asked_by_user(frame: types.FrameType | None) -> bool:

@@ -19,6 +19,7 @@ from onnxtrain.capture.descriptions import Describer
 from onnxtrain.capture.given import Change
 from onnxtrain.capture.left_behind import Place
 from onnxtrain.capture.readings import Reading, UnreadableError, ambient, digest_of_files, reading
+from onnxtrain.capture.rewritten import Rewritten
 from onnxtrain.capture.schema import Schema, flatten
 from onnxtrain.capture.size_guards import SizeGuards
 from onnxtrain.capture.source_lines import is_users, places_in
@@ -40,6 +41,7 @@ class Kept:
         guards: what was asked of input sizes.
         left: what a call leaves on the module.
         given: what it changes in the containers among its arguments.
+        rewritten: what its inputs hold afterwards.
         borrowed: where the tensors that the graph borrows are among those that are read.
     """
 
@@ -51,6 +53,7 @@ class Kept:
     guards: SizeGuards
     left: tuple[Place, ...]
     given: tuple[Change, ...]
+    rewritten: tuple[Rewritten, ...]
     borrowed: dict[str, int]
 
 
@@ -79,7 +82,7 @@ class Start:
             return None
         _LOG.info("no trace: an earlier process kept the graph of this call")
         self._read.settle()
-        fields = (kept.outputs, kept.sources, kept.guards, kept.left, kept.given)
+        fields = (kept.outputs, kept.sources, kept.guards, kept.left, kept.given, kept.rewritten)
         borrowed = {name: self._read.tensors[place] for name, place in kept.borrowed.items()}
         return Captured(graph, self._inputs, *fields, borrowed=borrowed, read=self._read.attributes, kept=kept.graph)
 
@@ -109,9 +112,10 @@ class Start:
         if captured.kept is None or captured.path or -1 in borrowed.values():
             return
         files = _files(traced.program)
-        fields = (captured.outputs, captured.sources, captured.guards, captured.left, captured.given, borrowed)
+        call = (captured.outputs, captured.sources, captured.guards)
+        after = (captured.left, captured.given, captured.rewritten, borrowed)
         try:
-            payload = pickle.dumps(Kept(captured.kept, files, digest_of_files(files), *fields))
+            payload = pickle.dumps(Kept(captured.kept, files, digest_of_files(files), *call, *after))
         except Exception as error:
             _LOG.info("the next process traces again: what the call returns cannot be kept: %s", error)
             return
@@ -164,6 +168,6 @@ def start_of(
 
 def _name(read: Reading, schema: Schema, tensors: Sequence[torch.Tensor], settings: Sequence[Any]) -> str:
     described = Describer({})
-    inputs = [(t.dtype, tuple(t.shape), t.stride(), t.device, t.requires_grad) for t in tensors]
+    inputs = [(t.dtype, tuple(t.shape), t.stride(), t.device, t.requires_grad, t.is_leaf) for t in tensors]
     parts = (versions(), ambient(), *map(described.text, (schema.constants, schema.objects, tuple(settings))))
     return hashlib.sha256(repr((read.digest, str(schema.spec), inputs, parts)).encode()).hexdigest() + START

@@ -15,7 +15,18 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from onnxtrain.capture import OWN, Autocast, Captured, Kind, Numbers, Schema, configurations, flatten, is_scalar
+from onnxtrain.capture import (
+    OWN,
+    Autocast,
+    Captured,
+    Kind,
+    Numbers,
+    Schema,
+    configurations,
+    flatten,
+    is_scalar,
+    is_trained_leaf,
+)
 from onnxtrain.ir import shapes
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -274,7 +285,7 @@ def size_check(captured: Captured, module: torch.nn.Module) -> Callable[[Sequenc
     """A function that says whether the inputs of a call of a module fit a graph by their sizes.
 
     Constants are equal, each symbol is the same wherever it stands, none is 0 (of which torch takes no question), and
-    every branch on a size goes the same way.
+    every branch on a size goes the same way. What is changed in place is a leaf, or is none, as in the first call.
     """
     graph = captured.graph.model.graph
     constants: list[tuple[int, int, int]] = []
@@ -303,7 +314,12 @@ def size_check(captured: Captured, module: torch.nn.Module) -> Callable[[Sequenc
             return False
         return captured.guards.hold(sizes)
 
-    return lambda tensors: hold(tuple([t.shape for t in tensors])) and captured.guards.have_form(tensors, module)
+    def fits(tensors: Sequence[torch.Tensor]) -> bool:
+        if any(is_trained_leaf(tensors[made.position]) != made.copied.is_leaf for made in captured.rewritten):
+            return False
+        return hold(tuple([t.shape for t in tensors])) and captured.guards.have_form(tensors, module)
+
+    return fits
 
 
 def _expressions_fit(

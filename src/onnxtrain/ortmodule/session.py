@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from onnxtrain.capture import Answers, Captured, Numbers, Path, at, change, leave
+from onnxtrain.capture import Answers, Captured, Numbers, Path, at, change, copies, leave, write_back
 from onnxtrain.compiler import Report, capture_module
 from onnxtrain.engine.bound import BoundGraph
 from onnxtrain.engine.step import run
@@ -73,15 +73,19 @@ class Session:
 
         Raises:
             MissedError: the call is on another path.
+            CaptureError: it changes an input in place that shares memory with another tensor.
         """
-        captured, arguments = self.captured, (tuple(args), kwargs)
-        outputs = run(self.bound, tensors)
+        captured, arguments, given = self.captured, (tuple(args), kwargs), tensors
+        if captured.rewritten:
+            given = copies(captured.rewritten, tensors, captured.graph.signature.user_inputs, self.module)
+        outputs = run(self.bound, given)
+        write_back(captured.rewritten, tensors, outputs)
         made = captured.outputs.restore([outputs[i] for i in captured.sources], functools.partial(at, arguments))
         if not captured.leaves:
             return made
-        result, left, given = made
+        result, left, written = made
         leave(self.module, captured.left, left)
-        change(arguments, captured.given, given)
+        change(arguments, captured.given, written)
         return result
 
     def place_of(self, output: str) -> str:

@@ -41,8 +41,10 @@ class Verification(Reference):
 
     def check_forward(self, outputs: Mapping[str, torch.Tensor], zeros: Mapping[str, torch.Tensor]) -> None:
         """Compare outputs and buffer updates with the copy's."""
-        args, kwargs = self.captured.inputs.restore(self.inputs)
+        rewritten = {made.position: made for made in self.captured.rewritten}
         with randomness.replayed(self.random), torch.enable_grad(), silenced():
+            inputs = [x.clone() if i in rewritten else x for i, x in enumerate(self.inputs)]
+            args, kwargs = self.captured.inputs.restore(inputs)
             watch, given, left = Watch(self.eager), Given(args, kwargs), self.captured.left
             made = self.eager(*args, **kwargs)
             if self.captured.leaves:
@@ -51,6 +53,7 @@ class Verification(Reference):
             found, _ = flatten(made, "output", self.captured.outputs, given=given.keys)
         names = self.captured.graph.signature.outputs  # some of them only what was looked at
         self.outputs = {names[i]: y for i, y in zip(self.captured.sources, found, strict=True)}
+        self.outputs |= {names[made.output]: inputs[i] for i, made in rewritten.items()}
         pairs = {n: (ours, _beside(self.outputs[n], zeros.get(n))) for n, ours in outputs.items() if n in self.outputs}
         self.report.comparisons += compare("loss", {n: p for n, p in pairs.items() if p[0].dim() == 0})
         self.report.comparisons += compare("output", {n: p for n, p in pairs.items() if p[0].dim() > 0})

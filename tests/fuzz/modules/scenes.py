@@ -108,7 +108,7 @@ class Scenes:
         """Read what the names hold now.
 
         Raises:
-            Unusable: a value is too large or not finite, an input was changed, or eager cannot go backwards.
+            Unusable: a value is too large or not finite, or eager cannot go backwards.
         """
         self.known, self.numbers = {}, []
         for name, value in self._spaces[0].items():
@@ -120,8 +120,6 @@ class Scenes:
             elif isinstance(value, int) and not isinstance(value, bool) and name not in ("B", "L"):
                 self.numbers.append(name)
         for space in self._spaces:
-            if any(isinstance(v := space[a.name], torch.Tensor) and v._version for a in self.arguments):
-                raise Unusable("an input is changed")
             _go_back(space)
 
 

@@ -1,11 +1,11 @@
 """Statements made of templates: ``{f}.cumsum({axis})`` and what stands for its braces.
 
 A tensor: ``{f}`` floating, ``{f3}`` of three axes, ``{i}`` integer, ``{b}`` boolean, ``{t}`` any, ``{w}`` one that
-was computed (to be changed in place), ``{s}`` floating of the shape of the first, ``{0}`` the first again, ``{1}``
-the second. A number: ``{axis}`` of the first, ``{k}`` small, ``{p}`` small and positive, ``{c}`` a constant, ``{n}``
-made of sizes. ``{d}``, ``{d1}`` are the first's last and second size, where all calls agree; ``{m}`` is a mask and
-``{idx}`` are indices. ``{o}``, ``{o2}`` are new names; ``{layer}`` is an attribute that ``initial`` makes, ``{name}``
-its name.
+was computed, or sometimes given (to be changed in place), ``{s}`` floating of the shape of the first, ``{0}`` the
+first again, ``{1}`` the second. A number: ``{axis}`` of the first, ``{k}`` small, ``{p}`` small and positive, ``{c}``
+a constant, ``{n}`` made of sizes. ``{d}``, ``{d1}`` are the first's last and second size, where all calls agree;
+``{m}`` is a mask and ``{idx}`` are indices. ``{o}``, ``{o2}`` are new names; ``{layer}`` is an attribute that
+``initial`` makes, ``{name}`` its name.
 """
 
 from __future__ import annotations
@@ -112,6 +112,10 @@ class Filler:
         """Whether it has the shape of the first operand."""
         return bool(self.operands) and known.shapes == self.scenes.known[self.operands[0]].shapes
 
+    def may_be_changed(self, name: str) -> bool:
+        """Whether a tensor was computed; sometimes one that was given too."""
+        return name.startswith("v") or self.rng.random() < 0.2
+
     def choose(self, texts: Sequence[str]) -> str:
         """One of some texts."""
         return str(texts[int(self.rng.integers(len(texts)))])
@@ -147,7 +151,7 @@ _FITS: dict[str, Callable[[Filler, str, Known], bool]] = {
     "i": lambda filler, name, known: known.dtype in (torch.int64, torch.int32),
     "b": lambda filler, name, known: known.dtype == torch.bool,
     "t": lambda filler, name, known: True,
-    "w": lambda filler, name, known: known.dtype.is_floating_point and name.startswith("v"),
+    "w": lambda filler, name, known: known.dtype.is_floating_point and filler.may_be_changed(name),
     "s": lambda filler, name, known: known.dtype.is_floating_point and filler.is_like_the_first(known),
 }
 _NUMBERS: dict[str, Callable[[Filler], str]] = {

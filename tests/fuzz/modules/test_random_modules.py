@@ -58,13 +58,12 @@ def test_a_wrong_gradient_is_noticed_and_its_program_made_small(monkeypatch: pyt
 
 def test_what_eager_refuses_is_thrown_away() -> None:
     assert "RuntimeError" in check(_program("v1 = x.view(7, 11)", returns="v1")).reason
-    assert "an input is changed" in check(_program("y.add_(1)", returns="x * y[:, None]")).reason
     assert "rounding" in check(_program("v1 = (x * 1e13).sin()", returns="v1")).reason
 
 
 def test_a_refusal_says_its_line_and_cure() -> None:
-    found = check(_program("v1 = x.to_sparse().to_dense() + x", returns="v1"))
-    assert found.kind in (REFUSED, FAULT) and "CaptureError" in found.reason
+    found = check(_program("v1 = x + x.data_ptr() % 2", returns="v1"))
+    assert found.kind in (REFUSED, FAULT) and "ContentError" in found.reason
     assert found.kind == FAULT or ("/random/program_0.py:" in found.detail and "cure:" in found.detail)
 
 
