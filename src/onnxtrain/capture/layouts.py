@@ -1,7 +1,7 @@
 """The order in memory of what calls return, where torch says another one of tensors without content.
 
 Which copies a program makes depends on it: ``x.reshape(-1)`` is a view of a contiguous tensor, so that what is written
-there is written in ``x``, and a copy of a transposed one. And what else a tensor is asked for that is not its content.
+there is written in ``x``, and a copy of a transposed one.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import _disable_current_modes
 
-from onnxtrain.capture.lowering.aliases import memory_of
 from onnxtrain.capture.replaced import replaced
 from onnxtrain.capture.substitutes import substitute
 
@@ -115,35 +113,6 @@ def max_pool1d(input: Tensor, *args: Any, **kwargs: Any) -> Any:
     if input.is_contiguous() or not is_own or indices:
         return NotImplemented
     return F.max_pool1d(input.contiguous(), *args, **kwargs)
-
-
-@substitute(Tensor.nbytes.__get__)  # type: ignore[attr-defined]
-def nbytes(self: Tensor) -> int:
-    """Of symbolic sizes too."""
-    return self.numel() * self.element_size()
-
-
-@substitute(Tensor.is_set_to)
-def is_set_to(self: Tensor, tensor: Tensor) -> bool:
-    """Whether both are the same memory, looked at in one way: of tensors without content torch says no of each."""
-    if memory_of(self) != memory_of(tensor) or self.dim() != tensor.dim():
-        return False
-    forms = ((*t.shape, *t.stride(), t.storage_offset()) for t in (self, tensor))
-    return all(a == b for a, b in zip(*forms, strict=True))
-
-
-@substitute(torch.result_type)
-def result_type(tensor1: Any, tensor2: Any) -> torch.dtype:
-    """A type is no result that a program could hold; torch records the call all the same."""
-    with _disable_current_modes():
-        return torch.result_type(_like(tensor1), _like(tensor2))
-
-
-def _like(value: Any) -> Any:
-    """A number, or a tensor without elements, that says as much of types as a value does."""
-    if isinstance(value, Tensor):
-        return torch.empty((0,) if value.dim() else (), dtype=value.dtype)
-    return 1.0 if isinstance(value, torch.SymFloat) else 1 if isinstance(value, torch.SymInt) else value
 
 
 __all__ = ["layouts"]

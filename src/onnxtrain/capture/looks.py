@@ -82,11 +82,11 @@ class Way:
     """A way to look.
 
     Args:
-        seen: the tensor whose content decides, of the arguments; None where nothing is looked at.
+        seen: the tensor whose content decides, of the arguments; where sizes say it all, the answer.
         given: what the caller gets, of the answer and of that tensor.
     """
 
-    seen: Callable[..., Tensor | None]
+    seen: Callable[..., Tensor | bool]
     given: Callable[[Any, Tensor], Any]
 
 
@@ -111,8 +111,8 @@ def _widened(x: Tensor) -> Tensor:
     return _number(x).to(torch.float64)
 
 
-def _equal(x: Tensor, other: Tensor) -> Tensor | None:
-    return (x == other).all() if x.shape == other.shape else None
+def _equal(x: Tensor, other: Tensor) -> Tensor | bool:
+    return (x == other).all() if x.shape == other.shape else False
 
 
 def _close(x: Tensor, other: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -174,9 +174,9 @@ class Looks(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        way = WAYS.get(func)
-        if way is not None and (seen := way.seen(*args, **kwargs)) is not None:
-            return self._at(func.__name__, way, seen, lambda: func(*args, **kwargs))
+        if (way := WAYS.get(func)) is not None:
+            seen = way.seen(*args, **kwargs)
+            return seen if isinstance(seen, bool) else self._at(func.__name__, way, seen, lambda: func(*args, **kwargs))
         args, kwargs = self._with_numbers(func, args, kwargs)
         made = func(*args, **kwargs)
         self._after(func, args, kwargs, made)

@@ -15,7 +15,7 @@ from torch._export import non_strict_utils
 from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from onnxtrain.capture import sizes_as_numbers, substitutes
+from onnxtrain.capture import looks, sizes_as_numbers, substitutes, tensor_questions
 from onnxtrain.capture.assertions import expected, tell
 from onnxtrain.capture.looks import place_of, user_frame
 from onnxtrain.capture.replaced import replaced
@@ -32,6 +32,7 @@ _ABOUT_MEMORY = frozenset(
 )
 # Functions of torch that choose the size of a result
 _ABOUT_SIZES = frozenset(("_compute_slice_index", "slice_forward"))
+_ANSWERING = (substitutes.__file__, tensor_questions.__file__, looks.__file__)  # in the place of functions of torch
 _LAYERS = tuple(str(Path(torch.__file__).parent / part) for part in ("nn", "distributions", "functional.py"))
 
 
@@ -51,7 +52,7 @@ def decides(found: sympy.Basic, name: str, file: str) -> bool:
 
 def _chooses(file: str) -> bool:
     """Whether a file's code chooses what is computed: the user's, layers of torch, and what stands in their place."""
-    return is_users(file) or file == substitutes.__file__ or file.startswith(_LAYERS)
+    return is_users(file) or file in _ANSWERING or file.startswith(_LAYERS)
 
 
 @contextlib.contextmanager

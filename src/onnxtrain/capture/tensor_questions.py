@@ -1,0 +1,42 @@
+"""What a tensor is asked that is not its content: its bytes, its type among others, whether it is another one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from onnxtrain.capture.lowering.aliases import memory_of
+from onnxtrain.capture.substitutes import substitute
+
+Tensor = torch.Tensor
+
+
+@substitute(Tensor.nbytes.__get__)  # type: ignore[attr-defined]
+def nbytes(self: Tensor) -> int:
+    """Of symbolic sizes too."""
+    return self.numel() * self.element_size()
+
+
+@substitute(Tensor.is_set_to)
+def is_set_to(self: Tensor, tensor: Tensor) -> bool:
+    """Whether both are the same memory, looked at in one way: of tensors without content torch says no of each."""
+    if memory_of(self) != memory_of(tensor) or self.dim() != tensor.dim():
+        return False
+    forms = ((*t.shape, *t.stride(), t.storage_offset()) for t in (self, tensor))
+    return all(a == b for a, b in zip(*forms, strict=True))
+
+
+@substitute(torch.result_type)
+def result_type(tensor1: Any, tensor2: Any) -> torch.dtype:
+    """A type is no result that a program could hold; torch records the call all the same."""
+    with _disable_current_modes():
+        return torch.result_type(_like(tensor1), _like(tensor2))
+
+
+def _like(value: Any) -> Any:
+    """A number, or a tensor without elements, that says as much of types as a value does."""
+    if isinstance(value, Tensor):
+        return torch.empty((0,) if value.dim() else (), dtype=value.dtype)
+    return 1.0 if isinstance(value, torch.SymFloat) else 1 if isinstance(value, torch.SymInt) else value
