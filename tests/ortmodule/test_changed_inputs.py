@@ -200,6 +200,14 @@ def test_a_part_of_another_tensor_is_refused(given: str) -> None:
         wrapped(args[0].clone(), args[1].clone())
 
 
+def test_an_expanded_tensor_is_refused() -> None:
+    """Eager PyTorch changes each element as often as it comes."""
+    wrapped, x = ORTModule(Piece(lambda w, x: x.fill_(2.0) * w)), torch.ones(4, dtype=torch.float64)
+    with pytest.raises(CaptureError, match="in place, which is expanded from a smaller one"):
+        wrapped(x.expand(3, 4))
+    assert torch.equal(x, torch.ones_like(x))
+
+
 def test_a_changed_shape_is_refused() -> None:
     wrapped = ORTModule(Piece(lambda w, x: x.unsqueeze_(0) * w))
     with pytest.raises(CaptureError, match="changes the shape of its input") as raised:

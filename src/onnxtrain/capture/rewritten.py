@@ -132,14 +132,17 @@ def copies(
         module: the module.
 
     Raises:
-        CaptureError: one of these is a part of another tensor, or of the module's, which would change too.
+        CaptureError: one of these is a part of another tensor, or of the module's, or has elements that are one in
+            memory: others would change too.
     """
     made = list(tensors)
     for one in rewritten:
         name, tensor = names[one.position], tensors[one.position]
-        if _shares_memory(one.position, tensors, module):
+        is_expanded = any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
+        if is_expanded or _shares_memory(one.position, tensors, module):
+            other = "is expanded from a smaller one" if is_expanded else "shares memory with another tensor"
             raise CaptureError(
-                f"the forward pass modifies its input {name} in place, which shares memory with another tensor",
+                f"the forward pass modifies its input {name} in place, which {other}",
                 source=one.copied.line,
                 cure=f"let it modify a copy: {name} = {name}.clone()",
             )

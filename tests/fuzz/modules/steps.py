@@ -32,8 +32,8 @@ def take_step(called: Any, module: torch.nn.Module, arguments: Any, loss: str, p
     outputs = [(p, kept(v)) for p, v in leaves(output)]
     found = [*((n, p.grad) for n, p in module.named_parameters()), *((f"input{p}", v.grad) for p, v in tensors)]
     gradients = [(n, None if g is None else g.detach().clone()) for n, g in found]
-    pairs = zip(tensors, before, strict=True)  # a graph writes once what eager writes bit by bit
-    changes = [(f"changes of input{p}", v._version - n if torch.equal(v, x) else -1) for (p, v), (n, x) in pairs]
+    pairs = zip(tensors, before, strict=True)  # a graph writes once what eager writes bit by bit, or through .data
+    changes = [(f"changes of input{p}", v._version != n or not torch.equal(v, x)) for (p, v), (n, x) in pairs]
     given = [(f"given{p}", kept(v)) for p, v in leaves((args, kwargs))]
     if moves:
         move(module)
