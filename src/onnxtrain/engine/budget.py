@@ -22,14 +22,15 @@ from onnxtrain.ir.traits import Trait, traits_of
 from onnxtrain.options import Options
 from onnxtrain.plan.budgets import allowed
 from onnxtrain.plan.by_hand import RECOMPUTE, candidates, layer_inputs, probe_in_force
+from onnxtrain.plan.cheapest import cheapest
 from onnxtrain.plan.lifetimes import peak
 from onnxtrain.plan.recompute import Choice, Search
-from onnxtrain.plan.timeline import peaks, pruned, spared
+from onnxtrain.plan.timeline import changes, peaks, pruned
 
 _LOG = logging.getLogger(__name__)
 _TOP = 5  # tensors that an error names
 _TRIES = 6  # plans that are tried because an estimate says that they fit
-_SHARE = 50  # of a budget: so much less is tried where what was spared is needed by others
+_SHARE = 50  # of a budget: so much less is tried where what was left out is needed by others
 
 
 @dataclasses.dataclass
@@ -183,11 +184,13 @@ class _Fitting:
             self._seen = [(u.value, u.most, u.rest) for u in before.uses] if before else []
             self._curve = peaks(self.base.training, self.base.plan, self.sizes, self.choices, self._seen)
         is_least = self.options.memory_budget == "min"
+        if not is_least and (fit := self._cheapest(before, most)) is not None:
+            return fit
         count = self._least() if is_least else self._first(most)
         compiled, footprint = self._at(count)
         fit = Fit(self.base, compiled, self.sizes, before, footprint, self.choices[:count])
         if not is_least and self._need(count) <= most:
-            return self._spared(fit, most)
+            return fit
         others = (self._with(chosen, before) for chosen in (*self._pruned(count), *self._by_layers()))
         fit = min((fit, *filter(None, others)), key=self._needed_by)
         if self._needed_by(fit) > most and not is_least:
@@ -203,20 +206,24 @@ class _Fitting:
             return None
         return Fit(self.base, compiled, self.sizes, before, self._told(compiled), chosen)
 
-    def _spared(self, fit: Fit, most: int) -> Fit:
-        """A graph that fits without the choices that it fits without: the last one often gives more than is needed."""
+    def _cheapest(self, before: Footprint | None, most: int) -> Fit | None:
+        """The graph that fits and takes the least time; None where it is not found, or where choices keep too much."""
         assert self.base.training is not None
-        room = most - self._missing(len(fit.chosen))
+        if min(self._curve) > most:
+            return None
+        room = most
+        with self.report.stage("memory"):
+            told = changes(self.base.training, self.base.plan, self.sizes, self.choices, self._seen)
         for _ in range(_TRIES):
             with self.report.stage("memory"):
-                chosen = spared(self.base.training, self.base.plan, self.sizes, fit.chosen, room, self._seen)
-            if len(chosen) == len(fit.chosen):
+                chosen = cheapest(self.choices, *told, room)
+            if chosen is None:
                 break
-            less = self._with(chosen, fit.before)
-            if less is not None and self._needed_by(less) <= most:
-                return less
-            room -= most // _SHARE if less is None else self._needed_by(less) - most
-        return fit
+            fit = self._with(chosen, before)
+            if fit is not None and self._needed_by(fit) <= most:
+                return fit
+            room -= most // _SHARE if fit is None else self._needed_by(fit) - most
+        return None
 
     def _pruned(self, count: int) -> Iterator[Sequence[Choice]]:
         """The first choices, and all, without those that raise the peak."""

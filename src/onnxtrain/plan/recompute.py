@@ -132,6 +132,7 @@ class Search:
                 self.groups.setdefault(owner, []).append(value)
         least = sum(map(self.size, self.groups)) // _SHARE
         self.groups = {owner: found for owner, found in self.groups.items() if self.size(owner) > least}
+        self._held = set(map(self.owner, self.kept))
         self.slack = 0  # how many times what is gained may be there earlier
         self.dropped: set[ir.Value] = set()
         self.at: dict[ir.Value, int] = {}  # of what is computed again for an earlier choice, when
@@ -183,6 +184,7 @@ class Search:
     def _take(self, owners: Iterable[ir.Value], choice: Choice) -> None:
         for owner in owners:
             self.kept.difference_update(self.groups.pop(owner))
+            self._held.discard(owner)
             self.dropped.add(owner)
         self.at.update(dict.fromkeys(choice.made, choice.at))
         if choice.moved is not None:
@@ -193,7 +195,9 @@ class Search:
             self.read[value] = min(choice.at, self.read.get(value, choice.at))
             if value in self._moved:
                 self.at[value] = min(choice.at, self.at[value])
-        self.kept.update(self.named[name] for name in choice.kept)
+        kept = [self.named[name] for name in choice.kept]
+        self.kept.update(kept)
+        self._held.update(map(self.owner, kept))
 
     def _best(self, owners: tuple[ir.Value, ...]) -> Choice | None:
         """The best of computing all again, of saving what an expensive operator gave, and of moving it elsewhere."""
@@ -220,7 +224,7 @@ class Search:
 
     def choice(self, owners: tuple[ir.Value, ...], look: Look) -> Choice | None:
         """What was looked at as a choice; None where nothing is gained."""
-        lost = {self.owner(v) for v in look.extra} - {self.owner(v) for v in self.kept}
+        lost = {self.owner(v) for v in look.extra} - self._held
         gain = sum(map(self.size, owners)) - sum(map(self.size, lost))
         earlier = sum(map(self.size, look.earlier))
         if not self.slack:

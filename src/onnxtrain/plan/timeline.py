@@ -15,8 +15,6 @@ from onnxtrain.ir.graphs import Plan, TrainingGraph, is_backward
 from onnxtrain.plan.lifetimes import course, owners
 from onnxtrain.plan.recompute import Choice, operands
 
-_TRIED = 64  # choices of which it is seen whether a limit needs them
-_TOLD = 10_000  # choices that are told anew for that
 Seen = tuple[str, int, int]  # the first value that a line makes, most bytes in use while it runs, and those after it
 
 
@@ -62,37 +60,27 @@ def pruned(
     return rest
 
 
-def spared(
-    training: TrainingGraph,
-    plan: Plan,
-    sizes: Mapping[str, int],
-    chosen: Sequence[Choice],
-    most: int,
-    seen: Sequence[Seen] = (),
-) -> list[Choice]:
-    """Choices without those that a peak of so many bytes does not need, the slowest first.
-
-    Of two limits the lower one never has the higher peak: what the higher one spares first the lower one spares, too,
-    or it is lower than the peak that this makes.
+def changes(
+    training: TrainingGraph, plan: Plan, sizes: Mapping[str, int], chosen: Sequence[Choice], seen: Sequence[Seen] = ()
+) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes in use at each place of a step with none of some choices, and what each adds to those before it.
 
     Args:
         training: the graph.
         plan: made of it.
         sizes: of named dimensions.
         chosen: what is computed again.
-        most: bytes.
         seen: what a step that computes nothing again has in use, line by line, where that is known.
+
+    Returns:
+        Arrays ``[places]`` and ``[choices, places]`` of int64.
     """
-    begin, rest = _Timeline(training, plan, sizes, seen), list(chosen)
-    now, first = begin.after(rest), min((c.at for c in chosen), default=0)
-    for one in sorted(chosen, key=lambda c: -c.seconds)[: min(_TRIED, _TOLD // max(len(chosen), 1))]:
-        if now.needs(one, first, most):
-            continue
-        some = [c for c in rest if c is not one]
-        then = begin.after(some)
-        if then.peak <= most:
-            now, rest = then, some
-    return rest
+    timeline = _Timeline(training, plan, sizes, seen)
+    found = [timeline.in_use]
+    for choice in chosen:
+        timeline.take(choice)
+        found.append(timeline.in_use)
+    return found[0], np.diff(np.stack(found), axis=0)
 
 
 class _Timeline:
@@ -142,7 +130,12 @@ class _Timeline:
     @property
     def peak(self) -> int:
         """Most bytes at once."""
-        return int(max(self._most.max(), (self._before + self._copies).max()))
+        return int(self.in_use.max())
+
+    @property
+    def in_use(self) -> np.ndarray:
+        """Most bytes while each node runs, and before it the copies that it needs."""
+        return np.maximum(self._most, self._before + self._copies)
 
     def after(self, chosen: Iterable[Choice]) -> _Timeline:
         """The same with choices, for itself."""
@@ -155,15 +148,9 @@ class _Timeline:
 
     def holds_at_peak(self, choice: Choice) -> bool:
         """Whether a copy of one of its values is there where most is in use."""
-        place = int(np.maximum(self._most, self._before + self._copies).argmax())
+        place = int(self.in_use.argmax())
         spans = [self._held.get(self._owner(self._named[name])) for name in choice.dropped]
         return any(span[0] <= place <= span[1] for span in spans if span is not None)
-
-    def needs(self, choice: Choice, first: int, most: int) -> bool:
-        """Whether more bytes would be in use without a choice before the first of all copies is made: seen at once."""
-        saved = max(self._last[False].get(self._owner(self._named[name]), 0) for name in choice.dropped) + 1
-        before = self._most[saved : self._backward[first]]
-        return bool(before.size) and int(before.max()) + choice.gain > most
 
     def take(self, choice: Choice) -> None:
         """Compute values again rather than save them."""

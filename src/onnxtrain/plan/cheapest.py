@@ -1,0 +1,77 @@
+"""What to compute again in the least time within a number of bytes: a program of integers, solved by HiGHS.
+
+Each choice is made or not; at each place of a step the bytes that all of them together free or take are a sum. That is
+what the choices do one after the other, which is nearly what any of them do: who asks looks at the peak that comes of
+it. Of choices that take as long those with the lowest peak are the best, so that of two limits the lower one has no
+higher peak. Where layers repeat, so do their choices; of equal ones an earlier layer's comes first, whose values are
+kept longest, so that the solver need not try which.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from onnxtrain.plan.recompute import Choice
+
+_SECONDS = 5.0  # for the solver; what it has not proved by then is not used
+_CALL = 5e-6  # seconds that each operator takes beside its work
+_TIE = 1e-4  # of all the time: what the whole peak counts
+_ALL = 1e3  # what all the time counts, and
+_LIMIT = 1e5  # what the limit counts: the solver takes a millionth of one for nothing
+
+
+def cheapest(choices: Sequence[Choice], before: np.ndarray, changes: np.ndarray, most: int) -> list[Choice] | None:
+    """The choices that take the least time; None where none are found that keep the limit.
+
+    Args:
+        choices: all that there are.
+        before: bytes in use with none of them, ``[places]``.
+        changes: the bytes that each adds, ``[choices, places]``.
+        most: bytes.
+    """
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
+    if not choices:
+        return None
+    sums, limits = _limits(before, changes, most)
+    pairs = [*_repeated(choices)]
+    order = np.zeros((len(pairs), len(choices) + 1))
+    for row, (first, then) in enumerate(pairs):
+        order[row, first], order[row, then] = -1.0, 1.0
+    seconds = np.array([c.seconds + _CALL * len(c.nodes) for c in choices])
+    found = milp(
+        np.append(_ALL * seconds / seconds.sum(), _ALL * _TIE / _LIMIT),
+        integrality=np.append(np.ones(len(choices)), 0),
+        bounds=Bounds(0.0, np.append(np.ones(len(choices)), _LIMIT)),
+        constraints=[LinearConstraint(sums, -np.inf, limits), LinearConstraint(order, -np.inf, 0.0)],
+        options={"time_limit": _SECONDS, "mip_rel_gap": 0.0},
+    )
+    if found.status != 0:
+        return None
+    return [c for c, share in zip(choices, found.x, strict=False) if share > 0.5]
+
+
+def _limits(before: np.ndarray, changes: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """For places that may hold more than the limit: what choices, and the peak, add ``[places, choices + 1]``, and
+    what that may be at most. Of neighbours with equal changes the one with most bytes stands for all.
+    """
+    above = before + np.maximum(changes, 0).sum(0) > most
+    before, changes = before[above], changes[:, above]
+    if not before.size:
+        return np.zeros((0, len(changes) + 1)), before
+    starts = np.flatnonzero(np.append(True, np.any(changes[:, 1:] != changes[:, :-1], axis=0)))
+    unit = max(most, 1) / _LIMIT
+    rows = changes[:, starts].T / unit
+    return np.hstack([rows, -np.ones((len(rows), 1))]), -np.maximum.reduceat(before, starts) / unit
+
+
+def _repeated(choices: Sequence[Choice]) -> Iterator[tuple[int, int]]:
+    """Neighbours among equal choices, the one whose values are needed again last comes first."""
+    equal: dict[tuple[str, int, float], list[int]] = {}
+    for place, choice in enumerate(choices):
+        equal.setdefault((choice.cluster, choice.gain, round(choice.seconds, 9)), []).append(place)
+    for places in equal.values():
+        yield from itertools.pairwise(sorted(places, key=lambda i: -choices[i].at))
