@@ -56,7 +56,7 @@ def every_choice(model: nn.Module) -> tuple[Fit, Mapping[str, int], list[Choice]
 
 
 def test_what_takes_the_least_time_of_all_sets_of_choices_is_taken() -> None:
-    """Beside every set there is, for limits that fall: none that keeps the limit is faster, and the peak never rises."""
+    """Beside every set that there is, for limits that fall: none within the limit is faster, and no peak rises."""
     fit, sizes, every = every_choice(Chain())
     training, plan = fit.base.training, fit.base.plan
     assert training is not None and 5 < len(every) < 14

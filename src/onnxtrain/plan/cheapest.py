@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from onnxtrain.plan.recompute import Choice
 
-_SECONDS = 5.0  # for the solver; what it has not proved by then is not used
+_SECONDS = 10.0  # for the solver; what it has not proved by then is not used
 _CALL = 5e-6  # seconds that each operator takes beside its work
 _TIE = 1e-4  # of all the time: what the whole peak counts
 _ALL = 1e3  # what all the time counts, and
@@ -32,8 +33,9 @@ def cheapest(choices: Sequence[Choice], before: np.ndarray, changes: np.ndarray,
         changes: the bytes that each adds, ``[choices, places]``.
         most: bytes.
     """
-    from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy import optimize
 
+    scipy: Any = optimize  # which has no types
     if not choices:
         return None
     sums, limits = _limits(before, changes, most)
@@ -42,11 +44,11 @@ def cheapest(choices: Sequence[Choice], before: np.ndarray, changes: np.ndarray,
     for row, (first, then) in enumerate(pairs):
         order[row, first], order[row, then] = -1.0, 1.0
     seconds = np.array([c.seconds + _CALL * len(c.nodes) for c in choices])
-    found = milp(
+    found = scipy.milp(
         np.append(_ALL * seconds / seconds.sum(), _ALL * _TIE / _LIMIT),
         integrality=np.append(np.ones(len(choices)), 0),
-        bounds=Bounds(0.0, np.append(np.ones(len(choices)), _LIMIT)),
-        constraints=[LinearConstraint(sums, -np.inf, limits), LinearConstraint(order, -np.inf, 0.0)],
+        bounds=scipy.Bounds(0.0, np.append(np.ones(len(choices)), _LIMIT)),
+        constraints=[scipy.LinearConstraint(sums, ub=limits), scipy.LinearConstraint(order, ub=0.0)],
         options={"time_limit": _SECONDS, "mip_rel_gap": 0.0},
     )
     if found.status != 0:
