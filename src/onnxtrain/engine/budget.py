@@ -29,6 +29,7 @@ from onnxtrain.plan.timeline import changes, peaks, pruned
 
 _LOG = logging.getLogger(__name__)
 _TOP = 5  # tensors that an error names
+_OFF = 1000  # of a peak: so much more than is told it may be
 _TRIES = 6  # plans that are tried because an estimate says that they fit
 _SHARE = 50  # of a budget: so much less is tried where what was left out is needed by others
 
@@ -211,7 +212,7 @@ class _Fitting:
         assert self.base.training is not None
         if min(self._curve) > most:
             return None
-        room = most
+        room = most - most // _OFF
         with self.report.stage("memory"):
             told = changes(self.base.training, self.base.plan, self.sizes, self.choices, self._seen)
         for _ in range(_TRIES):
@@ -305,7 +306,9 @@ class _Fitting:
         return self._bytes_of(fit.compiled, fit.footprint)
 
     def _bytes_of(self, compiled: Compiled, footprint: Footprint | None) -> int:
-        return peak(compiled.plan, self.sizes) if footprint is None else footprint.peak
+        """What is told, and a thousandth for what it is off by: of what autograd and Python hold nothing is told."""
+        told = peak(compiled.plan, self.sizes) if footprint is None else footprint.peak
+        return told + told // _OFF
 
     def _at(self, count: int) -> tuple[Compiled, Footprint | None]:
         if count not in self._made:

@@ -25,19 +25,16 @@ def take_step(called: Any, module: torch.nn.Module, arguments: Any, loss: str, p
     """A call and its backward pass, with arguments of its own."""
     args, kwargs = own(arguments)
     tensors = [(p, v) for p, v in leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
-    before = [(v._version, v.detach().clone()) for _, v in tensors]
     module.zero_grad()
     output = called(*args, **kwargs)
     backward(output, loss, place)
     outputs = [(p, kept(v)) for p, v in leaves(output)]
     found = [*((n, p.grad) for n, p in module.named_parameters()), *((f"input{p}", v.grad) for p, v in tensors)]
     gradients = [(n, None if g is None else g.detach().clone()) for n, g in found]
-    pairs = zip(tensors, before, strict=True)  # a graph writes once what eager writes bit by bit, or through .data
-    changes = [(f"changes of input{p}", v._version != n or not torch.equal(v, x)) for (p, v), (n, x) in pairs]
     given = [(f"given{p}", kept(v)) for p, v in leaves((args, kwargs))]
     if moves:
         move(module)
-    return Step(containers((output, args, kwargs)), outputs, gradients, [*state(module), *given, *changes])
+    return Step(containers((output, args, kwargs)), outputs, gradients, [*state(module), *given])
 
 
 def own(value: Any) -> Any:
