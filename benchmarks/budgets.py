@@ -26,6 +26,7 @@ from onnxtrain import Options, ORTModule
 from onnxtrain.errors import BudgetError
 
 _MIB = 2**20
+_LEFT = 1000  # a budget leaves this part of what is told for what is not
 _NEAR = 0.01  # how far what is told may be from a real peak
 
 
@@ -75,7 +76,8 @@ def measured(run: Run, count: int, cache: str) -> Outcome:
     free = _step(model, batch, None, cache)
     least = _step(model, batch, "min", cache)
     shares = [i / (count - 1) for i in range(count)]
-    budgets = [round(free.peak + share * (least.told - free.peak)) for share in shares]
+    smallest = least.told + least.told // _LEFT
+    budgets = [round(free.peak + share * (smallest - free.peak)) for share in shares]
     steps = [s for s in (_step(model, batch, budget, cache) for budget in budgets) if s is not None]
     return Outcome(free, steps, [*_faults(free, steps), *_refused(budgets, steps)])
 
