@@ -10,6 +10,7 @@ import torch
 from onnxtrain.capture.hidden_changes import PASSED_ON
 from onnxtrain.capture.lowering.aliases import memory_of
 from onnxtrain.capture.source_lines import user_line
+from onnxtrain.capture.tensor_questions import place_in_memory
 from onnxtrain.errors import CaptureError
 
 _OF_A_LEAF = "leaf Variable that requires grad is being used in an in-place operation"  # torch's words
@@ -52,7 +53,7 @@ class Contents:
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self.tensors = tensors
-        self._before = [(t._version, _form(t)) for t in tensors]
+        self._before = [(t._version, place_in_memory(t)) for t in tensors]
 
     def changed(self) -> frozenset[int]:
         """The positions of those that were."""
@@ -64,7 +65,7 @@ class Contents:
         Raises:
             CaptureError: it is of another form now, which the caller's would have to become.
         """
-        if _form(self.tensors[position]) != self._before[position][1]:
+        if place_in_memory(self.tensors[position]) != self._before[position][1]:
             raise CaptureError(
                 f"the forward pass changes the shape of its input {position} in place",
                 source=copied.line,
@@ -76,10 +77,6 @@ class Contents:
 def is_trained_leaf(tensor: torch.Tensor) -> bool:
     """Whether a tensor gets a gradient of its own."""
     return tensor.is_leaf and tensor.requires_grad
-
-
-def _form(tensor: torch.Tensor) -> tuple[int | torch.SymInt, ...]:
-    return *tensor.shape, *tensor.stride(), tensor.storage_offset()
 
 
 def may_be_changed(tensors: Sequence[torch.Tensor], error: CaptureError) -> set[int]:

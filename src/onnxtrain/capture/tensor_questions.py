@@ -24,8 +24,12 @@ def is_set_to(self: Tensor, tensor: Tensor) -> bool:
     """Whether both are the same memory, looked at in one way: of tensors without content torch says no of each."""
     if memory_of(self) != memory_of(tensor) or self.dim() != tensor.dim():
         return False
-    forms = ((*t.shape, *t.stride(), t.storage_offset()) for t in (self, tensor))
-    return all(a == b for a, b in zip(*forms, strict=True))
+    return all(a == b for a, b in zip(place_in_memory(self), place_in_memory(tensor), strict=True))
+
+
+def place_in_memory(tensor: Tensor) -> tuple[int | torch.SymInt, ...]:
+    """Sizes and strides of a tensor, and where it begins."""
+    return *tensor.shape, *tensor.stride(), tensor.storage_offset()
 
 
 @substitute(torch.result_type)
