@@ -26,7 +26,7 @@ from onnxtrain import Options, ORTModule
 from onnxtrain.errors import BudgetError
 
 _MIB = 2**20
-_LEFT = 1000  # a budget leaves this part of what is told for what is not
+_LEFT = 1000  # a budget leaves this part of itself for what nothing tells, but where only all of it fits
 _NEAR = 0.01  # how far what is told may be from a real peak
 
 

@@ -29,7 +29,7 @@ from onnxtrain.plan.timeline import changes, peaks, pruned
 
 _LOG = logging.getLogger(__name__)
 _TOP = 5  # tensors that an error names
-_OFF = 1000  # of a peak: so much more than is told it may be
+_OFF = 1000  # of a budget in bytes: what is left, where that is possible, for what no plan tells
 _TRIES = 6  # plans that are tried because an estimate says that they fit
 _SHARE = 50  # of a budget: so much less is tried where what was left out is needed by others
 
@@ -175,7 +175,8 @@ class _Fitting:
         before = self._told(self.base)
         self._made[0] = self.base, before
         most = self._bytes()
-        if self.base.training is None or self._need(0) <= most:
+        room = most - most // _OFF if isinstance(self.options.memory_budget, int) else most
+        if self.base.training is None or self._need(0) <= room:
             return Fit(self.base, self.base, self.sizes, before, before)
         with self.report.stage("memory"):
             draws_again = backend(self.options.backend).draws_again(self.device)
@@ -185,12 +186,12 @@ class _Fitting:
             self._seen = [(u.value, u.most, u.rest) for u in before.uses] if before else []
             self._curve = peaks(self.base.training, self.base.plan, self.sizes, self.choices, self._seen)
         is_least = self.options.memory_budget == "min"
-        if not is_least and (fit := self._cheapest(before, most)) is not None:
+        if not is_least and (fit := self._cheapest(before, room)) is not None:
             return fit
-        count = self._least() if is_least else self._first(most)
+        count = self._least() if is_least else self._first(room)
         compiled, footprint = self._at(count)
         fit = Fit(self.base, compiled, self.sizes, before, footprint, self.choices[:count])
-        if not is_least and self._need(count) <= most:
+        if not is_least and self._need(count) <= room:
             return fit
         others = (self._with(chosen, before) for chosen in (*self._pruned(count), *self._by_layers()))
         fit = min((fit, *filter(None, others)), key=self._needed_by)
@@ -212,9 +213,9 @@ class _Fitting:
         assert self.base.training is not None
         if min(self._curve) > most:
             return None
-        room = most - most // _OFF
         with self.report.stage("memory"):
             told = changes(self.base.training, self.base.plan, self.sizes, self.choices, self._seen)
+        room = most
         for _ in range(_TRIES):
             with self.report.stage("memory"):
                 chosen = cheapest(self.choices, *told, room)
@@ -306,9 +307,7 @@ class _Fitting:
         return self._bytes_of(fit.compiled, fit.footprint)
 
     def _bytes_of(self, compiled: Compiled, footprint: Footprint | None) -> int:
-        """What is told, and a thousandth for what it is off by: of what autograd and Python hold nothing is told."""
-        told = peak(compiled.plan, self.sizes) if footprint is None else footprint.peak
-        return told + told // _OFF
+        return peak(compiled.plan, self.sizes) if footprint is None else footprint.peak
 
     def _at(self, count: int) -> tuple[Compiled, Footprint | None]:
         if count not in self._made:
