@@ -21,6 +21,7 @@ from onnxtrain import Options, ORTModule
 from onnxtrain.engine import budget
 from onnxtrain.errors import BudgetError, OptionError
 from onnxtrain.execute.torch import TorchBackend
+from onnxtrain.execute.torch.remembered import Remembered
 
 
 class Block(nn.Module):
@@ -101,6 +102,18 @@ def test_what_is_predicted_is_what_torch_allocates(name: str, budget: Any) -> No
     if isinstance(budget, float):
         assert real <= budget * report.before.peak
     assert bool(report.chosen) == (budget is not None)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_remembered_is_what_would_be_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    build, batch = MODELS[name]
+    model, given = build(), batch()
+    told = ORTModule(copy.deepcopy(model), options=Options(memory_budget=0.6)).memory_report(*given)
+    ran: list[Any] = []
+    monkeypatch.setattr(Remembered, "__call__", lambda self, f, args, kwargs: ran.append(f) or f(*args, **kwargs))
+    seen = ORTModule(copy.deepcopy(model), options=Options(memory_budget=0.6)).memory_report(*given)
+    assert ran
+    assert (told.before, told.footprint) == (seen.before, seen.footprint)
 
 
 @pytest.mark.parametrize("budget", BUDGETS[1:])

@@ -66,8 +66,19 @@ def _limits(before: np.ndarray, changes: np.ndarray, most: int) -> tuple[np.ndar
         return np.zeros((0, len(changes) + 1)), before
     starts = np.flatnonzero(np.append(True, np.any(changes[:, 1:] != changes[:, :-1], axis=0)))
     unit = max(most, 1) / _LIMIT
-    rows = changes[:, starts].T / unit
-    return np.hstack([rows, -np.ones((len(rows), 1))]), -np.maximum.reduceat(before, starts) / unit
+    rows, limits = changes[:, starts].T / unit, -np.maximum.reduceat(before, starts) / unit
+    needed = _needed(rows, limits)
+    return np.hstack([rows[needed], -np.ones((len(needed), 1))]), limits[needed]
+
+
+def _needed(rows: np.ndarray, limits: np.ndarray) -> np.ndarray:
+    """The places of limits that no other one implies: a limit that is no higher, of a sum that is no smaller."""
+    left = np.arange(len(rows))
+    for place in np.argsort(limits, kind="stable"):
+        if place in left:
+            others = (limits[left] < limits[place]) | np.any(rows[left] > rows[place], axis=1)
+            left = left[others | (left == place)]
+    return left
 
 
 def _repeated(choices: Sequence[Choice]) -> Iterator[tuple[int, int]]:

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from onnxtrain.errors import BackendError
 from onnxtrain.execute.base import Executable, Footprint, Use
 from onnxtrain.execute.torch.codegen import FILE
+from onnxtrain.execute.torch.remembered import Remembered
 from onnxtrain.execute.torch.workspace import workspace
 
 _QUESTIONS = 10_000  # about content that a line may ask
@@ -36,8 +37,9 @@ def footprint(
         device: where the step runs.
         values: for each part the name of the value of each identifier in its program.
     """
-    plan, watch = executable.plan, Watch(device, values)
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    plan, watch = executable.plan, Watch(device, values, mode)
+    with mode:
         given = [x if _has_content(x) else _empty(x, device) for x in inputs]
         watch.ignore(given)
         with watch:
@@ -66,10 +68,12 @@ class Watch(TorchDispatchMode):
     Args:
         device: where the tensors are said to be.
         values: for each part the name of the value of each identifier in its program.
+        mode: in which tensors without content are made.
     """
 
-    def __init__(self, device: str, values: Mapping[str, Mapping[str, str]]) -> None:
+    def __init__(self, device: str, values: Mapping[str, Mapping[str, str]], mode: FakeTensorMode) -> None:
         super().__init__()
+        self._run = Remembered(mode)
         self._values = values
         self._block = 1 if torch.device(device).type == "cpu" else _BLOCK
         self._now = self._most = self._peak = 0
@@ -96,16 +100,15 @@ class Watch(TorchDispatchMode):
         if (at := _place(sys._getframe(1))) != self._at:
             self._end_line()
             self._at, self._asked = at, 0
-        found = self._result(function, args, kwargs or {})
+        found = self._result(function, types, args, kwargs or {})
         self._use(workspace(function, args, found))
-        for made in pytree.tree_leaves(found):
+        for made in [found] if isinstance(found, torch.Tensor) else pytree.tree_leaves(found):
             if isinstance(made, torch.Tensor) and made.device.type != "meta":
                 self._see(made)
         return found
 
-    def _result(self, function: Any, args: Any, kwargs: Any) -> Any:
-        given = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-        if function in _COUNTED or (given and not any(isinstance(x, FakeTensor) for x in given)):
+    def _result(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if function in _COUNTED or (FakeTensor not in types and _any_tensor(args, kwargs)):
             with unset_fake_temporarily():  # of constants and integers
                 return function(*args, **kwargs)
         if function is aten._local_scalar_dense.default:
@@ -115,8 +118,9 @@ class Watch(TorchDispatchMode):
             return False if args[0].dtype == torch.bool else 0.0 if args[0].is_floating_point() else 0
         if function is aten.equal.default:
             return True
-        call: Callable[..., Any] = _LARGEST.get(function, function)
-        return call(*args, **kwargs)
+        if call := _LARGEST.get(function):
+            return call(*args, **kwargs)
+        return self._run(function, args, kwargs)
 
     def _see(self, made: torch.Tensor) -> None:
         storage = made.untyped_storage()
@@ -159,6 +163,10 @@ def _place(frame: FrameType | None) -> tuple[str, str]:
     if found is None:
         return "backward", "gradients of the outputs"
     return found.f_code.co_name, linecache.getline(found.f_code.co_filename, found.f_lineno).strip()
+
+
+def _any_tensor(*given: Any) -> bool:
+    return any(isinstance(x, torch.Tensor) for x in pytree.tree_leaves(given))
 
 
 def _all_places(x: torch.Tensor) -> torch.Tensor:
