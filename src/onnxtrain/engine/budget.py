@@ -22,7 +22,7 @@ from onnxtrain.ir.traits import Trait, traits_of
 from onnxtrain.options import Options
 from onnxtrain.plan.budgets import allowed
 from onnxtrain.plan.by_hand import RECOMPUTE, candidates, layer_inputs, probe_in_force
-from onnxtrain.plan.cheapest import cheapest
+from onnxtrain.plan.cheapest import cheapest_within
 from onnxtrain.plan.lifetimes import peak
 from onnxtrain.plan.recompute import Choice, Search
 from onnxtrain.plan.timeline import changes, peaks, pruned
@@ -31,7 +31,6 @@ _LOG = logging.getLogger(__name__)
 _TOP = 5  # tensors that an error names
 _OFF = 1000  # of a budget in bytes: what is left, where that is possible, for what no plan tells
 _TRIES = 6  # plans that are tried because an estimate says that they fit
-_SHARE = 50  # of a budget: so much less is tried where what was left out is needed by others
 
 
 @dataclasses.dataclass
@@ -97,10 +96,11 @@ class Budget:
         if known is not None and all(size <= known.sizes.get(name, 0) for name, size in sizes.items()):
             return known
         largest = dict(sizes) if known is None else {n: max(s, known.sizes.get(n, 0)) for n, s in sizes.items()}
-        if self._options.memory_budget is not None:
-            made = _Fitting(self._options, self._report, self._device, compiled, largest, inputs).found()
-        else:
-            made = self._by_hand(compiled, largest) if known is None else dataclasses.replace(known, sizes=largest)
+        with self._report.stage("memory"):
+            if self._options.memory_budget is not None:
+                made = _Fitting(self._options, self._device, compiled, largest, inputs).found()
+            else:
+                made = self._by_hand(compiled, largest) if known is None else dataclasses.replace(known, sizes=largest)
         self._fits[id(compiled)] = made
         self._kept.append(made)
         if made.chosen or self._options.memory_budget is not None:
@@ -108,11 +108,10 @@ class Budget:
         return made
 
     def _by_hand(self, compiled: Compiled, sizes: Mapping[str, int]) -> Fit:
-        with self._report.stage("memory"):
-            chosen = self._plans.chosen(compiled, sizes)
-            if not chosen:
-                return Fit(compiled, compiled, sizes)
-            return Fit(compiled, recompile(compiled, chosen, self._options, self._device), sizes, chosen=chosen)
+        chosen = self._plans.chosen(compiled, sizes)
+        if not chosen:
+            return Fit(compiled, compiled, sizes)
+        return Fit(compiled, recompile(compiled, chosen, self._options, self._device), sizes, chosen=chosen)
 
     def tables(self) -> list[str]:
         """For each training graph that ran what could be computed again, as text."""
@@ -130,7 +129,6 @@ class _Fitting:
 
     Args:
         options: the budget, and how graphs are compiled.
-        report: receives times.
         device: where the graph runs.
         base: the graph.
         sizes: of named dimensions.
@@ -140,13 +138,12 @@ class _Fitting:
     def __init__(
         self,
         options: Options,
-        report: Report,
         device: str,
         base: Compiled,
         sizes: Mapping[str, int],
         inputs: Mapping[str, torch.Tensor],
     ) -> None:
-        self.options, self.report, self.device = options, report, device
+        self.options, self.device = options, device
         self.base, self.sizes, self.inputs = base, sizes, inputs
         self._made: dict[int, tuple[Compiled, Footprint | None]] = {}
 
@@ -160,9 +157,8 @@ class _Fitting:
         cache = graph_cache(self.options) if stated else None
         if cache is None:
             return self._planned()
-        with self.report.stage("memory"):
-            name = kept_plans.name_of(self.base, self.sizes, self.options, self.device)
-            kept = kept_plans.read(cache, name, self.base)
+        name = kept_plans.name_of(self.base, self.sizes, self.options, self.device)
+        kept = kept_plans.read(cache, name, self.base)
         if kept is None:
             fit = self._planned()
             kept_plans.write(cache, name, self.base, ([*fit.chosen], fit.before, fit.footprint))
@@ -178,13 +174,12 @@ class _Fitting:
         room = most - most // _OFF if isinstance(self.options.memory_budget, int) else most
         if self.base.training is None or self._need(0) <= room:
             return Fit(self.base, self.base, self.sizes, before, before)
-        with self.report.stage("memory"):
-            draws_again = backend(self.options.backend).draws_again(self.device)
-            offloads = self.options.memory_offload is not None
-            search = Search(self.base.training, self.base.plan, self.sizes, self.device, draws_again, offloads)
-            self.choices = [*search.run()]
-            self._seen = [(u.value, u.most, u.rest) for u in before.uses] if before else []
-            self._curve = peaks(self.base.training, self.base.plan, self.sizes, self.choices, self._seen)
+        draws_again = backend(self.options.backend).draws_again(self.device)
+        offloads = self.options.memory_offload is not None
+        search = Search(self.base.training, self.base.plan, self.sizes, self.device, draws_again, offloads)
+        self.choices = [*search.run()]
+        self._seen = [(u.value, u.most, u.rest) for u in before.uses] if before else []
+        self._curve = peaks(self.base.training, self.base.plan, self.sizes, self.choices, self._seen)
         is_least = self.options.memory_budget == "min"
         if not is_least and (fit := self._cheapest(before, room)) is not None:
             return fit
@@ -202,8 +197,7 @@ class _Fitting:
     def _with(self, chosen: Sequence[Choice], before: Footprint | None) -> Fit | None:
         """The graph with choices; None where some of them need others."""
         try:
-            with self.report.stage("memory"):
-                compiled = recompile(self.base, chosen, self.options, self.device)
+            compiled = recompile(self.base, chosen, self.options, self.device)
         except GraphError:
             return None
         return Fit(self.base, compiled, self.sizes, before, self._told(compiled), chosen)
@@ -213,26 +207,22 @@ class _Fitting:
         assert self.base.training is not None
         if min(self._curve) > most:
             return None
-        with self.report.stage("memory"):
-            told = changes(self.base.training, self.base.plan, self.sizes, self.choices, self._seen)
-        room = most
-        for _ in range(_TRIES):
-            with self.report.stage("memory"):
-                chosen = cheapest(self.choices, *told, room)
-            if chosen is None:
-                break
+        fit: Fit | None = None
+
+        def need(chosen: Sequence[Choice]) -> int | None:
+            nonlocal fit
             fit = self._with(chosen, before)
-            if fit is not None and self._needed_by(fit) <= most:
-                return fit
-            room -= most // _SHARE if fit is None else self._needed_by(fit) - most
-        return None
+            return None if fit is None else self._needed_by(fit)
+
+        told = changes(self.base.training, self.base.plan, self.sizes, self.choices, self._seen)
+        found = cheapest_within(self.choices, *told, most, need)
+        return None if found is None else fit
 
     def _pruned(self, count: int) -> Iterator[Sequence[Choice]]:
         """The first choices, and all, without those that raise the peak."""
         assert self.base.training is not None
         for most in sorted({count, len(self.choices)}):
-            with self.report.stage("memory"):
-                chosen = pruned(self.base.training, self.base.plan, self.sizes, self.choices[:most], self._seen)
+            chosen = pruned(self.base.training, self.base.plan, self.sizes, self.choices[:most], self._seen)
             if len(chosen) < most:
                 yield chosen
 
@@ -240,15 +230,13 @@ class _Fitting:
         """The other end of what there is: of a transformer's layers nothing is saved but what they begin with."""
         training = self.base.training
         if training is not None and layer_inputs(n for n in training.model.graph if not is_backward(n)):
-            with self.report.stage("memory"):
-                found = candidates(training, self.base.plan, self.sizes, self.device, probe_in_force("", 1))
+            found = candidates(training, self.base.plan, self.sizes, self.device, probe_in_force("", 1))
             yield [c.choice for c in found if c.kind == RECOMPUTE]
 
     def _told(self, compiled: Compiled) -> Footprint | None:
         """What a step needs; None where the backend cannot tell."""
         try:
-            with self.report.stage("memory"):
-                return needed(compiled, self.sizes, self.inputs)
+            return needed(compiled, self.sizes, self.inputs)
         except BackendError as error:
             if self.options.memory_budget is not None and not self._made:
                 _LOG.warning("the memory budget is kept by an estimate: %s", error.what)
@@ -311,8 +299,7 @@ class _Fitting:
 
     def _at(self, count: int) -> tuple[Compiled, Footprint | None]:
         if count not in self._made:
-            with self.report.stage("memory"):
-                made = recompile(self.base, self.choices[:count], self.options, self.device)
+            made = recompile(self.base, self.choices[:count], self.options, self.device)
             self._made[count] = made, self._told(made)
         return self._made[count]
 

@@ -17,12 +17,13 @@ from onnxtrain.ir.standard_form import write_out_nodes
 from onnxtrain.options import Options
 from onnxtrain.plan import make_plan
 from onnxtrain.plan.budgets import allowed, first_within
+from onnxtrain.plan.cheapest import cheapest_within
 from onnxtrain.plan.copies import recomputed
 from onnxtrain.plan.late import hold_back
 from onnxtrain.plan.lifetimes import peak_of_whole
 from onnxtrain.plan.recompute import Choice, Search
 from onnxtrain.plan.sizes import free_sizes
-from onnxtrain.plan.timeline import pruned
+from onnxtrain.plan.timeline import changes, pruned
 
 _LOG = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ def fitted(training: TrainingGraph, loss: str, options: Options) -> TrainingGrap
     free_sizes(training.model.graph, _largest(training, sizes).model.graph)
     search = _Search(_largest(training, sizes))
     most = allowed(budget, search.peak(0))
-    chosen = search.least() if budget == "min" else search.first(most)
+    chosen = search.least() if budget == "min" else search.within(most)
     _LOG.info(
         "a step needs %s rather than %s beside its weights and inputs: %d nodes run again",
         *(in_bytes(search.peak_with(chosen)), in_bytes(search.peak(0)), sum(len(c.nodes) for c in chosen)),
@@ -87,6 +88,17 @@ class _Search:
     def peak_with(self, chosen: Sequence[Choice]) -> int:
         """The bytes that a step needs with choices."""
         return peak_of_whole(recomputed(self.whole, self.plan, chosen), {})
+
+    def within(self, most: int) -> Sequence[Choice]:
+        """The choices with which a step needs at most so many bytes, and that take the least time.
+
+        Raises:
+            BudgetError: there are none.
+        """
+        if self.peak(0) <= most:
+            return ()
+        told = changes(self.largest, self.plan, {}, self.choices)
+        return cheapest_within(self.choices, *told, most, self.peak_with) or self.first(most)
 
     def first(self, most: int) -> Sequence[Choice]:
         """The first choices with which a step needs at most so many bytes; where there are none, those that need least.

@@ -9,8 +9,9 @@ kept longest, so that the solver need not try which.
 
 from __future__ import annotations
 
+import importlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,43 @@ _CALL = 5e-6  # seconds that each operator takes beside its work
 _TIE = 1e-4  # of all the time: what the whole peak counts
 _ALL = 1e3  # what all the time counts, and
 _LIMIT = 1e5  # what the limit counts: the solver takes a millionth of one for nothing
+_TRIES = 6  # of choices that keep the limit by what each of them changes
+_SHARE = 50  # of a limit: so much less is tried where what was left out is needed by others
+
+
+def cheapest_within(
+    choices: Sequence[Choice],
+    before: np.ndarray,
+    changes: np.ndarray,
+    most: int,
+    need: Callable[[Sequence[Choice]], int | None],
+) -> Sequence[Choice] | None:
+    """The choices that take the least time of those with which a step needs at most so many bytes.
+
+    Args:
+        choices: all that there are.
+        before: bytes in use with none of them, ``[places]``.
+        changes: the bytes that each adds, ``[choices, places]``.
+        most: bytes.
+        need: the bytes that a step needs with some; None where they do not go together.
+
+    Returns:
+        They, or None where they are not found: then choices keep too much, or scipy is not there.
+    """
+    room = most
+    for _ in range(_TRIES):
+        chosen = cheapest(choices, before, changes, room)
+        if chosen is None:
+            break
+        needed = need(chosen)
+        if needed is not None and needed <= most:
+            return chosen
+        room -= most // _SHARE if needed is None else needed - most
+    return None
 
 
 def cheapest(choices: Sequence[Choice], before: np.ndarray, changes: np.ndarray, most: int) -> list[Choice] | None:
-    """The choices that take the least time; None where none are found that keep the limit.
+    """The choices that take the least time; None where none are found that keep the limit, or scipy is not there.
 
     Args:
         choices: all that there are.
@@ -33,9 +67,10 @@ def cheapest(choices: Sequence[Choice], before: np.ndarray, changes: np.ndarray,
         changes: the bytes that each adds, ``[choices, places]``.
         most: bytes.
     """
-    from scipy import optimize
-
-    scipy: Any = optimize  # which has no types
+    try:
+        scipy: Any = importlib.import_module("scipy.optimize")
+    except ModuleNotFoundError:
+        return None
     if not choices:
         return None
     sums, limits = _limits(before, changes, most)
