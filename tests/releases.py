@@ -20,7 +20,7 @@ def needs_release(release: str, why: str) -> None:
 def needs_tensors_over_dlpack(backend: str) -> None:
     """Skip the test of the backend on an onnxruntime that takes no tensors over DLPack."""
     if backend == "onnxruntime" and not hasattr(ort.OrtValue, "from_dlpack"):
-        needs_release("1.24", "it takes no tensors over DLPack")
+        needs_release("1.26", "it takes no tensors over DLPack")
 
 
 def needs_opset(opset: int) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 from onnxtrain import Options
 from onnxtrain.compiler import Report, capture_module, compile_graph
 from onnxtrain.ir.graphs import Plan, Segment
-from onnxtrain.plan.segments import merged
+from onnxtrain.ir.parts import merged
 
 WIDTH = 4
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +13,7 @@ import onnxruntime as ort
 
 from onnxtrain.api.tensors import Place, Tensor
 from onnxtrain.errors import ArtifactError, BackendError, DataError, first_line
+from onnxtrain.execute.sessions import session_options
 from onnxtrain.files import read_artifact
 from onnxtrain.ir.bounds import stored_tensors
 from onnxtrain.portable import facts_of, unsealed
@@ -26,7 +25,6 @@ _FACTS = {  # what each kind of model says of itself
     "optimizer": ("optimizer", "parameters", "states", "updates", "step", "learning_rate"),
 }
 _DISABLED = {"EliminateDropout"}  # it also removes Dropout in training mode where nobody reads the mask
-_FATAL_ONLY = 4  # onnxruntime's log severity; its errors are raised all the same
 _NODE = re.compile(r"while running (\w+) node")
 _OUT_OF_RANGE = ("Out of range value in index tensor", "indices element out of data bounds")
 
@@ -68,27 +66,6 @@ def _parsed(content: bytes, name: str) -> tuple[onnx.ModelProto, dict[str, Any]]
     return proto, facts
 
 
-def _default_options() -> ort.SessionOptions:
-    """One arena for all sessions, without a second plan of its content.
-
-    What training frees the optimizer then uses, and the other way round. onnxruntime plans memory for each shape of a
-    batch it sees; with batches of many shapes these plans cost almost as much memory again as they arrange.
-    """
-    options = ort.SessionOptions()
-    options.log_severity_level = _FATAL_ONLY
-    options.enable_mem_pattern = False
-    _share_arena()
-    options.add_session_config_entry("session.use_env_allocators", "1")
-    return options
-
-
-@functools.cache
-def _share_arena() -> None:
-    memory = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
-    with contextlib.suppress(Exception):  # the program has registered one already, which serves as well
-        ort.create_and_register_allocator(memory, None)
-
-
 class Session:
     """A model some of whose inputs and outputs are always the same tensors.
 
@@ -104,7 +81,7 @@ class Session:
 
     def __init__(self, proto: onnx.ModelProto, name: str, place: Place, options: ort.SessionOptions | None) -> None:
         self.name, self.place = name, place
-        options = options or _default_options()
+        options = options or session_options()
         try:
             content = proto.SerializeToString()
             self.session = ort.InferenceSession(content, options, place.providers, disabled_optimizers=_DISABLED)

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from onnxtrain.compiler import Compiled
+from onnxtrain.ir.parts import merged
 from onnxtrain.options import Options
-from onnxtrain.plan.segments import merged
 
 # Floating point operations of a step for each of its parts: a part costs 30 to 200 microseconds of the host's time, and
 # an accelerator does more in it. Among processes parts hide communication, which is worth more.

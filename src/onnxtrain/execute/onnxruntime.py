@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import sys
@@ -18,9 +19,11 @@ import onnxruntime as ort
 
 from onnxtrain.errors import BackendError, first_line
 from onnxtrain.execute.base import Backend, Executable
+from onnxtrain.execute.sessions import session_options
 from onnxtrain.files import partial_of
 from onnxtrain.ir.functions import OPAQUE
-from onnxtrain.ir.graphs import DOMAIN, Plan
+from onnxtrain.ir.graphs import DOMAIN, Plan, Segment
+from onnxtrain.ir.parts import cut, merged
 from onnxtrain.ir.scalar_ranks import match_ranks
 from onnxtrain.ir.standard_form import attach
 from onnxtrain.options import Options
@@ -28,7 +31,7 @@ from onnxtrain.options import Options
 _DISABLED = {"EliminateDropout"}  # it also removes Dropout that is in training mode, where nobody reads the mask
 _ATOMIC = frozenset(("ScatterElements", "ScatterND"))
 _DOMAINS = frozenset(("", "ai.onnx", "ai.onnx.ml", "com.microsoft", DOMAIN))  # of operators that no library has
-_FATAL_ONLY = 4  # onnxruntime's log severity; its errors are raised all the same
+_SAVED = 2**24  # bytes of saved values for each session of a backward pass: what one costs does not show beside them
 
 
 def set_seed(seed: int) -> None:
@@ -46,8 +49,7 @@ class _Part:
         self.outputs = list(dict.fromkeys(str(v.name) for v in model.graph.outputs))
         model = attach(model)
         match_ranks(model.graph)
-        options = ort.SessionOptions()
-        options.log_severity_level = _FATAL_ONLY
+        options = session_options()
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
         options.use_deterministic_compute = chosen.deterministic
         if chosen.custom_op_library is not None:
@@ -80,16 +82,40 @@ class _Part:
             self.session.run_with_iobinding(binding)
         except Exception as error:  # onnxruntime raises many types
             raise BackendError(f"onnxruntime failed: {first_line(error)}", cure="use backend='torch'") from error
-        return dict(zip(self.outputs, binding.get_outputs(), strict=True))
+        return dict(zip(self.outputs, map(_alone, binding.get_outputs()), strict=True))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stretch:
+    """Segments of a backward pass that run as one session.
+
+    Args:
+        segments: which.
+        part: the session.
+        dead: names of what nothing needs after it.
+    """
+
+    segments: Sequence[Segment]
+    part: _Part
+    dead: frozenset[str]
 
 
 class OnnxRuntimeExecutable(Executable):
-    """A plan as two onnxruntime sessions."""
+    """A plan as onnxruntime sessions: one for the forward pass, one or more for the backward pass.
+
+    A session holds all that it is given until it ends. So where much is saved, the backward pass is cut: what one
+    session has read is freed before the next one runs.
+    """
+
+    has_segments = True
 
     def __init__(self, plan: Plan, device: str, options: Options) -> None:
         super().__init__(plan)
+        self._device, self._options = device, options
         self._forward = _Part(plan.forward, device, options)
-        self._backward = None if plan.backward is None else _Part(plan.backward, device, options)
+        most = options.segments if isinstance(options.segments, int) else 1
+        most = len(plan.segments) if options.segments == "all" else most
+        self._backward = [] if plan.backward is None else self._stretches(plan.backward, most)
 
     def forward(self, inputs: Sequence[Any]) -> tuple[list[Any], Any]:
         values = [_bind(x) for x in inputs]
@@ -97,18 +123,50 @@ class OnnxRuntimeExecutable(Executable):
         made = self._forward.run(values)
         known = dict(zip(signature.inputs, values, strict=True)) | made
         outputs = [known[n] for n in (*signature.outputs, *signature.buffer_updates.values())]
+        self._cut(sum(made[n].tensor_size_in_bytes() for n in self.plan.saved if n in made))
         # inputs are bound again by the backward pass: FSDP2 frees a parameter's memory and gathers it elsewhere
         saved = known | dict(zip(signature.inputs, inputs, strict=True))
         return outputs, [saved[n] for n in self.plan.saved]
 
     def walk(self, saved: Any, output_gradients: list[Any], made: list[Any]) -> Iterator[None]:
-        assert self._backward is not None, "a plan for inference has no backward pass"
-        values = [_bind(x) for x in (*saved, *output_gradients)]
+        places = {name: place for place, name in enumerate(self.plan.gradients)}
+        names = (*self.plan.saved, *self.plan.output_gradients.values())
+        alive = dict(zip(names, (*saved, *output_gradients), strict=True))
         saved.clear()
         output_gradients.clear()
-        found = self._backward.run(values)
-        made[:] = [found[name] for name in self.plan.gradients.values()]
-        yield
+        for stretch in self._backward:
+            alive |= stretch.part.run([_bind(alive[name]) for name in stretch.part.inputs])
+            for name in (n for segment in stretch.segments for n in segment.gradients):
+                made[places[name]] = alive[self.plan.gradients[name]]
+            alive = {name: x for name, x in alive.items() if name not in stretch.dead}
+            yield from (None for _ in stretch.segments)
+
+    def _cut(self, saved: int) -> None:
+        """Cut the backward pass anew where a step saves at least twice the bytes that it was cut for."""
+        most = min(saved // _SAVED, len(self.plan.segments))
+        if self.plan.backward is not None and self._options.segments is None and most >= 2 * len(self._backward):
+            self._backward = self._stretches(self.plan.backward, most)
+
+    def _stretches(self, backward: ir.Model, most: int) -> list[_Stretch]:
+        """The backward pass as at most so many sessions."""
+        whole = Segment((*self.plan.gradients,), len(backward.graph))
+        groups = merged(self.plan.segments or (whole,), most)
+        models = cut(backward, [sum(s.nodes for s in group) for group in groups]) if len(groups) > 1 else [backward]
+        found: list[_Stretch] = []
+        needed: set[str] = set()
+        for group, model in zip(reversed(groups), reversed(models), strict=True):
+            part = _Part(model, self._device, self._options)
+            found.append(_Stretch(group, part, frozenset({*part.inputs, *part.outputs} - needed)))
+            needed |= {*part.inputs, *(self.plan.gradients[n] for segment in group for n in segment.gradients)}
+        return found[::-1]
+
+
+def _alone(value: ort.OrtValue) -> ort.OrtValue:
+    """The same tensor, but for itself: what a binding gives is there as long as anything else that it gave."""
+    try:
+        return ort.OrtValue.from_dlpack(value)
+    except Exception:  # a type that DLPack does not have
+        return value
 
 
 def _bind(tensor: Any) -> ort.OrtValue:
@@ -131,6 +189,9 @@ class OnnxRuntimeBackend(Backend):
 
     def compile(self, plan: Plan, device: str = "cpu", options: Options | None = None) -> OnnxRuntimeExecutable:
         options = options or Options()
+        if not hasattr(ort.OrtValue, "from_dlpack"):
+            what = f"onnxruntime {ort.__version__} takes no tensors over DLPack"
+            raise BackendError(what, cure="pip install 'onnxruntime>=1.26', or use backend='torch'")
         nodes = [n for model in (plan.forward, plan.backward) if model is not None for n in model.graph.all_nodes()]
         own = options.custom_op_library is not None
         for error in self.unsupported([n for n in nodes if not (own and n.domain not in _DOMAINS)]):
@@ -165,8 +226,7 @@ def to_ort_format(
         integers: int8 beside QuantizeLinear may be computed as such, which ARM does well.
         as_onnx: give the optimized model as ``.onnx``, to be looked at.
     """
-    options = ort.SessionOptions()
-    options.log_severity_level = _FATAL_ONLY
+    options = session_options()
     level = ort.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_ENABLE_EXTENDED if at_load else level.ORT_ENABLE_BASIC
     entries = {"session.save_model_format": "ONNX" if as_onnx else "ORT"}

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import onnx_ir as ir
 
 from onnxtrain.ir.graphs import ForwardGraph, Plan, TrainingGraph, is_backward
+from onnxtrain.ir.parts import part
 from onnxtrain.ir.traits import Trait, traits_of
 from onnxtrain.plan.segments import segments_of
 
@@ -25,9 +26,9 @@ def make_plan(graph: TrainingGraph | ForwardGraph) -> Plan:
     forward, backward = _move_to_backward(forward, backward, graph)
     seeds = set(graph.output_gradients.values())
     saved = _saved(backward, graph, seeds)
-    second = _part(graph.model, backward, [*saved, *graph.output_gradients.values()], graph.gradients.values())
+    second = part(graph.model, backward, [*saved, *graph.output_gradients.values()], graph.gradients.values())
     return Plan(
-        _part(graph.model, forward, _forward_inputs(graph), _forward_outputs(graph, saved)),
+        part(graph.model, forward, _forward_inputs(graph), _forward_outputs(graph, saved)),
         second,
         graph.signature,
         tuple(saved),
@@ -92,44 +93,3 @@ def _forward_outputs(graph: TrainingGraph, saved: Iterable[str]) -> list[str]:
     inputs = set(graph.signature.inputs)
     visible = [*graph.signature.outputs, *graph.signature.buffer_updates.values()]
     return list(dict.fromkeys([*visible, *(name for name in saved if name not in inputs)]))
-
-
-def _part(model: ir.Model, nodes: list[ir.Node], inputs: Iterable[str], outputs: Iterable[str]) -> ir.Model:
-    """A model of its own from some of the nodes: values are copied, names kept."""
-    old = {v.name: v for n in nodes for v in (*n.inputs, *n.outputs) if v is not None}
-    old |= {v.name: v for v in (*model.graph.inputs, *model.graph.outputs)}
-    copies: dict[ir.Value, ir.Value] = {}
-
-    def copy(value: ir.Value | None) -> ir.Value | None:
-        if value is not None and value not in copies:
-            made = ir.Value(name=value.name, type=value.type, shape=value.shape, const_value=value.const_value)
-            made.meta.update(value.meta)
-            copies[value] = made
-        return None if value is None else copies[value]
-
-    given = [copy(old[name]) for name in inputs]
-    made = [_copy_node(n, copy) for n in nodes]
-    constants = [c for v, c in copies.items() if v.is_initializer() and not v.is_graph_input()]
-    graph = ir.Graph(
-        given,  # type: ignore[arg-type]
-        [copy(old[name]) for name in outputs],  # type: ignore[misc]
-        nodes=made,
-        initializers=constants,
-        opset_imports=dict(model.graph.opset_imports),
-        name=model.graph.name,
-    )
-    return ir.Model(graph, ir_version=model.ir_version)
-
-
-def _copy_node(node: ir.Node, copy: object) -> ir.Node:
-    made = ir.Node(
-        node.domain,
-        node.op_type,
-        [copy(v) for v in node.inputs],  # type: ignore[operator]
-        attributes=list(node.attributes.values()),
-        outputs=[copy(v) for v in node.outputs],  # type: ignore[operator]
-        name=node.name,
-        metadata_props=dict(node.metadata_props),
-    )
-    made.meta.update(node.meta)
-    return made

@@ -34,22 +34,6 @@ def segments_of(backward: ir.Model, seeds: Container[str], gradients: Mapping[st
     return tuple(Segment(tuple(n for n, at in ready.items() if a < at <= b), b - a) for a, b in parts)
 
 
-def merged(segments: Sequence[Segment], most: int) -> list[list[Segment]]:
-    """Segments in order, in groups of about as many nodes each.
-
-    Args:
-        segments: the segments.
-        most: how many groups there may be.
-    """
-    total, groups, done = sum(s.nodes for s in segments), [], 0
-    for segment in segments:
-        if not groups or (len(groups) < most and done * most >= len(groups) * total):
-            groups.append([])
-        groups[-1].append(segment)
-        done += segment.nodes
-    return groups
-
-
 def _cuts(alive: Sequence[int], ready: Sequence[int]) -> list[int]:
     """The narrowest place after each node that makes gradients ready, where those beside it are wider."""
     places = [min(range(at, following), key=alive.__getitem__) for at, following in itertools.pairwise(ready)]

@@ -105,7 +105,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         "{w}.unfold({axis}, 2, 2).mul_({c})", "{w}.sub_({w}.mean({axis}, keepdim=True))",
     ),
     "behind autograd": (
-        "with torch.no_grad():\n    {w}.clamp_(-1, 1)", "{w}.data.mul_({c})", "{o} = {w}.detach()\n{o}.mul_(0.5)",
+        "with torch.no_grad():\n    {w}.clamp_(-1, 1)", "{o} = {f} + {c}\n{o}.data.mul_({c})", "{o} = {w}.detach()\n{o}.mul_(0.5)",
         "with torch.no_grad():\n    {w}[{m}] = 0", "{w}.detach().zero_()", "{f}.data * 2",
     ),
 }  # fmt: skip
