@@ -82,7 +82,7 @@ class _Part:
             self.session.run_with_iobinding(binding)
         except Exception as error:  # onnxruntime raises many types
             raise BackendError(f"onnxruntime failed: {first_line(error)}", cure="use backend='torch'") from error
-        return dict(zip(self.outputs, map(_alone, binding.get_outputs()), strict=True))
+        return dict(zip(self.outputs, binding.get_outputs(), strict=True))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,9 +121,10 @@ class OnnxRuntimeExecutable(Executable):
         values = [_bind(x) for x in inputs]
         signature = self.plan.signature
         made = self._forward.run(values)
+        self._cut(sum(made[n].tensor_size_in_bytes() for n in self.plan.saved if n in made))
+        made = self._apart(made)
         known = dict(zip(signature.inputs, values, strict=True)) | made
         outputs = [known[n] for n in (*signature.outputs, *signature.buffer_updates.values())]
-        self._cut(sum(made[n].tensor_size_in_bytes() for n in self.plan.saved if n in made))
         # inputs are bound again by the backward pass: FSDP2 frees a parameter's memory and gathers it elsewhere
         saved = known | dict(zip(signature.inputs, inputs, strict=True))
         return outputs, [saved[n] for n in self.plan.saved]
@@ -135,11 +136,15 @@ class OnnxRuntimeExecutable(Executable):
         saved.clear()
         output_gradients.clear()
         for stretch in self._backward:
-            alive |= stretch.part.run([_bind(alive[name]) for name in stretch.part.inputs])
+            alive |= self._apart(stretch.part.run([_bind(alive[name]) for name in stretch.part.inputs]))
             for name in (n for segment in stretch.segments for n in segment.gradients):
                 made[places[name]] = alive[self.plan.gradients[name]]
             alive = {name: x for name, x in alive.items() if name not in stretch.dead}
             yield from (None for _ in stretch.segments)
+
+    def _apart(self, made: dict[str, ort.OrtValue]) -> dict[str, ort.OrtValue]:
+        """What a session gave, each for itself where that frees memory: else all is there as long as any of it."""
+        return {name: _alone(value) for name, value in made.items()} if len(self._backward) > 1 else made
 
     def _cut(self, saved: int) -> None:
         """Cut the backward pass anew where a step saves at least twice the bytes that it was cut for."""
@@ -162,7 +167,7 @@ class OnnxRuntimeExecutable(Executable):
 
 
 def _alone(value: ort.OrtValue) -> ort.OrtValue:
-    """The same tensor, but for itself: what a binding gives is there as long as anything else that it gave."""
+    """The same tensor, but not as one of those that a binding gave."""
     try:
         return ort.OrtValue.from_dlpack(value)
     except Exception:  # a type that DLPack does not have
