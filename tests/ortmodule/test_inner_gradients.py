@@ -295,6 +295,58 @@ def test_what_is_refused(program: Callable[[Net, Tensor], Any], what: str, cure:
     assert cure in caught.value.cure and Path(__file__).name in caught.value.source
 
 
+FUNCTIONS = [torch.tanh, torch.sigmoid, torch.relu, torch.sin, nn.functional.gelu, nn.functional.silu]
+FUNCTIONS += [nn.functional.softplus, nn.functional.elu, lambda a: a.softmax(-1), lambda a: a.log_softmax(-1)]
+FUNCTIONS += [lambda a: nn.functional.layer_norm(a, (3,)), lambda a: a.cumsum(0), lambda a: a.amax(0), torch.norm]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_derivatives_along_tangents(function: Callable[[Tensor], Tensor]) -> None:
+    """The last operator may have a gradient that is one of ours, and has to be differentiated."""
+
+    class Pushed(nn.Module):
+        def forward(self, x: Tensor, dx: Tensor) -> Any:
+            value, along = jvp(function, (x,), (dx,))
+            (back,) = grad(function(x * 2), x, value.detach(), create_graph=True)
+            return value, along, jacfwd(function)(x[:2]), back
+
+    x, dx = torch.randn(4, 3, dtype=torch.double, requires_grad=True), torch.randn(4, 3, dtype=torch.double)
+    for ours, eager in zip(ORTModule(Pushed())(x, dx), Pushed()(x, dx), strict=True):
+        torch.testing.assert_close(ours, eager)
+
+
+AXES: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "out": lambda x, at: vmap(torch.sin, out_dims=1)(x),
+    "in and out": lambda x, at: vmap(lambda row: row.softmax(-1), -1, -1)(x),
+    "of several": lambda x, at: vmap(lambda row: (row * 2, {"sum": row.sum()}), out_dims=(-1, 0))(x)[0],
+    "in another": lambda x, at: vmap(vmap(torch.exp, out_dims=1), in_dims=1, out_dims=2)(x),
+    "of a slope": lambda x, at: vmap(torch.func.grad(lambda a: a.tanh().sum()), out_dims=2)(x),
+    "of nothing": lambda x, at: vmap(lambda row: torch.ones(3, dtype=row.dtype))(x) * x.sum(),
+    "a place": lambda x, at: vmap(lambda row, i: row[i])(x, at),
+    "a place from the end": lambda x, at: vmap(lambda row, i: row[:, -1 - i])(x, at),
+    "two places": lambda x, at: vmap(lambda row, i: row[i, ..., i])(x, at),
+    "a place among others": lambda x, at: vmap(lambda row, i: row[None, i, 1:])(x, at),
+    "a place within all": lambda x, at: vmap(lambda row, i: row[..., i] + row[0, 0])(x, at),
+}
+
+
+@pytest.mark.parametrize("name", AXES)
+def test_axes_and_places_of_mapped_functions(name: str) -> None:
+    class Mapped(nn.Module):
+        def forward(self, x: Tensor, at: Tensor) -> Any:
+            return AXES[name](x, at)
+
+    wrapped = ORTModule(Mapped())
+    for rows in (3, 2, 4):
+        x = torch.randn(rows, 3, 5, dtype=torch.double, requires_grad=True)
+        at = torch.randint(0, 3, (rows,))
+        ours, eager = wrapped(x, at), Mapped()(x, at)
+        torch.testing.assert_close(ours, eager)
+        weight = torch.randn_like(eager)
+        same = (torch.autograd.grad((y * weight).sum(), x)[0] for y in (ours, eager))
+        torch.testing.assert_close(*same)
+
+
 @pytest.mark.parametrize("call", [lambda y: y.backward(), torch.autograd.backward])
 def test_a_whole_backward_pass_is_refused(call: Callable[[Tensor], None]) -> None:
     def program(m: Net, x: Tensor) -> Any:

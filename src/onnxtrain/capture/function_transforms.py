@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch._functorch import eager_transforms, predispatch, pyfunctorch
+from torch._functorch import vmap as vmapping
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
@@ -21,6 +22,7 @@ from onnxtrain.errors import CaptureError
 Tensor = torch.Tensor
 Numbers = int | tuple[int, ...] | None
 _functorch = torch._C._functorch
+_without_axis = vmapping._maybe_remove_batch_dim
 
 
 class _Call:
@@ -148,6 +150,14 @@ def make_dual(tensor: Tensor, tangent: Tensor, *, level: int | None = None) -> A
         "forward-mode automatic differentiation (torch.autograd.forward_ad) within a forward pass",
         cure="use torch.func.jvp or torch.func.jacfwd, which are part of the graph",
     )
+
+
+@instead_of(vmapping, "_maybe_remove_batch_dim")
+def without_axis(name: str, batched_output: Any, vmap_level: int, batch_size: int, out_dim: int | None) -> Any:
+    """What a mapped function gives: the axis comes first, and is moved then, where torch's record would lose it."""
+    is_mapped = isinstance(batched_output, Tensor) and vmap_level in _levels(batched_output)
+    made = _without_axis(name, batched_output, vmap_level, batch_size, 0 if is_mapped and out_dim else out_dim)
+    return made.movedim(0, out_dim) if is_mapped and out_dim else made
 
 
 @substitute(torch.cat, torch.concat, torch.concatenate)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,7 +21,9 @@ def take(input: Tensor, index: Tensor) -> Any:
 
 @substitute(Tensor.__getitem__)
 def getitem(self: Tensor, index: Any) -> Any:
-    """All of it or nothing, under a condition; at a place beside several; the first of batch sizes."""
+    """All of it or nothing, under a condition; at a place beside several, or of each element of ``vmap``; the first of
+    batch sizes.
+    """
     if type(index) is int and index == 0 and are_known(self):
         return rows_of(self)
     given = index if isinstance(index, tuple) else (index,)
@@ -29,6 +32,9 @@ def getitem(self: Tensor, index: Any) -> Any:
         return whole[places]
     if any(map(_is_place, given)) and any(isinstance(i, Tensor) and i.dim() for i in given):
         whole, rest = _at_places(self, given)
+        return whole[rest]
+    if any(map(_is_mapped, given)):
+        whole, rest = _at_places(self, given, _is_mapped, _selected)
         return whole[rest]
     return NotImplemented
 
@@ -106,13 +112,30 @@ def _is_place(index: Any) -> bool:
     return isinstance(index, torch.SymInt)
 
 
-def _at_places(whole: Tensor, index: tuple[Any, ...]) -> tuple[Tensor, tuple[Any, ...]]:
-    """The view at the places of an index, and the rest of it, which is an index into that."""
-    while found := [i for i, part in enumerate(index) if _is_place(part)]:
+def _is_mapped(index: Any) -> bool:
+    """Whether an index is one place for each element that ``vmap`` maps over."""
+    is_one = isinstance(index, Tensor) and torch._C._functorch.is_batchedtensor(index) and not index.dim()
+    return is_one and index.dtype != torch.bool and not index.is_floating_point()
+
+
+def _selected(whole: Tensor, axis: int, place: Tensor) -> Tensor:
+    """What is at a place that a tensor says, counted from either end."""
+    at = torch.where(place < 0, place + whole.shape[axis], place)
+    return whole.index_select(axis, at.reshape(1)).squeeze(axis)
+
+
+def _at_places(
+    whole: Tensor,
+    index: tuple[Any, ...],
+    is_place: Callable[[Any], bool] = _is_place,
+    select: Callable[[Tensor, int, Any], Tensor] = Tensor.select,
+) -> tuple[Tensor, tuple[Any, ...]]:
+    """What is at the places of an index, and the rest of it, which is an index into that."""
+    while found := [i for i, part in enumerate(index) if is_place(part)]:
         before, behind = index[: found[0]], index[found[0] + 1 :]
         is_far = any(i is Ellipsis for i in before)
         axis = whole.dim() - 1 - sum(map(_axes, behind)) if is_far else sum(map(_axes, before))
-        whole, index = whole.select(axis, index[found[0]]), (*before, *behind)
+        whole, index = select(whole, axis, index[found[0]]), (*before, *behind)
     return whole, index or (...,)
 
 

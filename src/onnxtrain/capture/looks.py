@@ -226,8 +226,8 @@ def _beside_others(index: Any) -> Any:
 
 
 def _is_whole_number(value: Any) -> bool:
-    """Whether a value is a tensor that stands for an integer."""
-    if not isinstance(value, Tensor) or value.dim():
+    """Whether a value is a tensor that stands for an integer, and for one alone: not for one of each mapped element."""
+    if not isinstance(value, Tensor) or value.dim() or torch._C._functorch.is_batchedtensor(value):
         return False
     return not value.dtype.is_floating_point and value.dtype != torch.bool
 

@@ -30,9 +30,10 @@ def write_out_inner(graph: ForwardGraph) -> None:
 
 
 def _write_out(graph: ir.Graph, node: ir.Node) -> None:
-    values, count = [v for v in node.inputs if v is not None], node.attributes["count"].as_int()
+    count = node.attributes["count"].as_int()
+    write_out_without_rule(graph, [v for v in node.inputs[2 * count :] if v is not None])
+    values = [v for v in node.inputs if v is not None]  # some of which others have taken the place of
     outputs, seeds, inputs = values[:count], values[count : 2 * count], values[2 * count :]
-    write_out_without_rule(graph, inputs)
     walk = Walk(graph, inputs, before=node)
     for output, seed in zip(outputs, seeds, strict=True):
         if output in walk.active:

@@ -17,6 +17,10 @@ STATEMENTS, TRIES = 11, 500
 SIZES = ((2, 5), (3, 4), (2, 3), (4, 7), (3, 6), (5, 8), (2, 8), (4, 5), (6, 6))
 SMALL = ((1, 5), (1, 1), (4, 1), (1, 2), (2, 2), (1, 8), (2, 1))
 EMPTY = ((0, 4), (3, 0), (0, 0))
+_RARE = {  # the share of programs that have a family at all
+    "half": 0.12, "looks": 0.06, "behind autograd": 0.03, "state": 0.4, "parts": 0.5,
+    "mapped": 0.2, "differentiated": 0.2,
+}  # fmt: skip
 
 
 def generate(seed: int) -> Program:
@@ -71,9 +75,9 @@ def _maybe_trained(value: str, rng: np.random.Generator, share: float) -> str:
 
 
 def _weights(rng: np.random.Generator) -> dict[str, float]:
-    """How likely each family is in this program; what is looked at, and half precision, in few programs."""
+    """How likely each family is in this program."""
     drawn = dict(zip(FAMILIES, rng.gamma(0.7, 1.0, len(FAMILIES)), strict=True))
-    for family, share in (("half", 0.12), ("looks", 0.06), ("behind autograd", 0.03), ("state", 0.4), ("parts", 0.5)):
+    for family, share in _RARE.items():
         drawn[family] = min(drawn[family], 1.0) * 0.5 if rng.random() < share else 0.0
     total = sum(drawn.values())
     return {family: weight / total for family, weight in drawn.items()}

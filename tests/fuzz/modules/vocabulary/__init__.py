@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fuzz.modules.vocabulary import layers, places, values
+from fuzz.modules.vocabulary import functions, layers, places, values
 
 Template = str | tuple[str, ...]
-FAMILIES: dict[str, tuple[Template, ...]] = {**values.FAMILIES, **places.FAMILIES, **layers.FAMILIES}
+FAMILIES: dict[str, tuple[Template, ...]] = {
+    **values.FAMILIES, **places.FAMILIES, **layers.FAMILIES, **functions.FAMILIES
+}  # fmt: skip
