@@ -29,7 +29,7 @@ FAMILIES: dict[str, tuple[str | tuple[str, ...], ...]] = {
         "torch.func.hessian(lambda a: a.pow(3).sum() * a.mean())({f}.flatten()[:3])",
         "torch.vmap(torch.func.jacrev(lambda a: a.softmax(-1)))({f2})", "torch.vmap(torch.func.hessian(lambda a: a.sin().prod()))({f2})",
         "torch.func.grad(lambda a: torch.vmap(lambda row: row.logsumexp(-1))(a).sum())({f2})",
-        "torch.autograd.functional.jacobian(lambda a: a.pow(2).sum(-1), {f2}, create_graph=True)",
+        "torch.autograd.functional.jacobian(lambda a: a.pow(2).sum(-1), {f2})",
         "(lambda a: torch.autograd.grad((a**3).sum(), a)[0])({f}.detach().requires_grad_())",
         "{o} = {f} * 1\n{o2} = torch.autograd.grad(({o}.sin() * {0}).sum(), {o}, create_graph=True)[0]",
         ("torch.vmap(torch.func.grad(lambda row: {layer}(row).tanh().sum()))({f})", "{layer} = nn.Linear({d}, 2)"),
