@@ -63,12 +63,12 @@ def test_what_takes_the_least_time_of_all_sets_of_choices_is_taken() -> None:
     before, added = changes(training, plan, sizes, every)
     sets = [[i for i in range(len(every)) if places >> i & 1] for places in range(2 ** len(every))]
     told = [(_seconds([every[i] for i in chosen]), int((before + added[chosen].sum(0)).max())) for chosen in sets]
-    curve = peaks(training, plan, sizes, every)
+    curve = peaks(*changes(training, plan, sizes, every))
     most = math.inf
     for limit in range(curve[0] - 1, min(curve) - 1, -(curve[0] - min(curve)) // 15):
         found = cheapest(every, before, added, limit)
         assert found is not None
-        peak = peaks(training, plan, sizes, found)[-1]
+        peak = peaks(*changes(training, plan, sizes, found))[-1]
         assert peak <= min(limit, most)
         assert _seconds(found) == pytest.approx(min(seconds for seconds, peak in told if peak <= limit), rel=1e-3)
         most = peak
@@ -78,7 +78,7 @@ def test_it_is_faster_than_one_choice_after_the_other() -> None:
     fit, sizes, every = every_choice(Chain())
     training, plan = fit.base.training, fit.base.plan
     assert training is not None
-    curve, gained = peaks(training, plan, sizes, every), 0
+    curve, gained = peaks(*changes(training, plan, sizes, every)), 0
     for limit in range(curve[0] - 1, min(curve) - 1, -(curve[0] - min(curve)) // 15):
         found = cheapest(every, *changes(training, plan, sizes, every), limit)
         greedy = every[: next(n for n, peak in enumerate(curve) if peak <= limit)]
@@ -92,7 +92,7 @@ def test_a_limit_below_all_choices_has_none() -> None:
     training, plan = fit.base.training, fit.base.plan
     assert training is not None
     told = changes(training, plan, sizes, every)
-    assert cheapest(every, *told, min(peaks(training, plan, sizes, every)) // 2) is None
+    assert cheapest(every, *told, min(peaks(*changes(training, plan, sizes, every))) // 2) is None
     assert cheapest([], told[0], told[1][:0], 1) is None
 
 

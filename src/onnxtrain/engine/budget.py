@@ -179,7 +179,8 @@ class _Fitting:
         search = Search(self.base.training, self.base.plan, self.sizes, self.device, draws_again, offloads)
         self.choices = [*search.run()]
         self._seen = [(u.value, u.most, u.rest) for u in before.uses] if before else []
-        self._curve = peaks(self.base.training, self.base.plan, self.sizes, self.choices, self._seen)
+        self._changes = changes(self.base.training, self.base.plan, self.sizes, self.choices, self._seen)
+        self._curve = peaks(*self._changes)
         is_least = self.options.memory_budget == "min"
         if not is_least and (fit := self._cheapest(before, room)) is not None:
             return fit
@@ -204,7 +205,6 @@ class _Fitting:
 
     def _cheapest(self, before: Footprint | None, most: int) -> Fit | None:
         """The graph that fits and takes the least time; None where it is not found, or where choices keep too much."""
-        assert self.base.training is not None
         if min(self._curve) > most:
             return None
         fit: Fit | None = None
@@ -214,8 +214,7 @@ class _Fitting:
             fit = self._with(chosen, before)
             return None if fit is None else self._needed_by(fit)
 
-        told = changes(self.base.training, self.base.plan, self.sizes, self.choices, self._seen)
-        found = cheapest_within(self.choices, *told, most, need)
+        found = cheapest_within(self.choices, *self._changes, most, need)
         return None if found is None else fit
 
     def _pruned(self, count: int) -> Iterator[Sequence[Choice]]:

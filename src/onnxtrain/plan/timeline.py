@@ -18,26 +18,6 @@ from onnxtrain.plan.recompute import Choice, operands
 Seen = tuple[str, int, int]  # the first value that a line makes, most bytes in use while it runs, and those after it
 
 
-def peaks(
-    training: TrainingGraph, plan: Plan, sizes: Mapping[str, int], chosen: Sequence[Choice], seen: Sequence[Seen] = ()
-) -> list[int]:
-    """An estimate of the most bytes in use at once, with none of some choices, with the first, with the first two...
-
-    Args:
-        training: the graph.
-        plan: made of it.
-        sizes: of named dimensions.
-        chosen: what is computed again.
-        seen: what a step that computes nothing again has in use, line by line, where that is known.
-    """
-    timeline = _Timeline(training, plan, sizes, seen)
-    found = [timeline.peak]
-    for choice in chosen:
-        timeline.take(choice)
-        found.append(timeline.peak)
-    return found
-
-
 def pruned(
     training: TrainingGraph, plan: Plan, sizes: Mapping[str, int], chosen: Sequence[Choice], seen: Sequence[Seen] = ()
 ) -> list[Choice]:
@@ -81,6 +61,16 @@ def changes(
         timeline.take(choice)
         found.append(timeline.in_use)
     return found[0], np.diff(np.stack(found), axis=0)
+
+
+def peaks(before: np.ndarray, each: np.ndarray) -> list[int]:
+    """An estimate of the most bytes in use at once, with none of some choices, with the first, with the first two...
+
+    Args:
+        before: bytes in use with none of them, ``[places]``.
+        each: what each adds to those before it, ``[choices, places]``.
+    """
+    return np.vstack([before, each]).cumsum(0).max(1).tolist()
 
 
 class _Timeline:
