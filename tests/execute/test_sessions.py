@@ -40,7 +40,7 @@ class Layers(nn.Module):
         return (x @ self.words.weight.T).logsumexp(-1).mean()
 
 
-def counted(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many inputs each session had that ran from now on."""
     found: list[int] = []
     run = backend._Part.run
@@ -59,7 +59,7 @@ def test_the_backward_pass_is_cut_where_much_is_saved(monkeypatch: pytest.Monkey
     whole = ORTModule(copy.deepcopy(model), options=Options(backend="onnxruntime"))
     monkeypatch.setattr(backend, "_SAVED", 2048)
     parted = ORTModule(copy.deepcopy(model), options=Options(backend="onnxruntime"))
-    ran = counted(parted, monkeypatch)
+    ran = counted(monkeypatch)
     counts = []
     for rows in (1, 12, 12, 2):
         ids = torch.randint(0, 11, (rows, 5))
@@ -77,13 +77,25 @@ def test_the_backward_pass_is_cut_where_much_is_saved(monkeypatch: pytest.Monkey
     assert counts[0] <= 3 and counts[1] == counts[2] == counts[3] > 4, "cut for the largest batch"
 
 
+def test_sessions_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where fewer come of the segments than are wanted."""
+    monkeypatch.setattr(backend, "_SAVED", 1)
+    monkeypatch.setattr(backend, "merged", lambda segments, most: [[*segments]])
+    wrapped = ORTModule(Layers(), options=Options(backend="onnxruntime"))
+    ids = torch.randint(0, 11, (2, 5))
+    wrapped(ids).backward()
+    monkeypatch.setattr(backend, "_Part", None)  # none can be made
+    for _ in range(2):
+        wrapped(ids).backward()
+
+
 def test_a_number_of_segments_is_one_of_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Layers()
     ids = torch.randint(0, 11, (2, 5))
     found = []
     for segments in (1, 2, "all"):
         wrapped = ORTModule(copy.deepcopy(model), options=Options(backend="onnxruntime", segments=segments))
-        ran = counted(wrapped, monkeypatch)
+        ran = counted(monkeypatch)
         wrapped(ids).backward()
         found.append(len(ran) - 1)
     assert found[0] == 1 and found[1] == 2 and found[2] > 3

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from onnxtrain.capture.looks import is_integer
 from onnxtrain.capture.packed_sequences import are_known, rows_of
 from onnxtrain.capture.substitutes import of_nothing, substitute
 
@@ -114,8 +115,7 @@ def _is_place(index: Any) -> bool:
 
 def _is_mapped(index: Any) -> bool:
     """Whether an index is one place for each element that ``vmap`` maps over."""
-    is_one = isinstance(index, Tensor) and torch._C._functorch.is_batchedtensor(index) and not index.dim()
-    return is_one and index.dtype != torch.bool and not index.is_floating_point()
+    return is_integer(index) and torch._C._functorch.is_batchedtensor(index)
 
 
 def _selected(whole: Tensor, axis: int, place: Tensor) -> Tensor:

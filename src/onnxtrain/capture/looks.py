@@ -226,8 +226,13 @@ def _beside_others(index: Any) -> Any:
 
 
 def _is_whole_number(value: Any) -> bool:
-    """Whether a value is a tensor that stands for an integer, and for one alone: not for one of each mapped element."""
-    if not isinstance(value, Tensor) or value.dim() or torch._C._functorch.is_batchedtensor(value):
+    """Whether a value is a tensor that stands for one integer alone: not for one of each mapped element."""
+    return is_integer(value) and not torch._C._functorch.is_batchedtensor(value)
+
+
+def is_integer(value: Any) -> bool:
+    """Whether a value is a tensor that stands for an integer."""
+    if not isinstance(value, Tensor) or value.dim():
         return False
     return not value.dtype.is_floating_point and value.dtype != torch.bool
 

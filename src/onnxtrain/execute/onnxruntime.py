@@ -90,13 +90,15 @@ class _Stretch:
     """Segments of a backward pass that run as one session.
 
     Args:
-        segments: which.
         part: the session.
+        segments: how many.
+        gradients: what they make ready: its place among the gradients of the plan, and its name.
         dead: names of what nothing needs after it.
     """
 
-    segments: Sequence[Segment]
     part: _Part
+    segments: int
+    gradients: tuple[tuple[int, str], ...]
     dead: frozenset[str]
 
 
@@ -114,8 +116,8 @@ class OnnxRuntimeExecutable(Executable):
         self._device, self._options = device, options
         self._forward = _Part(plan.forward, device, options)
         most = options.segments if isinstance(options.segments, int) else 1
-        most = len(plan.segments) if options.segments == "all" else most
-        self._backward = [] if plan.backward is None else self._stretches(plan.backward, most)
+        self._most = len(plan.segments) if options.segments == "all" else most  # sessions of the backward pass
+        self._backward = [] if plan.backward is None else self._stretches(plan.backward)
 
     def forward(self, inputs: Sequence[Any]) -> tuple[list[Any], Any]:
         values = [_bind(x) for x in inputs]
@@ -130,17 +132,18 @@ class OnnxRuntimeExecutable(Executable):
         return outputs, [saved[n] for n in self.plan.saved]
 
     def walk(self, saved: Any, output_gradients: list[Any], made: list[Any]) -> Iterator[None]:
-        places = {name: place for place, name in enumerate(self.plan.gradients)}
+        assert self._backward, "a plan for inference has no backward pass"
         names = (*self.plan.saved, *self.plan.output_gradients.values())
         alive = dict(zip(names, (*saved, *output_gradients), strict=True))
         saved.clear()
         output_gradients.clear()
         for stretch in self._backward:
             alive |= self._apart(stretch.part.run([_bind(alive[name]) for name in stretch.part.inputs]))
-            for name in (n for segment in stretch.segments for n in segment.gradients):
-                made[places[name]] = alive[self.plan.gradients[name]]
+            for place, name in stretch.gradients:
+                made[place] = alive[name]
             alive = {name: x for name, x in alive.items() if name not in stretch.dead}
-            yield from (None for _ in stretch.segments)
+            for _ in range(stretch.segments):
+                yield
 
     def _apart(self, made: dict[str, ort.OrtValue]) -> dict[str, ort.OrtValue]:
         """What a session gave, each for itself where that frees memory: else all is there as long as any of it."""
@@ -149,20 +152,23 @@ class OnnxRuntimeExecutable(Executable):
     def _cut(self, saved: int) -> None:
         """Cut the backward pass anew where a step saves at least twice the bytes that it was cut for."""
         most = min(saved // _SAVED, len(self.plan.segments))
-        if self.plan.backward is not None and self._options.segments is None and most >= 2 * len(self._backward):
-            self._backward = self._stretches(self.plan.backward, most)
+        if self.plan.backward is not None and self._options.segments is None and most >= 2 * self._most:
+            self._most = most
+            self._backward = self._stretches(self.plan.backward)
 
-    def _stretches(self, backward: ir.Model, most: int) -> list[_Stretch]:
-        """The backward pass as at most so many sessions."""
+    def _stretches(self, backward: ir.Model) -> list[_Stretch]:
+        """The backward pass as sessions, of which there may be fewer than are wanted."""
+        places = {name: place for place, name in enumerate(self.plan.gradients)}
         whole = Segment((*self.plan.gradients,), len(backward.graph))
-        groups = merged(self.plan.segments or (whole,), most)
+        groups = merged(self.plan.segments or (whole,), self._most)
         models = cut(backward, [sum(s.nodes for s in group) for group in groups]) if len(groups) > 1 else [backward]
         found: list[_Stretch] = []
         needed: set[str] = set()
         for group, model in zip(reversed(groups), reversed(models), strict=True):
             part = _Part(model, self._device, self._options)
-            found.append(_Stretch(group, part, frozenset({*part.inputs, *part.outputs} - needed)))
-            needed |= {*part.inputs, *(self.plan.gradients[n] for segment in group for n in segment.gradients)}
+            ready = tuple((places[n], self.plan.gradients[n]) for segment in group for n in segment.gradients)
+            found.append(_Stretch(part, len(group), ready, frozenset({*part.inputs, *part.outputs} - needed)))
+            needed |= {*part.inputs, *(name for _, name in ready)}
         return found[::-1]
 
 

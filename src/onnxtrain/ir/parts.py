@@ -52,10 +52,10 @@ def cut(model: ir.Model, counts: Sequence[int]) -> list[ir.Model]:
         counts: how many of its nodes, in order, are in each part.
     """
     results = dict.fromkeys(model.graph.outputs)
-    constants = {n for n in model.graph if n.op_type == "Constant" and not n.domain and n.outputs[0] not in results}
+    nodes, ends = list(model.graph), [0, *itertools.accumulate(counts)]
+    constants = {n: None for n in nodes if n.op_type == "Constant" and not n.domain and n.outputs[0] not in results}
     fixed = {v for v in model.graph.initializers.values() if not v.is_graph_input()}
     fixed |= {n.outputs[0] for n in constants}
-    nodes, ends = list(model.graph), [0, *itertools.accumulate(counts)]
     groups = [[n for n in nodes[a:b] if n not in constants] for a, b in itertools.pairwise(ends)]
     read = [{v: None for n in group for v in n.inputs if v is not None} for group in groups]
     found = []

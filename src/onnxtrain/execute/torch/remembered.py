@@ -51,14 +51,16 @@ class Remembered:
         key = _key(function, args, kwargs, tensors)
         if key is None:
             return function(*args, **kwargs)
-        if (known := self._known.get(key)) is not None:
-            kind, made = known
-            with unset_fake_temporarily():
-                found = [self._again(m, tensors) for m in made]
-            return found[0] if kind is FakeTensor else kind(found)
-        found = function(*args, **kwargs)
-        self._known[key] = _told(found, tensors)
-        return found
+        if key not in self._known:
+            found = function(*args, **kwargs)
+            self._known[key] = _told(found, tensors)
+            return found
+        if (known := self._known[key]) is None:
+            return function(*args, **kwargs)
+        kind, made = known
+        with unset_fake_temporarily():
+            again = [self._again(m, tensors) for m in made]
+        return again[0] if kind is FakeTensor else kind(again)
 
     def _again(self, made: _Made, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """A tensor like one that was made."""
@@ -107,15 +109,16 @@ def _seen(x: Any, tensors: list[torch.Tensor]) -> Any:
 
 def _told(found: Any, tensors: Sequence[torch.Tensor]) -> tuple[type, list[_Made]] | None:
     """What can be made again of a result; None where it can not."""
-    parts = found if isinstance(found, list | tuple) else [found]
-    if not all(isinstance(x, FakeTensor) and not x.is_conj() and not x.is_neg() for x in parts):
+    kind, parts = type(found), found if isinstance(found, list | tuple) else [found]
+    if kind not in (FakeTensor, list, tuple) or not all(
+        isinstance(x, FakeTensor) and not x.is_conj() and not x.is_neg() for x in parts
+    ):
         return None
     memories = [x.untyped_storage()._cdata if isinstance(x, FakeTensor) else 0 for x in tensors]
     own = [x for x in parts if x.untyped_storage()._cdata not in memories]
     if len({x.untyped_storage()._cdata for x in own}) != len(own) or not all(_fills_its_memory(x) for x in own):
         return None
-    made = [_made(x, memories, tensors) for x in parts]
-    return (FakeTensor if parts is not found else list if isinstance(found, list) else tuple), made
+    return kind, [_made(x, memories, tensors) for x in parts]
 
 
 def _made(x: torch.Tensor, memories: Sequence[int], tensors: Sequence[torch.Tensor]) -> _Made:
