@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from onnxtrain.execute.torch import lowerings  # noqa: F401  (fills LOWERINGS)
@@ -41,4 +42,5 @@ def _memories(values: Any) -> list[int]:
 
 
 def _is_held(tensor: torch.Tensor) -> bool:
-    return tensor.layout == torch.strided and tensor.numel() > 0 and tensor.untyped_storage().data_ptr() != 0
+    has_memory = tensor.layout == torch.strided and tensor.numel() > 0 and not isinstance(tensor, FakeTensor)
+    return has_memory and tensor.untyped_storage().data_ptr() != 0

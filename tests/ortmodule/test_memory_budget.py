@@ -62,6 +62,56 @@ class Images(nn.Module):
         return self.head(x.mean((2, 3))).logsumexp(-1).sum()
 
 
+class Gate(torch.autograd.Function):
+    """The product of a tensor, its sigmoid, and a weight."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        gate = torch.sigmoid(x)
+        ctx.save_for_backward(x, gate, weight)
+        return x * gate * weight
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        x, gate, weight = ctx.saved_tensors
+        return dy * weight * (gate + x * gate * (1 - gate)), (dy * x * gate).sum((0, 1))
+
+
+class Masked(torch.autograd.Function):
+    """Zeros at random places."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mask = torch.rand_like(x) > 0.2
+        return x * ctx.mask
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        return dy * ctx.mask
+
+
+class Classes(nn.Module):
+    """Layers that call classes of a user's."""
+
+    def __init__(self, size: int = 16) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(size) for _ in range(4))
+        self.ups = nn.ModuleList(nn.Linear(size, 4 * size) for _ in range(4))
+        self.downs = nn.ModuleList(nn.Linear(4 * size, size) for _ in range(4))
+        self.weights = nn.ParameterList(torch.ones(size) for _ in range(4))
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for norm, up, down, weight in zip(self.norms, self.ups, self.downs, self.weights, strict=True):
+            y = self.drop(nn.functional.gelu(up(Masked.apply(norm(x)))))
+            x = x + Gate.apply(down(y), weight)
+        return x.square().mean()
+
+
+def rows_of_numbers(rows: int = 32) -> tuple[Tensor, ...]:
+    return (torch.randn(rows, 32, 16),)
+
+
 def words(rows: int = 16, length: int = 32) -> tuple[Tensor, ...]:
     return torch.randint(0, 50, (rows, length)), torch.randint(0, 50, (rows, length))
 
@@ -73,6 +123,7 @@ def images(rows: int = 8) -> tuple[Tensor, ...]:
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[..., tuple[Tensor, ...]]]] = {
     "language": (Language, words),
     "images": (Images, images),
+    "classes": (Classes, rows_of_numbers),
 }
 BUDGETS = [None, 0.8, 0.6, "min"]
 

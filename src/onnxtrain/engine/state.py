@@ -15,7 +15,7 @@ from onnxtrain.engine.comparison import Reference
 from onnxtrain.engine.memory_stats import StepMemory
 from onnxtrain.engine.path_check import MissedError
 from onnxtrain.engine.rows import beside
-from onnxtrain.engine.tensors import as_torch
+from onnxtrain.engine.tensors import accumulated, as_torch
 from onnxtrain.errors import GradientError
 
 
@@ -176,12 +176,20 @@ class State:
         if index:
             self._check_visible({n for earlier in self.parts[:index] for n in earlier.names})
         is_last = index + 1 == len(self.parts)
+        self._accumulate(part.names)
         for _ in self._walk if is_last else itertools.islice(self._walk, part.segments):
             pass
         made = [self._result(*at) for at in zip(part.names, part.places, strict=True)]
         if is_last:
             self._end()
         return made
+
+    def _accumulate(self, names: Collection[str]) -> None:
+        """Give the backward pass the gradients that it may add those of these inputs to, before it makes them."""
+        for name, place in self.compiled.executable.added.items():
+            if name in names:
+                read = (self.read[n] for n in self.bound.signature.user_inputs)
+                self._results[place] = accumulated(self.sources[name], read)
 
     def rest(self) -> dict[str, torch.Tensor | None]:
         """The gradients of all differentiable inputs, in order: the backward pass runs to its end."""
@@ -200,7 +208,8 @@ class State:
 
         As in eager PyTorch there is none of what the outputs that received a gradient do not depend on, though the
         graph may have computed zeros, and zeros of what they depend on in a way that the graph left out. autograd calls
-        hooks all the same, which eager does not: they get zeros, of which a hook can make something.
+        hooks all the same, which eager does not: they get zeros, of which a hook can make something. What was added to
+        the gradient of a parameter as the pass went on is not given once more.
         """
         source = self.sources[name]
         if name not in self._reached:
@@ -208,7 +217,8 @@ class State:
         if place is None:
             return torch.zeros_like(source)
         gradient, self._results[place] = self._results[place], None
-        return None if gradient is None else as_torch(gradient)
+        is_added = source.is_leaf and gradient is source.grad
+        return None if gradient is None or is_added else as_torch(gradient)
 
     def _end(self) -> None:
         self._walk, self._results, self.visible = None, [], self.visible if self.is_retained else []

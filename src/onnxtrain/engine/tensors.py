@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd.graph import get_gradient_edge
 
 from onnxtrain.errors import UnsupportedDataError
 
@@ -49,6 +50,30 @@ class Given(Owned):
 
     def update(self, contents: Sequence[torch.Tensor]) -> None:
         """There is nothing to write to."""
+
+
+def accumulated(source: torch.Tensor, others: Iterable[torch.Tensor]) -> torch.Tensor | None:
+    """The gradient of a leaf to which autograd is about to add another one, where nobody else sees that; or None.
+
+    Args:
+        source: the leaf, within a backward pass.
+        others: tensors that the pass reads, which may be of this memory.
+    """
+    gradient = source.grad if source.is_leaf else None
+    if gradient is None or gradient.layout != torch.strided or type(gradient) is not torch.Tensor:
+        return None
+    if source._backward_hooks or source._post_accumulate_grad_hooks or gradient.requires_grad:
+        return None
+    if (gradient.dtype, gradient.device, gradient.shape) != (source.dtype, source.device, source.shape):
+        return None
+    memory = gradient.untyped_storage()._cdata
+    if any(x.untyped_storage()._cdata == memory for x in others):
+        return None
+    try:
+        is_added = torch._C._will_engine_execute_node(get_gradient_edge(source).node)
+    except RuntimeError:  # autograd.grad returns it
+        return None
+    return gradient if is_added else None
 
 
 def as_torch(value: Any) -> torch.Tensor:

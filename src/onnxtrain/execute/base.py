@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -73,6 +73,8 @@ class Executable(abc.ABC):
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
+        # inputs whose gradients ``walk`` adds to what ``made`` has at their places, and these places
+        self.added: Mapping[str, int] = {}
 
     @abc.abstractmethod
     def forward(self, inputs: Sequence[Any]) -> tuple[list[Any], Any]:
@@ -93,7 +95,8 @@ class Executable(abc.ABC):
         Args:
             saved: what ``forward`` returned; its memory is freed as the pass goes on.
             output_gradients: gradients in the order of ``plan.output_gradients``; they are taken out of the list.
-            made: receives the gradients of a segment at its end, in the order of ``plan.gradients``.
+            made: receives the gradients of a segment at its end, in the order of ``plan.gradients``. To a tensor at the
+                place of an input of ``added`` the gradient may be added; then it stays there.
         """
 
     def backward(self, saved: Any, output_gradients: Sequence[Any]) -> list[Any]:

@@ -122,9 +122,10 @@ class Search:
         self.named = named = {str(v.name): v for v in (*graph.inputs, *(v for n in self.forward for v in n.outputs))}
         visible = {*training.signature.outputs, *training.signature.buffer_updates.values()}
         held = {self.owner(named[n]) for n in visible if n in named}
-        self.kept = {named[n] for n in plan.saved if n in named}
+        saved = [named[n] for n in plan.saved if n in named]
+        self.kept = set(saved)
         self.groups: dict[ir.Value, list[ir.Value]] = {}
-        for value in self.kept:
+        for value in saved:  # in order: of two choices that are as good the same is taken each time
             owner = self.owner(value)
             node = owner.producer()
             again = node in self.order and (self._can_run_again(owner, self.kept) or (offloads and _is_floating(owner)))

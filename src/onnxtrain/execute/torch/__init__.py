@@ -10,8 +10,9 @@ import torch
 
 from onnxtrain.errors import BackendError, first_line
 from onnxtrain.execute.base import Backend, Executable, Footprint
-from onnxtrain.execute.torch.codegen import Program, compile_plan
+from onnxtrain.execute.torch.codegen import added, compile_plan
 from onnxtrain.execute.torch.footprint import footprint
+from onnxtrain.execute.torch.program import Program
 from onnxtrain.execute.torch.registry import lowering_of
 from onnxtrain.ir.expansions import can_expand
 from onnxtrain.ir.graphs import Plan, describe, source_of
@@ -27,6 +28,7 @@ class TorchExecutable(Executable):
     def __init__(self, plan: Plan, forward: Program, backward: Program | None, device: str) -> None:
         super().__init__(plan)
         self._forward, self._backward, self._device = forward, backward, device
+        self.added = {} if plan.backward is None else added(plan.backward.graph, plan.gradients)
 
     @torch.no_grad()
     def forward(self, inputs: Sequence[Any]) -> tuple[list[Any], Any]:
@@ -45,7 +47,7 @@ class TorchExecutable(Executable):
     def footprint(self, inputs: Sequence[Any]) -> Footprint:
         parts = (self.plan.forward, self.plan.backward)
         nodes = (n for model in parts if model is not None for n in model.graph)
-        if effect := next((n for n in nodes if Trait.EFFECT in traits_of(n)), None):
+        if effect := next((n for n in nodes if Trait.EFFECT in traits_of(n) and n.op_type not in _OF_CLASSES), None):
             raise _untold(f"{effect.op_type} may do more than compute", describe(effect), source_of(effect))
         try:
             programs = {"forward": self._forward, "backward": self._backward}
@@ -56,6 +58,9 @@ class TorchExecutable(Executable):
     def source(self, part: str) -> str:
         program = self._forward if part == "forward" else self._backward
         return program.source if program is not None else ""
+
+
+_OF_CLASSES = ("PythonOp", "PythonOpGrad")  # a user's class, which runs on tensors without content
 
 
 def _untold(why: str, node: str = "", source: str = "") -> BackendError:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import linecache
 import types
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -17,6 +16,7 @@ from onnxtrain.execute.torch.dtypes import as_tensor
 from onnxtrain.execute.torch.expressions import Names, data_text, dim_text, is_known, symbols_of
 from onnxtrain.execute.torch.lowerings.recurrent import is_fused
 from onnxtrain.execute.torch.memory import Groups, reusable, settled, unshared
+from onnxtrain.execute.torch.program import Program
 from onnxtrain.execute.torch.registry import Lowering, lowering_of
 from onnxtrain.ir import shapes
 from onnxtrain.ir.bodies import BODY, bodies_of, is_closed
@@ -25,26 +25,6 @@ from onnxtrain.ir.graphs import Plan, describe, source_of
 from onnxtrain.ir.python_calls import PythonCall, call_of
 from onnxtrain.ir.standard_form import write_out_nodes
 from onnxtrain.ir.traits import Trait, traits_of
-
-FILE = "<onnxtrain "  # how the names of files of programs begin
-_SERIAL = itertools.count()
-
-
-class Program:
-    """One generated function and its source.
-
-    Attributes:
-        source: the Python text; also what tracebacks show.
-        values: for each identifier in it the name of the value.
-        function: the compiled function.
-    """
-
-    def __init__(self, name: str, source: str, scope: dict[str, Any], values: Mapping[str, str]) -> None:
-        self.source, self.values = source, values
-        filename = f"{FILE}{name} {next(_SERIAL)}>"
-        linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
-        exec(compile(source, filename, "exec"), scope)
-        self.function: Callable[..., Any] = scope[name]
 
 
 def compile_plan(plan: Plan, device: str) -> tuple[Program, Program | None]:
@@ -68,6 +48,23 @@ def compile_plan(plan: Plan, device: str) -> tuple[Program, Program | None]:
     reader.given = _given(writer, saved, visible)
     weights = _weights(writer, saved, plan.gradients)
     return writer.forward(plan, [str(v.name) for v in saved], sizes), reader.backward(plan, saved, sizes, weights)
+
+
+def added(graph: ir.Graph, gradients: Mapping[str, str]) -> dict[str, int]:
+    """The inputs whose gradients a lowering can add to what there is of them already, and their places among all.
+
+    Args:
+        graph: a backward pass.
+        gradients: for each differentiable input the name of its gradient.
+    """
+    results, names = {str(v.name): v for v in graph.outputs}, list(gradients.values())
+    found: dict[str, int] = {}
+    for place, (name, gradient) in enumerate(gradients.items()):
+        node = results[gradient].producer()
+        lowering = None if node is None or names.count(gradient) > 1 or results[gradient].uses() else lowering_of(node)
+        if lowering is not None and "into" in lowering.wants:
+            found[name] = place
+    return found
 
 
 def _written_out(model: ir.Model) -> ir.Model:
@@ -136,6 +133,7 @@ class _Writer:
         self.bound: set[str] = set()
         self.given: set[ir.Value] = set()  # inputs whose memory may be overwritten
         self.after: dict[ir.Node | None, list[str]] = {}  # lines that follow a node, or come first
+        self.into: dict[str, int] = {}  # results that are added to what the caller has, and their places in ``made``
         self.names = Names({"ops", "calls", "host", "saved", "sizes", "inputs", "gradients", "made", *self.symbols})
 
     def forward(self, plan: Plan, saved: Sequence[str], sizes: Sequence[str]) -> Program:
@@ -162,6 +160,7 @@ class _Writer:
         self._unpack(self.graph.inputs[count:], "gradients")
         self.lines.append("gradients.clear()")
         self.after = self._handed_over(plan, weights)
+        self.into = {plan.gradients[n]: place for n, place in added(self.graph, plan.gradients).items()}
         self._body(keep=set())
         return self._program("backward", "saved, sizes, gradients, made")
 
@@ -331,6 +330,9 @@ class _Writer:
             return repr(tuple(v in self.live for v in node.outputs))
         if name == "final":
             return repr(tuple(v in self.live and not v.uses() for v in node.outputs))
+        if name == "into":
+            place = self.into.get(str(node.outputs[0].name))
+            return "None" if place is None else f"made[{place}]"
         known = {"outputs": len(node.outputs), "dtype": int(node.outputs[0].dtype or 0), "device": self.device}
         return repr(known[name])
 

@@ -10,13 +10,14 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch._functorch import config as functorch_config
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from onnxtrain.errors import BackendError
 from onnxtrain.execute.base import Executable, Footprint, Use
-from onnxtrain.execute.torch.codegen import FILE
+from onnxtrain.execute.torch.program import FILE
 from onnxtrain.execute.torch.remembered import Remembered
 from onnxtrain.execute.torch.workspace import workspace
 
@@ -37,7 +38,8 @@ def footprint(
         device: where the step runs.
         values: for each part the name of the value of each identifier in its program.
     """
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with functorch_config.patch(fake_tensor_allow_unsafe_data_ptr_access=False):  # a kernel of a user's would get it
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
     plan, watch = executable.plan, Watch(device, values, mode)
     with mode:
         given = [x if _has_content(x) else _empty(x, device) for x in inputs]

@@ -30,8 +30,9 @@ class Lowering:
 
 
 # Number of the node's outputs; which of them are read; which only the caller reads; where the node runs; ONNX type code
-# of its first output; the call of a PythonOp.
-EXTRAS = ("outputs", "needed", "final", "device", "dtype", "call")
+# of its first output; the call of a PythonOp; of a gradient that the caller receives, the tensor that he would add it
+# to, or None: a lowering that adds to it returns it.
+EXTRAS = ("outputs", "needed", "final", "device", "dtype", "call", "into")
 LOWERINGS: dict[tuple[str, str], Lowering] = {}
 
 

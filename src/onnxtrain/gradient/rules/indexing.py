@@ -43,7 +43,9 @@ def gather_nd(ctx: Context, dy: Value, x: Value, indices: Value, *, batch_dims: 
     numbers, matrix_shape = _as_rows(ctx, x, indices, batch_dims)
     width = op.Slice(matrix_shape, op.ints(1), op.ints(2))
     slices = op.Reshape(dy, op.Concat(op.Shape(numbers), width, axis=0), allowzero=1)
-    return op.Reshape(op.GatherGrad(slices, numbers, matrix_shape), op.shape(x), allowzero=1)
+    made = op.GatherGrad(slices, numbers, matrix_shape)
+    are_rows = not batch_dims and shapes.rank(x) == 2 and shapes.known_dims(indices)[-1] == 1
+    return made if are_rows else op.Reshape(made, op.shape(x), allowzero=1)
 
 
 def _as_rows(ctx: Context, x: Value, indices: Value, batch_dims: int = 0) -> tuple[Value, Value]:

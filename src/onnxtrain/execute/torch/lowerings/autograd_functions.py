@@ -147,7 +147,7 @@ def _reused(call: PythonCall, declared: Sequence[int], results: list[Tensor], gi
 
 
 def _shares(x: Tensor, y: Tensor) -> bool:
-    return x.numel() > 0 and x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
+    return x.numel() > 0 and x.untyped_storage()._cdata == y.untyped_storage()._cdata
 
 
 @lowering(f"{PYTHON_OP}Grad", domain=DOMAIN, view=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,13 +25,32 @@ def gather(x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
 
 
 @lowering("GatherGrad", domain=DOMAIN, host=(2,))
-def gather_grad(dy: Tensor, indices: Tensor, shape: Any, *, axis: int = 0) -> Tensor:
+def gather_grad(dy: Tensor, indices: Tensor, shape: Any, *, axis: int = 0, into: Tensor | None = None) -> Tensor:
     """Slices of dy added at their indices."""
     axis = axis % len(shape)
     flat = indices.reshape(-1).long()
     flat = torch.where(flat < 0, flat + shape[axis], flat)
     slices = dy.reshape(*shape[:axis], flat.numel(), *shape[axis + 1 :])
-    return torch.zeros(shape, dtype=dy.dtype, device=dy.device).index_add_(axis, flat, slices)
+
+    def sums(at: Tensor, count: int) -> Tensor:
+        made = torch.zeros((*shape[:axis], count, *shape[axis + 1 :]), dtype=dy.dtype, device=dy.device)
+        return made.index_add_(axis, at, slices)
+
+    if into is None or axis or flat.numel() >= shape[0]:
+        return sums(flat, shape[axis])
+    return _add_rows_(into, flat, slices, sums)
+
+
+def _add_rows_(table: Tensor, flat: Tensor, rows: Tensor, sums: Callable[[Tensor, int], Tensor]) -> Tensor:
+    """Rows added to a table at their indices, in place.
+
+    On CPU rows of one index are summed before: the numbers are those of the sum of two tables. Elsewhere to know how
+    many indices there are would be to wait for the device.
+    """
+    if table.device.type != "cpu":
+        return table.index_put_((flat,), rows, accumulate=True)
+    found, at = torch.unique(flat, return_inverse=True)
+    return table.index_add_(0, found, sums(at, found.numel()))
 
 
 @lowering("Embedding", domain=DOMAIN)
@@ -40,17 +60,26 @@ def embedding(weight: Tensor, indices: Tensor, *, padding_idx: int = -1) -> Tens
 
 
 @lowering("EmbeddingGrad", domain=DOMAIN, host=(2,))
-def embedding_grad(dy: Tensor, indices: Tensor, shape: Any, *, padding_idx: int = -1) -> Tensor:
+def embedding_grad(
+    dy: Tensor, indices: Tensor, shape: Any, *, padding_idx: int = -1, into: Tensor | None = None
+) -> Tensor:
     """Rows of dy added at their indices."""
-    return aten.embedding_dense_backward(dy, indices, shape[0], padding_idx, False)
+    if into is None or indices.numel() >= shape[0]:
+        return aten.embedding_dense_backward(dy, indices, shape[0], padding_idx, False)
+    flat, rows = _rows(dy, indices, padding_idx)
+    return _add_rows_(into, flat, rows, lambda at, n: aten.embedding_dense_backward(rows, at, n, -1, False))
+
+
+def _rows(dy: Tensor, indices: Tensor, padding_idx: int) -> tuple[Tensor, Tensor]:
+    """Indices as a vector, and the row of dy for each one: zeros for that of padding."""
+    flat = indices.reshape(-1)
+    rows = dy.reshape(flat.numel(), dy.shape[-1])
+    return flat, rows if padding_idx < 0 else rows.masked_fill((flat == padding_idx).unsqueeze(-1), 0)
 
 
 def add_embedding_grad_(base: Tensor, dy: Tensor, indices: Tensor, *, padding_idx: int = -1) -> Tensor:
     """Rows of dy added to a table at their indices, in place."""
-    flat = indices.reshape(-1)
-    rows = dy.reshape(flat.numel(), dy.shape[-1])
-    if padding_idx >= 0:
-        rows = rows * (flat != padding_idx).unsqueeze(-1)
+    flat, rows = _rows(dy, indices, padding_idx)
     return base.index_add_(0, flat, rows)
 
 
