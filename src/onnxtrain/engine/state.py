@@ -15,7 +15,7 @@ from onnxtrain.engine.comparison import Reference
 from onnxtrain.engine.memory_stats import StepMemory
 from onnxtrain.engine.path_check import MissedError
 from onnxtrain.engine.rows import beside
-from onnxtrain.engine.tensors import accumulated, as_torch
+from onnxtrain.engine.tensors import accumulated, as_torch, memories
 from onnxtrain.errors import GradientError
 
 
@@ -101,6 +101,7 @@ class State:
         self.memory: StepMemory | None = None  # where its memory is printed
         self._walk: Iterator[None] | None = None  # the backward pass, while it runs
         self._results: list[Any] = []  # what it made, in the order of the plan's gradients
+        self._memories: frozenset[int] = frozenset()  # of what the user gives the backward pass to read
         self._reached: frozenset[str] = frozenset()  # the inputs that eager would give a gradient
         self._made: dict[str, torch.Tensor | None] = {}  # gradients that were not taken yet
 
@@ -149,6 +150,9 @@ class State:
         self._choose(received)
         plan = self.compiled.plan
         received_dys = dict(given) if self.verification is not None else {}
+        if self.compiled.executable.added:
+            users = (self.read[name] for name in self.bound.signature.user_inputs)
+            self._memories = memories([*users, *(dy for dy in dys if dy is not None)])
         seeds = [self._seed(given[name], name) for name in plan.output_gradients]
         del dys, given
         self._reached, self._results = self.bound.reached(received), [None] * len(plan.gradients)
@@ -188,8 +192,7 @@ class State:
         """Give the backward pass the gradients that it may add those of these inputs to, before it makes them."""
         for name, place in self.compiled.executable.added.items():
             if name in names:
-                read = (self.read[n] for n in self.bound.signature.user_inputs)
-                self._results[place] = accumulated(self.sources[name], read)
+                self._results[place] = accumulated(self.sources[name], self._memories)
 
     def rest(self) -> dict[str, torch.Tensor | None]:
         """The gradients of all differentiable inputs, in order: the backward pass runs to its end."""

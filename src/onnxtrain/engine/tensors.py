@@ -52,12 +52,17 @@ class Given(Owned):
         """There is nothing to write to."""
 
 
-def accumulated(source: torch.Tensor, others: Iterable[torch.Tensor]) -> torch.Tensor | None:
+def memories(tensors: Iterable[torch.Tensor]) -> frozenset[int]:
+    """Where tensors lie: numbers that views of the same memory share, while it is there."""
+    return frozenset(x.untyped_storage()._cdata for x in tensors)
+
+
+def accumulated(source: torch.Tensor, read: frozenset[int]) -> torch.Tensor | None:
     """The gradient of a leaf to which autograd is about to add another one, where nobody else sees that; or None.
 
     Args:
         source: the leaf, within a backward pass.
-        others: tensors that the pass reads, which may be of this memory.
+        read: the ``memories`` of what the user gave the pass to read.
     """
     gradient = source.grad if source.is_leaf else None
     if gradient is None or gradient.layout != torch.strided or type(gradient) is not torch.Tensor:
@@ -66,8 +71,7 @@ def accumulated(source: torch.Tensor, others: Iterable[torch.Tensor]) -> torch.T
         return None
     if (gradient.dtype, gradient.device, gradient.shape) != (source.dtype, source.device, source.shape):
         return None
-    memory = gradient.untyped_storage()._cdata
-    if any(x.untyped_storage()._cdata == memory for x in others):
+    if not memories([gradient]).isdisjoint(read):
         return None
     try:
         is_added = torch._C._will_engine_execute_node(get_gradient_edge(source).node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 import types
@@ -57,11 +58,11 @@ def added(graph: ir.Graph, gradients: Mapping[str, str]) -> dict[str, int]:
         graph: a backward pass.
         gradients: for each differentiable input the name of its gradient.
     """
-    results, names = {str(v.name): v for v in graph.outputs}, list(gradients.values())
+    results, count = {str(v.name): v for v in graph.outputs}, collections.Counter(gradients.values())
     found: dict[str, int] = {}
     for place, (name, gradient) in enumerate(gradients.items()):
-        node = results[gradient].producer()
-        lowering = None if node is None or names.count(gradient) > 1 or results[gradient].uses() else lowering_of(node)
+        node = results[gradient].producer() if count[gradient] == 1 and not results[gradient].uses() else None
+        lowering = None if node is None else lowering_of(node)
         if lowering is not None and "into" in lowering.wants:
             found[name] = place
     return found
@@ -133,7 +134,7 @@ class _Writer:
         self.bound: set[str] = set()
         self.given: set[ir.Value] = set()  # inputs whose memory may be overwritten
         self.after: dict[ir.Node | None, list[str]] = {}  # lines that follow a node, or come first
-        self.into: dict[str, int] = {}  # results that are added to what the caller has, and their places in ``made``
+        self.into: dict[str, str] = {}  # results that may be added to what the caller has, and where that is
         self.names = Names({"ops", "calls", "host", "saved", "sizes", "inputs", "gradients", "made", *self.symbols})
 
     def forward(self, plan: Plan, saved: Sequence[str], sizes: Sequence[str]) -> Program:
@@ -160,7 +161,7 @@ class _Writer:
         self._unpack(self.graph.inputs[count:], "gradients")
         self.lines.append("gradients.clear()")
         self.after = self._handed_over(plan, weights)
-        self.into = {plan.gradients[n]: place for n, place in added(self.graph, plan.gradients).items()}
+        self.into = {plan.gradients[n]: f"made[{place}]" for n, place in added(self.graph, plan.gradients).items()}
         self._body(keep=set())
         return self._program("backward", "saved, sizes, gradients, made")
 
@@ -331,8 +332,7 @@ class _Writer:
         if name == "final":
             return repr(tuple(v in self.live and not v.uses() for v in node.outputs))
         if name == "into":
-            place = self.into.get(str(node.outputs[0].name))
-            return "None" if place is None else f"made[{place}]"
+            return self.into.get(str(node.outputs[0].name), "None")
         known = {"outputs": len(node.outputs), "dtype": int(node.outputs[0].dtype or 0), "device": self.device}
         return repr(known[name])
 

@@ -36,7 +36,7 @@ def gather_grad(dy: Tensor, indices: Tensor, shape: Any, *, axis: int = 0, into:
         made = torch.zeros((*shape[:axis], count, *shape[axis + 1 :]), dtype=dy.dtype, device=dy.device)
         return made.index_add_(axis, at, slices)
 
-    if into is None or axis or flat.numel() >= shape[0]:
+    if into is None or axis or flat.numel() >= shape[0] or into.dtype != dy.dtype:
         return sums(flat, shape[axis])
     return _add_rows_(into, flat, slices, sums)
 
@@ -64,7 +64,7 @@ def embedding_grad(
     dy: Tensor, indices: Tensor, shape: Any, *, padding_idx: int = -1, into: Tensor | None = None
 ) -> Tensor:
     """Rows of dy added at their indices."""
-    if into is None or indices.numel() >= shape[0]:
+    if into is None or indices.numel() >= shape[0] or into.dtype != dy.dtype:
         return aten.embedding_dense_backward(dy, indices, shape[0], padding_idx, False)
     flat, rows = _rows(dy, indices, padding_idx)
     return _add_rows_(into, flat, rows, lambda at, n: aten.embedding_dense_backward(rows, at, n, -1, False))
