@@ -130,12 +130,18 @@ class Variant:
         model: it is copied.
         dtype: float32, or what autocast computes in.
         layer: class of what is checkpointed; None where the model knows its own.
+        accumulate: batches for each update of the weights; each is a step of its own.
     """
 
     def __init__(
-        self, name: str, model: torch.nn.Module, dtype: str, layer: type[torch.nn.Module] | None = None
+        self,
+        name: str,
+        model: torch.nn.Module,
+        dtype: str,
+        layer: type[torch.nn.Module] | None = None,
+        accumulate: int = 1,
     ) -> None:
-        self.result = Result(name)
+        self.result, self.accumulate = Result(name), accumulate
         self.model = wrap(name, copy.deepcopy(model), layer)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
         self.autocast = None if dtype == "float32" else getattr(torch, dtype)
@@ -145,8 +151,9 @@ class Variant:
         start = time.perf_counter()
         loss = self._loss(batch)
         loss.backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        if (len(self.result.losses) + 1) % self.accumulate == 0:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
         seconds = time.perf_counter() - start
         self.result.losses.append(loss.item())
         if timed:

@@ -40,6 +40,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dtype", choices=tuple(measure.TOLERANCE), default="float32", help="others use autocast")
     parser.add_argument("--steps", type=int, default=12, help="timed steps")
     parser.add_argument("--warmup", type=int, default=3)
+    parser.add_argument("--accumulate", type=int, default=1, help="batches for each update of the weights")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=0, help="torch's threads; 0 leaves its choice")
     parser.add_argument("--variants", help=f"{_KNOWN}; default {','.join(DEFAULT)}, or the preset's")
@@ -86,7 +87,7 @@ def measured(name: str, run: Run, options: argparse.Namespace, console: Console)
     model = workload.build(size).train()
     steps = options.steps + options.warmup
     data = {grouped: batches(workload, size, steps, options.seed, grouped) for grouped in (False, True)}
-    variants = [measure.Variant(v, model, options.dtype, workload.layer) for v in run.variants]
+    variants = [measure.Variant(v, model, options.dtype, workload.layer, options.accumulate) for v in run.variants]
     with console.status(name) as status:
         measure.run(variants, data, options.warmup, lambda text: status.update(f"{name}: {text}"), options.seed)
     results = [v.result for v in variants]
@@ -103,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.set_verbosity_error()
     console = Console()
     found, failed = [], False
-    shared = {k: getattr(options, k) for k in ("preset", "dtype", "steps", "warmup", "seed", "threads")}
+    shared = {k: getattr(options, k) for k in ("preset", "dtype", "steps", "warmup", "accumulate", "seed", "threads")}
     for name, run in options.runs.items():
         made = measured(name, run, options, console)
         report.show(console, f"{name}: {_described(run.size, options.dtype)}", made.results, made.data)

@@ -128,6 +128,27 @@ def test_caches_hold_what_eager_leaves_there(name: str, with_cache: bool, tmp_pa
         torch.testing.assert_close(module._mask(size[1]), lower(size[1]))
 
 
+class Mapped(Masked):
+    """Writes, within functions that are mapped and differentiated, to what they make."""
+
+    def _energy(self, x: Tensor) -> Tensor:
+        y = torch.zeros_like(x).add_(x)
+        y[0] = 1.0
+        return (y * x.sin()).prod()
+
+    def forward(self, x: Tensor) -> Tensor:
+        curvature = torch.vmap(torch.vmap(torch.func.hessian(self._energy)))(x).sum(-1)
+        return super().forward(x) + curvature
+
+
+@pytest.mark.parametrize("name", ["a name", "a table"])
+def test_caches_beside_functions_that_are_mapped_and_differentiated(name: str) -> None:
+    module = Mapped(CACHES[name])
+    wrapped, eager = ORTModule(module), copy.deepcopy(module)
+    for size in ((2, 3), (1, 5), (3, 3)):
+        same_step(wrapped, eager, torch.randn(*size, 4))
+
+
 def test_a_cache_of_one_place_serves_two_sizes_in_a_call_from_one_graph() -> None:
     class Twice(Masked):
         def forward(self, x: Tensor) -> Tensor:

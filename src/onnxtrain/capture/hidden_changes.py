@@ -204,14 +204,13 @@ class Overwritten(TorchFunctionMode):
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         super().__init__()
-        self._tensors = {t.untyped_storage().data_ptr(): t for t in tensors if t.layout == torch.strided}
-        self._kept: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        self._tensors: dict[int | None, Tensor] = {place: t for t in tensors if (place := _place(t)) is not None}
+        self._kept: dict[int | None, tuple[Tensor, Tensor, Tensor]] = {}
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        for tensor in (x for x in tensors_written_by(func, args, kwargs or {}) if x.layout == torch.strided):
-            place = tensor.untyped_storage().data_ptr()
+        for place in map(_place, tensors_written_by(func, args, kwargs or {})):
             if place in self._tensors and place not in self._kept:
                 own = self._tensors[place]
                 self._kept[place] = own, own.detach(), own.detach().clone()
@@ -222,3 +221,10 @@ class Overwritten(TorchFunctionMode):
         for tensor, memory, content in self._kept.values():
             tensor.data = memory
             tensor.data.copy_(content)
+
+
+def _place(tensor: Tensor) -> int | None:
+    """Where a tensor lies in memory, beneath what ``torch.func`` wraps it in; None where it does not."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else None
