@@ -14,7 +14,7 @@ FAMILIES: dict[str, tuple[str | tuple[str, ...], ...]] = {
         "torch.einsum('bld,bld->bl', {f3}, {f3})", "torch.einsum('ij->ji', {f2})",
         "torch.einsum('bhid,bhjd->bhij', {f4}, {f4})", "torch.einsum('...d,...d', {f}, {s})", "torch.outer({f1}, {f1})",
         "torch.dot({f1}, {f1})", "torch.mm({f2}, {f2}.t())", "torch.mv({f2}, {f1})", "torch.addmm({f}, {f2}, {f2})",
-        "torch.baddbmm({f}, {f3}, {f3}.mT)", "torch.tensordot({f}, {f}, 1)", "torch.kron({f2}, {f2})",
+        "torch.baddbmm({f}, {f3}, {f3}.mT)", "torch.tensordot({f}, {f}, 1)", "torch.kron({f2} * 1, {f2} * 1)",
         "torch.linalg.multi_dot([{f2}, {f2}.t(), {f2}])", "({f}.unsqueeze(-1) * {f}.unsqueeze(-2)).sum(-1)",
         "torch.inner({f}, {f})", "torch.cross({f}[..., :3], {s}[..., :3].sin(), dim=-1)",
         "F.bilinear({f}, {s}, torch.ones(2, {d}, {d}, dtype=REAL))", "F.scaled_dot_product_attention({f3}, {0}, {0})",
