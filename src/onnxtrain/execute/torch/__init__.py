@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -10,7 +10,7 @@ import torch
 
 from onnxtrain.errors import BackendError, first_line
 from onnxtrain.execute.base import Backend, Executable, Footprint
-from onnxtrain.execute.torch.codegen import added, compile_plan
+from onnxtrain.execute.torch.codegen import added_of, compile_plan
 from onnxtrain.execute.torch.footprint import footprint
 from onnxtrain.execute.torch.program import Program
 from onnxtrain.execute.torch.registry import lowering_of
@@ -25,10 +25,12 @@ class TorchExecutable(Executable):
 
     has_segments = True
 
-    def __init__(self, plan: Plan, forward: Program, backward: Program | None, device: str) -> None:
+    def __init__(
+        self, plan: Plan, forward: Program, backward: Program | None, device: str, added: Mapping[str, int]
+    ) -> None:
         super().__init__(plan)
         self._forward, self._backward, self._device = forward, backward, device
-        self.added = {} if plan.backward is None else added(plan.backward.graph, plan.gradients)
+        self.added = added
 
     @torch.no_grad()
     def forward(self, inputs: Sequence[Any]) -> tuple[list[Any], Any]:
@@ -82,8 +84,9 @@ class TorchBackend(Backend):
         return torch.device(device).type in ("cpu", "cuda")  # whose generators' states are known
 
     def compile(self, plan: Plan, device: str = "cpu", options: Options | None = None) -> TorchExecutable:
-        forward, backward = compile_plan(plan, device)
-        return TorchExecutable(plan, forward, backward, device)
+        added = added_of(plan)
+        forward, backward = compile_plan(plan, device, added)
+        return TorchExecutable(plan, forward, backward, device, added)
 
 
 __all__ = ["TorchBackend", "TorchExecutable"]

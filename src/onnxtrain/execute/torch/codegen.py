@@ -28,8 +28,8 @@ from onnxtrain.ir.standard_form import write_out_nodes
 from onnxtrain.ir.traits import Trait, traits_of
 
 
-def compile_plan(plan: Plan, device: str) -> tuple[Program, Program | None]:
-    """The forward and backward programs of a plan.
+def compile_plan(plan: Plan, device: str, added: Mapping[str, int]) -> tuple[Program, Program | None]:
+    """The forward and backward programs of a plan; ``added`` is what ``added_of`` says of it.
 
     Saved shape tensors whose content is known symbolically are not saved: the sizes they are made of are.
 
@@ -47,20 +47,18 @@ def compile_plan(plan: Plan, device: str) -> tuple[Program, Program | None]:
     sizes = sorted(reader.symbols & bindable)
     writer = _Writer(plan.forward.graph, device, [*visible, *(str(v.name) for v in saved)], sizes=sizes)
     reader.given = _given(writer, saved, visible)
+    reader.into = {plan.gradients[name]: f"made[{place}]" for name, place in added.items()}
     weights = _weights(writer, saved, plan.gradients)
     return writer.forward(plan, [str(v.name) for v in saved], sizes), reader.backward(plan, saved, sizes, weights)
 
 
-def added(graph: ir.Graph, gradients: Mapping[str, str]) -> dict[str, int]:
-    """The inputs whose gradients a lowering can add to what there is of them already, and their places among all.
-
-    Args:
-        graph: a backward pass.
-        gradients: for each differentiable input the name of its gradient.
-    """
-    results, count = {str(v.name): v for v in graph.outputs}, collections.Counter(gradients.values())
-    found: dict[str, int] = {}
-    for place, (name, gradient) in enumerate(gradients.items()):
+def added_of(plan: Plan) -> dict[str, int]:
+    """The inputs whose gradients a lowering can add to what there is of them already, and their places among all."""
+    if plan.backward is None:
+        return {}
+    results = {str(v.name): v for v in plan.backward.graph.outputs}
+    count, found = collections.Counter(plan.gradients.values()), dict[str, int]()
+    for place, (name, gradient) in enumerate(plan.gradients.items()):
         node = results[gradient].producer() if count[gradient] == 1 and not results[gradient].uses() else None
         lowering = None if node is None else lowering_of(node)
         if lowering is not None and "into" in lowering.wants:
@@ -161,7 +159,6 @@ class _Writer:
         self._unpack(self.graph.inputs[count:], "gradients")
         self.lines.append("gradients.clear()")
         self.after = self._handed_over(plan, weights)
-        self.into = {plan.gradients[n]: f"made[{place}]" for n, place in added(self.graph, plan.gradients).items()}
         self._body(keep=set())
         return self._program("backward", "saved, sizes, gradients, made")
 

@@ -36,9 +36,14 @@ def gather_grad(dy: Tensor, indices: Tensor, shape: Any, *, axis: int = 0, into:
         made = torch.zeros((*shape[:axis], count, *shape[axis + 1 :]), dtype=dy.dtype, device=dy.device)
         return made.index_add_(axis, at, slices)
 
-    if into is None or axis or flat.numel() >= shape[0] or into.dtype != dy.dtype:
+    if into is None or axis or not _is_sparse(into, dy, flat):
         return sums(flat, shape[axis])
     return _add_rows_(into, flat, slices, sums)
+
+
+def _is_sparse(table: Tensor, dy: Tensor, indices: Tensor) -> bool:
+    """Whether rows of dy at their indices are added to a table one by one: most of it stays as it is."""
+    return indices.numel() < table.shape[0] and table.dtype == dy.dtype
 
 
 def _add_rows_(table: Tensor, flat: Tensor, rows: Tensor, sums: Callable[[Tensor, int], Tensor]) -> Tensor:
@@ -64,7 +69,7 @@ def embedding_grad(
     dy: Tensor, indices: Tensor, shape: Any, *, padding_idx: int = -1, into: Tensor | None = None
 ) -> Tensor:
     """Rows of dy added at their indices."""
-    if into is None or indices.numel() >= shape[0] or into.dtype != dy.dtype:
+    if into is None or not _is_sparse(into, dy, indices):
         return aten.embedding_dense_backward(dy, indices, shape[0], padding_idx, False)
     flat, rows = _rows(dy, indices, padding_idx)
     return _add_rows_(into, flat, rows, lambda at, n: aten.embedding_dense_backward(rows, at, n, -1, False))
