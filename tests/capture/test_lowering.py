@@ -477,6 +477,19 @@ def test_a_mapped_function_that_changes_its_argument_is_refused() -> None:
     assert torch._C._functorch.maybe_current_level() is None
 
 
+@pytest.mark.parametrize("axis", [0, -1])
+@pytest.mark.parametrize("written", ["whole", "mapped"])
+def test_changes_of_what_a_mapped_function_only_looks_at_are_refused(axis: int, written: str) -> None:
+    def code(x: Tensor) -> tuple[Tensor, Tensor]:
+        whole = x * 1
+        mapped = torch.vmap(torch.t, out_dims=axis)(whole)
+        (whole if written == "whole" else mapped).mul_(2)
+        return whole * 1, mapped * 1
+
+    with pytest.raises(CaptureError, match="shares memory with another tensor"):
+        capture(Piece(code), (torch.randn(5, 4, 4, dtype=torch.float64),), {})
+
+
 def test_strides_of_a_memory_that_is_not_known_are_refused() -> None:
     module = Piece(lambda x: x[:, :1].sum() + torch.empty_strided((3, 2), (4, 1)).as_strided((3,), (4,)).sum())
     with pytest.raises(CaptureError, match="as_strided on a part"):

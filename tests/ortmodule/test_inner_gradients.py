@@ -317,6 +317,8 @@ def test_derivatives_along_tangents(function: Callable[[Tensor], Tensor]) -> Non
 
 AXES: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "out": lambda x, at: vmap(torch.sin, out_dims=1)(x),
+    "out, changed": lambda x, at: vmap(torch.sin, out_dims=1)(x).add_(1),
+    "out, changed in part": lambda x, at: vmap(torch.sin, out_dims=-1)(x).index_fill_(0, at[:1], 0).exp(),
     "in and out": lambda x, at: vmap(lambda row: row.softmax(-1), -1, -1)(x),
     "of several": lambda x, at: vmap(lambda row: (row * 2, {"sum": row.sum()}), out_dims=(-1, 0))(x)[0],
     "in another": lambda x, at: vmap(vmap(torch.exp, out_dims=1), in_dims=1, out_dims=2)(x),

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._functorch import predispatch
 from torch.fx import Node
 
 from onnxtrain.capture.lowering.complex_views import conjugated, scattered, whole_of
@@ -56,7 +57,8 @@ class Aliases:
             return
         self._seen[node] = self._writes.get(memory, 0)
         sources = [given] if (given := _given_for(node)) else node.all_input_nodes
-        parent = next((a for a in sources if memory_of(a.meta.get("val")) == memory), None)
+        known = (source for source in sources if source in self._content)  # those within a vmap are not
+        parent = next((a for a in known if memory_of(a.meta.get("val")) == memory), None)
         if parent is None and node.op == "call_function":
             parent = self._first.get(memory)
         self._first.setdefault(memory, node)
@@ -184,7 +186,7 @@ class Aliases:
         """The content of what a view is a view of, once the view has another."""
         if parent is _given_for(view) and parent.meta["val"].numel() == view.meta["val"].numel():
             return self._call(aten.reshape.default, (content, self._writer.sizes(self.content(parent))))
-        if not isinstance(view.target, torch._ops.OpOverload):
+        if not isinstance(view.target, torch._ops.OpOverload) or parent not in view.all_input_nodes:
             raise _refused(view)
         name, above, call = name_of(view.target), self.content(parent), self._call
         given = {k: self.contents(v) for k, v in arguments_of(view).items()}
@@ -365,7 +367,8 @@ def _swapped(rank: int, first: int, second: int) -> list[int]:
 
 
 def _refused(view: Node) -> CaptureError:
+    called = "torch.vmap" if view.target is predispatch._remove_batch_dim else view.target
     return CaptureError(
-        f"the forward pass writes to what {view.target} returns, which shares memory with another tensor",
+        f"the forward pass writes to what {called} returns, which shares memory with another tensor",
         cure="write to a copy, y = x.clone(), or make a new tensor with torch.where, torch.cat or index_put",
     )
