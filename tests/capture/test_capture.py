@@ -279,6 +279,84 @@ def test_gradients_pass_changes_that_autograd_does_not_see(name: str, views: boo
         torch.testing.assert_close(wrapped.weight.grad, eager.weight.grad, rtol=1e-12, atol=1e-12)
 
 
+VIEWS_OF_WHAT_A_CALL_MADE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "bilinear": lambda h: F.bilinear(h, h, torch.ones(2, 4, 4, dtype=h.dtype)),
+    "einsum": lambda h: torch.einsum("bi,bj->ji", h, h),
+    "tensordot": lambda h: torch.tensordot(h, h.t(), 1),
+    "inner": lambda h: torch.inner(h, h),
+    "matrices": lambda h: (h[None] @ h.t())[0],
+    "pixels": lambda h: F.pixel_shuffle(h.view(1, 4, -1, 1), 2)[0, 0],
+    "repeated": lambda h: h.repeat_interleave(2, 1),
+    "expanded once more": lambda h: F.bilinear(h, h, torch.ones(2, 4, 4, dtype=h.dtype))[..., None][..., 0],
+}
+
+
+@pytest.mark.parametrize("change", ["detached", "part of what is detached", "transposed"])
+@pytest.mark.parametrize("call", VIEWS_OF_WHAT_A_CALL_MADE)
+def test_hidden_changes_of_what_a_call_returns_as_a_view(call: str, change: str) -> None:
+    class Changed(torch.nn.Linear):
+        def forward(self, x):
+            h = VIEWS_OF_WHAT_A_CALL_MADE[call](super().forward(x))
+            HIDDEN[change](h)
+            return h.square()
+
+    eager = Changed(4, 4).double()
+    wrapped = ORTModule(copy.deepcopy(eager))
+    for rows in (3, 5):
+        x = torch.randn(rows, 4, dtype=torch.float64)
+        results = [run(x) for run in (wrapped, eager)]
+        for result in results:
+            result.sum().backward()
+        torch.testing.assert_close(*results, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(wrapped.weight.grad, eager.weight.grad, rtol=1e-12, atol=1e-12)
+
+
+def _detached(change: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]) -> Callable[..., torch.Tensor]:
+    def code(h: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        d = h.detach()
+        change(d, h, x)
+        return d * x + d * h
+
+    return code
+
+
+WRITTEN_TO_DETACHED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "difference": _detached(lambda d, h, x: d.sub_(h)),
+    "product": _detached(lambda d, h, x: d.mul_(x)),
+    "copy": _detached(lambda d, h, x: d.copy_(x)),
+    "row": _detached(lambda d, h, x: operator.setitem(d, 0, x[0])),
+    "transposed": _detached(lambda d, h, x: d.t().lerp_(h.t(), 0.3)),
+    "twice": _detached(lambda d, h, x: d.mul_(x).mul_(2)),
+    "without, then with": _detached(lambda d, h, x: d.mul_(2).add_(h)),
+    "and the other afterwards": _detached(lambda d, h, x: (d.mul_(x), h.add_(1))),
+    "detached once more": _detached(lambda d, h, x: (d.add_(x), d.detach().mul_(2))),
+    "under no_grad": _detached(lambda d, h, x: (d.add_(x), _without_gradient(lambda d: d.mul_(2))(d))),
+    "part": lambda h, x: operator.isub(h[:, 1:].detach(), h[:, 1:]) * x[:, 1:] * h[:, 1:],
+    "data": lambda h, x: operator.imul(h.data, x) * h,
+    "view of it": _detached(lambda d, h, x: d[0].add_(x[0] + h[0])),
+    "of what a call made": lambda h, x: operator.itruediv((k := torch.inner(h, x)).detach(), h.sum()) * k,
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN_TO_DETACHED)
+def test_what_is_written_to_a_detached_tensor_has_a_gradient_there(name: str) -> None:
+    class Written(torch.nn.Linear):
+        def forward(self, x):
+            return WRITTEN_TO_DETACHED[name](super().forward(x), x)
+
+    eager = Written(4, 4).double()
+    wrapped = ORTModule(copy.deepcopy(eager))
+    for rows in (3, 5):
+        given = torch.randn(rows, 4, dtype=torch.float64)
+        inputs = [given.clone().requires_grad_() for _ in range(2)]
+        results = [run(x) for run, x in zip((wrapped, eager), inputs, strict=True)]
+        for result in results:
+            result.square().sum().backward()
+        torch.testing.assert_close(*results, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(wrapped.weight.grad, eager.weight.grad, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(inputs[0].grad, inputs[1].grad, rtol=1e-12, atol=1e-12)
+
+
 def test_an_input_that_is_detached_itself_is_refused() -> None:
     class Detached(torch.nn.Linear):
         def forward(self, x):

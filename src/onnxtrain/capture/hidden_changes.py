@@ -24,8 +24,10 @@ PASSED_ON = "whose gradient eager PyTorch passes on as if nothing had happened"
 _HARMLESS = frozenset(("requires_grad_", "detach_", "retain_grad_"))
 
 
-def changed_behind(changed: Tensor, detached: Sequence[weakref.ref[Tensor]], name: str) -> Tensor | None:
-    """The tensor whose gradient goes on although it, or a part of it, is changed; None where autograd sees the change.
+def changed_behind(changed: Tensor, detached: Sequence[weakref.ref[Tensor]], name: str) -> list[Tensor]:
+    """The tensors whose gradient goes on although they, or parts of them, are changed; none where autograd sees it.
+
+    Those that others were detached from come after these.
 
     Args:
         changed: the tensor that is written to.
@@ -33,21 +35,18 @@ def changed_behind(changed: Tensor, detached: Sequence[weakref.ref[Tensor]], nam
         name: of the function that writes.
 
     Raises:
-        CaptureError: it is a parameter or an input, or nobody knows which.
+        CaptureError: one is a parameter or an input, or nobody knows which.
     """
-    if changed.requires_grad:
-        found = [] if torch.is_grad_enabled() else [changed]
-    else:
-        memory = memory_of(changed)
-        sources = [t for source in detached if (t := source()) is not None]
-        found = [t for t in sources if memory is None or memory_of(t) == memory]
-        if memory is None and found:
-            raise hidden(name, "under torch.no_grad() or detached,")
-    found = [t for t in found if not is_made_in_call(t)]
-    wholes = [whole_of(t) for t in found]
+    memory, own = memory_of(changed), whole_of(changed)
+    sources = [t for source in reversed(detached) if (t := source()) is not None and t is not own]
+    if memory is None and sources and not changed.requires_grad:
+        raise hidden(name, "under torch.no_grad() or detached,")
+    found = [changed] if changed.requires_grad and not torch.is_grad_enabled() else []
+    found += [t for t in sources if memory is not None and memory_of(t) == memory]
+    wholes = [whole_of(t) for t in found if not is_made_in_call(t)]
     if any(t.is_leaf or not t.is_floating_point() for t in wholes):
         raise hidden(name, "under torch.no_grad() or detached,")
-    return _recorded(wholes[0], found[0], name) if wholes else None
+    return [_recorded(whole, name) for whole in wholes]
 
 
 def is_made_in_call(tensor: Tensor) -> bool:
@@ -59,17 +58,19 @@ def is_made_in_call(tensor: Tensor) -> bool:
     return known is not None and known.proxy.node.op == "call_function"
 
 
-def _recorded(whole: Tensor, tensor: Tensor, name: str) -> Tensor:
-    """What a tensor is a view of, or the tensor where that was made within a call: one that is all of it.
+def _recorded(whole: Tensor, name: str) -> Tensor:
+    """A tensor; where it was made within a call, what that returned: a view that is all of it.
 
     Raises:
-        CaptureError: it is a part.
+        CaptureError: a part alone was returned.
     """
     mode: Any = get_proxy_mode()
     if mode is None or whole in mode.tracer.tensor_tracker:
         return whole
-    if statically_known_true(tensor.numel() == whole.numel()):
-        return tensor
+    views = [t for t in mode.tracer.tensor_tracker if whole_of(t) is whole]
+    complete = [t for t in views if statically_known_true(t.numel() == whole.numel())]
+    if complete:
+        return complete[0]
     raise hidden(name, "a part of a result, under torch.no_grad() or detached,")
 
 
@@ -112,13 +113,10 @@ def replace_data(tensor: Tensor, content: Tensor, detached: Sequence[weakref.ref
         raise _refused_data("with a tensor of other sizes, or of another type")
     with torch.no_grad():
         behind = changed_behind(tensor, detached, "an assignment to .data")
-        if whole_of(tensor) is not tensor or (behind is not None and behind is not tensor):
+        if whole_of(tensor) is not tensor or any(other is not tensor for other in behind):
             raise _refused_data("of a view, which no longer is one then")
         content = content.detach().clone()
-        if behind is None:
-            tensor.copy_(content)
-        else:
-            write([tensor], lambda: tensor.copy_(content))
+        write(behind, lambda: tensor.copy_(content))
 
 
 def _refused_data(how: str) -> CaptureError:

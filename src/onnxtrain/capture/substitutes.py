@@ -109,8 +109,7 @@ class Substitutes(TorchFunctionMode):
         if func == SET_DATA:
             return replace_data(args[0], args[1], self._detached)
         written = tensors_written_by(func, args, kwargs)
-        behind = [t for w in written if (t := changed_behind(w, self._detached, func.__name__)) is not None]
-        if behind:
+        if behind := [t for w in written for t in changed_behind(w, self._detached, func.__name__)]:
             return write(behind, lambda: _call(func, *args, **kwargs))
         before = [(w, history(w)) for w in written if not _is_unwatched(func, w)]
         made = _call(func, *args, **kwargs)
@@ -120,8 +119,12 @@ class Substitutes(TorchFunctionMode):
         if any(is_unnoticed(*pair) for pair in before):
             raise hidden(func.__name__, "which has no gradient of its own,")
         if func in _DETACH and args[0].requires_grad:
-            self._detached.append(weakref.ref(whole_of(args[0])))
+            self._note_detached(whole_of(args[0]))
         return made
+
+    def _note_detached(self, whole: Tensor) -> None:
+        if not any(known() is whole for known in self._detached):
+            self._detached.append(weakref.ref(whole))
 
 
 def _is_uncounted(func: Callable[..., Any]) -> bool:

@@ -15,6 +15,7 @@ from torch.fx import Node
 from onnxtrain.capture.lowering.complex_views import conjugated, scattered, whole_of
 from onnxtrain.capture.lowering.functional import functional_of, is_view_in_place, written_by
 from onnxtrain.capture.lowering.strides import offset_of, order_in_memory, refused_strides
+from onnxtrain.capture.lowering.types import passes_gradient
 from onnxtrain.capture.lowering.writer import Writer
 from onnxtrain.errors import CaptureError
 
@@ -45,6 +46,7 @@ class Aliases:
         self._content: dict[Node, Any] = {}
         self._parents: dict[Node, Node] = {}
         self._cut: set[Node] = set()  # those whose gradient ends there, which their parents have
+        self._own: dict[Node, Any] = {}  # what was written to detached ones, whose gradient others do not have
         self._seen: dict[Node, int] = {}
         self._writes: dict[int, int] = {}
         self._first: dict[int, Node] = {}
@@ -87,7 +89,8 @@ class Aliases:
             parent = self._parents[node]
             above = self.content(parent)
             is_same = _is_same(node, parent) and node.target is not aten.detach.default
-            self._content[node] = above if is_same else self._again(node, parent, above)
+            made = above if is_same else self._again(node, parent, above)
+            self._content[node] = self._with_gradient_of(self._own[node], made) if node in self._own else made
             self._seen[node] = now
         return self._content[node]
 
@@ -174,6 +177,7 @@ class Aliases:
             if not isinstance(parent.meta["val"], torch.Tensor):
                 content, parent = self._inverse_of_part(current, parent, content), parent.args[0]
             elif current.target is aten.detach.default:  # what is below gets no gradient of what is above
+                self._own[current] = content
                 content = self._call(aten.detach.default, (content,))
             elif not _is_same(current, parent):
                 content = self._inverse(current, parent, content)
@@ -181,6 +185,14 @@ class Aliases:
         self._writes[memory] = self._writes.get(memory, 0) + 1
         for changed, now in written.items():
             self._content[changed], self._seen[changed] = now, self._writes[memory]
+
+    def _with_gradient_of(self, other: Any, content: Any) -> Any:
+        """A content without gradient, through which the gradient passes to another: 1 for each finite element of it."""
+        if not passes_gradient(other):
+            return content
+        finite = self._call(aten.where.ScalarOther, (self._call(aten.isfinite.default, (other,)), other, 0.0))
+        nothing = self._call(aten.sub.Tensor, (finite, self._call(aten.detach.default, (finite,))))
+        return self._call(aten.add.Tensor, (content, nothing))
 
     def _inverse(self, view: Node, parent: Node, content: Any) -> Any:
         """The content of what a view is a view of, once the view has another."""

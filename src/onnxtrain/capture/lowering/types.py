@@ -232,3 +232,21 @@ def _rules() -> Any:
 def may_have_gradient(value: torch.Tensor) -> bool:
     """Whether tensors of this type may, as complex ones may."""
     return value.is_floating_point() or value.is_complex()
+
+
+def passes_gradient(content: Any) -> bool:
+    """Whether a gradient may pass from a written call to an input of the graph: not where all of it is detached."""
+    seen: set[Node] = set()
+    waiting = [content] if isinstance(content, Node) else []
+    while waiting:
+        node = waiting.pop()
+        value = node.meta.get("val")
+        if node in seen or node.target is torch.ops.aten.detach.default:
+            continue
+        if isinstance(value, torch.Tensor) and not may_have_gradient(value):
+            continue
+        if node.op != "call_function":
+            return True
+        seen.add(node)
+        waiting += node.all_input_nodes
+    return False
