@@ -223,6 +223,10 @@ class Hooked(torch.nn.Module):
             x = y.exp()
         elif self.how == "of a view":
             y = y[:, :2]
+        elif self.how == "of a view without gradients":
+            part = y[0]
+            with torch.no_grad():
+                part.register_hook(lambda g: g * 2)
         if self.how == "retained":
             y.retain_grad()
         elif self.how == "of an input":
@@ -251,10 +255,68 @@ def test_hooks_of_gradients_are_called_in_order(how: str) -> None:
     assert len(eager.seen) == 3
 
 
+Hook = Callable[[torch.Tensor], torch.Tensor]  # registers hooks, and returns the tensor that has them
+
+
+def _after(view: Hook, change: Callable[..., object]) -> Callable[..., torch.Tensor]:
+    def code(h: torch.Tensor, x: torch.Tensor, hooked: Hook) -> torch.Tensor:
+        v = hooked(view(h))
+        before = v * 2
+        change(h, v, x)
+        return (v * h[: len(v), : v.shape[1]]).sum() + before.sum() + v.t().sum()
+
+    return code
+
+
+HOOKS_OF_VIEWS: dict[str, Callable[..., torch.Tensor]] = {
+    "and the whole is read": _after(lambda h: h[:, :2], lambda h, v, x: None),
+    "the whole is changed": _after(lambda h: h[:, :2], lambda h, v, x: h.add_(x)),
+    "the view is changed": _after(lambda h: h[:, :2], lambda h, v, x: v.add_(x[:, :2])),
+    "a view of it is changed": _after(lambda h: h[:, :2], lambda h, v, x: v.t().add_(x[:, :2].t())),
+    "multiplied by itself": _after(lambda h: h[:, :2], lambda h, v, x: h.copy_(v.repeat(1, 2))),
+    "changed without gradient": _after(lambda h: h[:, :2], lambda h, v, x: v.detach().mul_(3)),
+    "changed twice": _after(lambda h: h[:, :2], lambda h, v, x: (h.add_(1), v.add_(x[:, :2]))),
+    "transposed": _after(lambda h: h.t().t(), lambda h, v, x: None),
+    "of what a call made": lambda h, x, hooked: hooked(torch.inner(h, x)).sin().sum(),
+    "of what a call made, changed": lambda h, x, hooked: hooked(torch.inner(h, x)).add_(1).exp().sum(),
+    "of two parts": lambda h, x, hooked: (
+        torch.cat([hooked(p) * n for n, p in enumerate(h.chunk(2, 1))]).sum() + h.sum()
+    ),
+    "of a view of a view": lambda h, x, hooked: (hooked(hooked(h.view(-1)).view(h.shape)) * h).sum(),
+    "of the whole and of a part": lambda h, x, hooked: (hooked(hooked(h)[:, :2]) * x[:, :2]).sum() + h.sum(),
+}
+
+
+@pytest.mark.parametrize("name", HOOKS_OF_VIEWS)
+def test_hooks_of_views_see_what_is_computed_from_these(name: str) -> None:
+    """Not the gradient of what they are views of, nor of what the memory is changed to; of several, in any order."""
+
+    class Viewed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = torch.nn.Linear(4, 4)
+            self.seen: list[torch.Tensor] = []
+
+        def hooked(self, v: torch.Tensor) -> torch.Tensor:
+            v.register_hook(lambda g: self.seen.append(g.clone()))
+            v.register_hook(lambda g: g * 3)
+            return v
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return HOOKS_OF_VIEWS[name](self.first(x), x, self.hooked)
+
+    wrapped, eager = pair(Viewed())
+    for rows in (5, 3):
+        same_step(wrapped, eager, torch.randn(rows, 4))
+    ours, theirs = (sorted(m.seen, key=lambda g: g.abs().sum().item()) for m in (wrapped, eager))
+    torch.testing.assert_close(ours, theirs)
+
+
 @pytest.mark.parametrize(
     ("how", "said"),
     [
         ("used before", "used before"),
+        ("of a view without gradients", "under torch.no_grad"),
         ("of an input", "an input or a parameter"),
         ("reads the call's", "reads a tensor of the forward pass"),
         ("removed", "removes a hook"),

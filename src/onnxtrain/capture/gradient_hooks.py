@@ -11,7 +11,6 @@ from torch._subclasses import FakeTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils import _pytree as pytree
 
-from onnxtrain.capture.hidden_changes import whole_of
 from onnxtrain.capture.substitutes import substitute
 from onnxtrain.errors import CaptureError
 
@@ -38,6 +37,12 @@ class GradientHook(torch.autograd.Function):
             made = hook(gradient)
             gradient = gradient if made is None else made
         return gradient, None
+
+
+class HookOfView(GradientHook):
+    """The same of a view: what changes its memory afterwards, be it the view itself, goes past the hooks."""
+
+    is_written = False  # in a record: its result stands for the view
 
 
 class _Handle:
@@ -74,8 +79,28 @@ def register_hook(self: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Any:
         raise _refused("of a tensor that was used before", "register it where the tensor is computed")
     hooks = [hook]
     setattr(self, _HOOKS, hooks)
-    GradientHook.apply(self, hooks)
+    if self._is_view():
+        _hook_view(self, hooks)
+    else:
+        with torch.enable_grad():
+            GradientHook.apply(self, hooks)
     return _Handle()
+
+
+def _hook_view(view: Tensor, hooks: Hooks) -> None:
+    """Let what is computed from a view be recorded as computed from the view with hooks: its memory is not written to.
+
+    Raises:
+        CaptureError: gradients are off, where the record would lose that of the view.
+    """
+    if not torch.is_grad_enabled():
+        raise _refused("of a view, under torch.no_grad()", "register it where gradients are on")
+    mode: Any = get_proxy_mode()
+    hooked = HookOfView.apply(view, hooks)
+    if mode is not None:
+        tracker = mode.tracer.tensor_tracker
+        tracker[hooked].proxy.node.meta["val"] = tracker[view].proxy.node.meta["val"]
+        tracker[view] = tracker[hooked]
 
 
 @substitute(Tensor.retain_grad)
@@ -94,20 +119,10 @@ def retain_grad(self: Tensor) -> Any:
 
 
 def _is_used(tensor: Tensor) -> bool:
-    """Whether something was computed from a tensor, or from what it is a view of: all but the view itself."""
+    """Whether something was computed from a tensor, views of it among that."""
     mode: Any = get_proxy_mode()
-    if mode is None:
-        return False
-    known = [mode.tracer.tensor_tracker.get(t) for t in (tensor, whole_of(tensor))]
-    own, whole = (None if slot is None else slot.proxy.node for slot in known)
-    within, waiting = set(), [own]
-    while waiting:
-        node = waiting.pop()
-        if node is not None and node not in within:
-            within.add(node)
-            waiting += node.all_input_nodes if node is not whole else ()
-    users = [u for node in (own, whole) if node is not None for u in node.users]
-    return any(isinstance(u.meta.get("val"), Tensor) and u not in within for u in users)
+    known = None if mode is None else mode.tracer.tensor_tracker.get(tensor)
+    return known is not None and any(isinstance(u.meta.get("val"), Tensor) for u in known.proxy.node.users)
 
 
 def _held_by(hook: Any) -> Iterator[Any]:

@@ -258,6 +258,8 @@ class _Results:
     def restore(self, outputs: Sequence[torch.Tensor]) -> Any:
         """The structure that was returned, with these tensors in it; arguments that were written into are written."""
         final = list(outputs)
+        if not getattr(self.recorded.call.function, "is_written", True):
+            return outputs[0]
         for index, position in self._written.items():
             self._tensors[position].copy_(outputs[index])
             final[index] = self._tensors[position]

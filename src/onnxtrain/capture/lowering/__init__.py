@@ -32,6 +32,7 @@ from onnxtrain.capture.lowering.strides import order_in_memory, refused_strides
 from onnxtrain.capture.lowering.types import Region, cast_to, may_have_gradient
 from onnxtrain.capture.lowering.unread import mark_unread_draws, remove_unread_numbers
 from onnxtrain.capture.lowering.writer import ORIGINS, Writer
+from onnxtrain.capture.python_op import recorded
 from onnxtrain.capture.source_lines import user_line
 from onnxtrain.errors import CaptureError
 
@@ -147,6 +148,9 @@ class Lowering:
         elif target is operator.getitem and node.args[0] in self._left:
             inner, content = self._left[node.args[0]][node.args[1]]  # type: ignore[index]
             aliases.same(node, inner, content)
+        elif target is operator.getitem and (view := _hooked_view(node)):
+            aliases.hook(view, self._writer.part(*aliases.contents(node.args)))
+            aliases.same(node, view)
         elif target is operator.getitem:
             source, index = aliases.contents(node.args)
             aliases.add(node, self._writer.part(source, index))
@@ -244,20 +248,20 @@ class Lowering:
     def _write(self, node: Node, written: Sequence[str], aliases: Aliases) -> None:
         """Write the call that returns what an in-place one writes; the tensor is that from now on."""
         named = arguments_of(node)
-        changed = named[written[0]]
+        changed: Any = named[written[0]]
+        each = changed if isinstance(changed, list | tuple) else [named[w] for w in written]
         target, args, kwargs = functional_of(node, written)
         if is_view_in_place(node.target):
             args, kwargs = aliases.contents((args, kwargs))
             return aliases.add(node, self._issue(target, args, kwargs, node.meta.get("val")))
         if name_of(node.target) in ("copy_", "fill_", "zero_"):
-            made = aliases.content(args[1]) if len(args) > 1 else 0
+            _, made = aliases.given((changed, args[1] if len(args) > 1 else 0), each)
         else:
-            args, kwargs = aliases.contents((args, kwargs))
+            args, kwargs = aliases.given((args, kwargs), each)
             made = self._issue(target, args, kwargs)
         if returns_also(target):
-            return self._write_beside(node, [named[w] for w in written], made, aliases)
-        if len(written) > 1 or isinstance(changed, list | tuple):
-            each = changed if isinstance(changed, list | tuple) else [named[w] for w in written]
+            return self._write_beside(node, each, made, aliases)
+        if len(written) > 1 or each is changed:
             return self._write_each(node, each, made, aliases)
         self._put(node, changed, made, aliases)
         aliases.same(node, changed)
@@ -342,6 +346,15 @@ def _is_hidden_view(node: Node) -> bool:
         return False
     memory = memory_of(node.meta.get("val"))
     return memory is not None and any(memory_of(a.meta.get("val")) == memory for a in node.all_input_nodes)
+
+
+def _hooked_view(node: Node) -> Node | None:
+    """The view that a part of a recorded call of Python's stands for from now on, with hooks for its gradient."""
+    made: Any = node.args[0]
+    if made.target is not torch.ops.onnxtrain.python_op.default:
+        return None
+    is_written = getattr(recorded(str(made.args[2])).call.function, "is_written", True)
+    return None if is_written else made.args[0][0]
 
 
 def _refuse_strides_of_a_part(node: Node) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from onnxtrain.capture.lowering.complex_views import conjugated, scattered, whole_of
 from onnxtrain.capture.lowering.functional import functional_of, is_view_in_place, written_by
-from onnxtrain.capture.lowering.strides import offset_of, order_in_memory, refused_strides
+from onnxtrain.capture.lowering.strides import inverted, offset_of, order_in_memory, order_of_view, refused_strides
 from onnxtrain.capture.lowering.types import passes_gradient
 from onnxtrain.capture.lowering.writer import Writer
 from onnxtrain.errors import CaptureError
@@ -47,6 +47,7 @@ class Aliases:
         self._parents: dict[Node, Node] = {}
         self._cut: set[Node] = set()  # those whose gradient ends there, which their parents have
         self._own: dict[Node, Any] = {}  # what was written to detached ones, whose gradient others do not have
+        self._hooked: dict[Node, Any] = {}  # views whose gradient passes through hooks, and their content without these
         self._seen: dict[Node, int] = {}
         self._writes: dict[int, int] = {}
         self._first: dict[int, Node] = {}
@@ -151,7 +152,7 @@ class Aliases:
         count, on = self._writer.count(flat), {"device": first.meta["val"].device}
         axes = [self._writer.sizes(self.content(first))[i] for i in order]
         places = self._call(aten.reshape.default, (self._issue(aten.arange.default, (count,), on), axes))
-        numbered = self._numbered(first, self._call(aten.permute.default, (places, _inverted(order))))
+        numbered = self._numbered(first, self._call(aten.permute.default, (places, inverted(order))))
         own = self._call(aten.reshape.default, (numbered.content(part), [-1]))
         nothing = self._issue(aten.full.default, ([count], False), on)
         return self._call(aten.index_fill.int_Scalar, (nothing, 0, own, True))
@@ -166,10 +167,37 @@ class Aliases:
         numbered._issue = lambda target, args, kwargs, _=None: self._issue(target, args, kwargs)
         return numbered
 
+    def hook(self, view: Node, content: Any) -> None:
+        """A view's gradient passes through hooks, and so that of what is made of it, until its memory is written to."""
+        self._hooked.setdefault(view, self.content(view))
+        self._content[view] = content
+
+    def _past_hooks(self, memory: int) -> bool:
+        """Whether views of a memory had hooks: a change of it is none of them, and they are views of what it gives."""
+        passed = [view for view in self._hooked if memory_of(view.meta["val"]) == memory]
+        if passed:
+            self._writes[memory] = self._writes.get(memory, 0) + 1
+        for view in passed:
+            self._content[view], self._seen[view] = self._hooked.pop(view), self._writes[memory]
+        return bool(passed)
+
+    def given(self, structure: Any, written: Sequence[Node]) -> Any:
+        """The contents of a call's arguments, of which it writes to some; these are read as they are without hooks."""
+        nodes: list[Any] = []
+        torch.fx.map_arg(structure, nodes.append)
+        found = [self.content(node) for node in nodes]
+        for node in written:
+            memory = memory_of(node.meta.get("val"))
+            if memory is not None and self._past_hooks(memory) and node in nodes:
+                found[nodes.index(node)] = self.content(node)
+        contents = iter(found)
+        return torch.fx.map_arg(structure, lambda _: next(contents))
+
     def write(self, node: Node, content: Any) -> None:
         """A recorded tensor is written to."""
         memory = memory_of(node.meta.get("val"))
         assert memory is not None, "tensors have memory"
+        self._past_hooks(memory)
         written: dict[Any, Any] = {node: content}
         current: Any = node
         while current in self._parents:
@@ -215,8 +243,8 @@ class Aliases:
             return call(aten.diagonal_scatter.default, (above, content, *rest))
         if name == "unfold" and _are_apart(view, parent):
             return self._inverse_of_windows(above, content, given["dimension"], given["size"], given["step"])
-        if (order := _order_of(name, given, parent)) is not None:
-            made = call(aten.permute.default, (content, _inverted(order)))
+        if (order := order_of_view(name, given, parent.meta["val"].dim())) is not None:
+            made = call(aten.permute.default, (content, inverted(order)))
             return conjugated(name, made, call)
         if (made := whole_of(name, above, content, call)) is not None:
             return made
@@ -319,24 +347,6 @@ def _is_same(view: Node, of: Node) -> bool:
     )
 
 
-def _order_of(name: str, given: dict[str, Any], parent: Node) -> list[int] | None:
-    """The order of axes that a view has of another's; None where it is no permutation."""
-    rank = parent.meta["val"].dim()
-    if name == "permute":
-        return [d % rank for d in given["dims"]]
-    if name in ("t", "t_", "numpy_T", "mT", "mH", "matrix_H", "adjoint"):
-        pair = (0, 1) if name in ("t", "t_") else (-2, -1)
-        return list(reversed(range(rank))) if name == "numpy_T" or rank < 2 else _swapped(rank, *pair)
-    if name in ("transpose", "transpose_", "swapaxes", "swapdims"):
-        pair = [v for k, v in given.items() if k in ("dim0", "dim1", "axis0", "axis1")]
-        return _swapped(rank, *pair)
-    if name in ("movedim", "moveaxis"):
-        probe = torch.empty(*range(2, rank + 2), device="meta")
-        moved = torch.movedim(probe, given["source"], given["destination"])
-        return [size - 2 for size in moved.shape]
-    return None
-
-
 def _are_apart(windows: Node, whole: Node) -> bool:
     """Whether windows of one known size share no element."""
     given = arguments_of(windows)
@@ -366,16 +376,6 @@ def _is_all_of(view: Node, first: Node) -> bool:
     if not (whole.is_floating_point() or whole.is_complex()) or view is first:
         return True
     return str(value.numel()) == str(whole.numel()) and order_in_memory(value) is not None
-
-
-def _inverted(order: list[int]) -> list[int]:
-    return [order.index(axis) for axis in range(len(order))]
-
-
-def _swapped(rank: int, first: int, second: int) -> list[int]:
-    order = list(range(rank))
-    order[first], order[second] = order[second], order[first]
-    return order
 
 
 def _refused(view: Node) -> CaptureError:

@@ -1,4 +1,4 @@
-"""Views that are told by strides: they read a tensor's memory, whatever order its axes have there."""
+"""The order of axes: in memory, which views told by strides read, and of views in the order of another tensor."""
 
 from __future__ import annotations
 
@@ -34,6 +34,34 @@ def _where_there_is_any(stride: Any) -> str:
     return str(stride.node.expr.replace(Max, lambda *parts: math.prod(p for p in parts if p != 1)))
 
 
+def order_of_view(name: str, given: dict[str, Any], rank: int) -> list[int] | None:
+    """The order that a view has of the axes of what it is a view of; None where it is no permutation.
+
+    Args:
+        name: of the operator that makes it.
+        given: the operator's arguments, by name.
+        rank: how many axes there are.
+    """
+    if name == "permute":
+        return [d % rank for d in given["dims"]]
+    if name in ("t", "t_", "numpy_T", "mT", "mH", "matrix_H", "adjoint"):
+        pair = (0, 1) if name in ("t", "t_") else (-2, -1)
+        return list(reversed(range(rank))) if name == "numpy_T" or rank < 2 else _swapped(rank, *pair)
+    if name in ("transpose", "transpose_", "swapaxes", "swapdims"):
+        pair = [v for k, v in given.items() if k in ("dim0", "dim1", "axis0", "axis1")]
+        return _swapped(rank, *pair)
+    if name in ("movedim", "moveaxis"):
+        probe = torch.empty(*range(2, rank + 2), device="meta")
+        moved = torch.movedim(probe, given["source"], given["destination"])
+        return [size - 2 for size in moved.shape]
+    return None
+
+
+def inverted(order: list[int]) -> list[int]:
+    """The order that undoes another."""
+    return [order.index(axis) for axis in range(len(order))]
+
+
 def offset_of(value: torch.Tensor) -> int:
     """Where in its memory a tensor begins.
 
@@ -56,3 +84,9 @@ def refused_strides(name: str = "as_strided") -> CaptureError:
 
 def _hint(stride: Any) -> int | None:
     return stride if isinstance(stride, int) else stride.node.hint
+
+
+def _swapped(rank: int, first: int, second: int) -> list[int]:
+    order = list(range(rank))
+    order[first], order[second] = order[second], order[first]
+    return order
