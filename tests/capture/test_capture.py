@@ -252,6 +252,9 @@ HIDDEN = {
     "detached": lambda h: h.detach().mul_(2),
     "data": lambda h: h.data.add_(1),
     "part of what is detached": lambda h: operator.isub(h.detach()[0], 1),
+    "told to be in place": _without_gradient(lambda h: F.leaky_relu(h, 0.1, True)),
+    "detached, told to be in place": lambda h: F.relu(h.detach(), inplace=True),
+    "a layer that is in place": _without_gradient(torch.nn.Hardtanh(inplace=True)),
     "second of two parts": lambda h: [x.detach() for x in (h[0], h[1])][1].mul_(2),
 }
 

@@ -89,6 +89,14 @@ class ChosenMeetsAll(Base):
         return again.sum(0) / again.shape[0] + again.cumsum(0).amax(0)
 
 
+class ChosenSqueezed(Base):
+    """A single row that is chosen is a vector."""
+
+    def forward(self, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        made = self.linear(x[chosen])
+        return made.squeeze() @ made[-1] + made.squeeze(0).sum(-1) + made[None].squeeze((0, 1)).mean()
+
+
 class ListLoop(Base):
     def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         return torch.stack([self.linear(row[:n]).mean(0) for row, n in zip(x, lengths.tolist(), strict=True)])
@@ -133,6 +141,7 @@ CASES: dict[type[Base], Sequence[tuple[Any, ...]]] = {
     ScaledByItem: [(doubles(n, 4),) for n in (2, 3, 4, 2, 1)],
     CountBranch: [(doubles(n, 4).abs() * s,) for n, s in ((3, 1), (4, -1), (2, 1), (3, -1), (5, 1))],
     ChosenMeetsAll: [(doubles(n, 4), torch.arange(n) < k) for n, k in ((2, 2), (3, 1), (3, 3), (5, 1), (2, 1))],
+    ChosenSqueezed: [(doubles(n, 4), torch.arange(n) < k) for n, k in ((2, 2), (3, 1), (3, 3), (5, 1), (2, 1))],
     ListLoop: list(zip(X[:3], LENGTHS[:3], strict=True)),
     Checks: [(doubles(4, 4), torch.tensor(labels)) for labels in ([0, 1, 2, 3], [1, 1, 1, 1])],
     SizeOfBatch: [(doubles(5, 4), torch.tensor(b)) for b in ([0, 0, 1, 2, 2], [0, 1, 1, 3, 4], [0, 0, 0, 0, 1])],
@@ -143,7 +152,7 @@ CASES: dict[type[Base], Sequence[tuple[Any, ...]]] = {
 
 GRAPHS = {
     **dict.fromkeys((IfAny, Compares), 3),
-    **dict.fromkeys((CutToLongest, CountBranch, ChosenMeetsAll, SizeOfBatch), 2),
+    **dict.fromkeys((CutToLongest, CountBranch, ChosenMeetsAll, ChosenSqueezed, SizeOfBatch), 2),
     MoreThanOneNumber: 2,
     **dict.fromkeys((CutByTensor, ScaledByItem, ListLoop, Checks), 1),
     WhileLoop: 3,

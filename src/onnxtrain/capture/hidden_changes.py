@@ -6,6 +6,8 @@ the new content, and the gradient of the old one.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -182,7 +184,8 @@ def is_view_in_place(func: Callable[..., Any]) -> bool:
 def tensors_written_by(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
     """The tensors that a function writes to: its first argument, or all in that, and ``out``."""
     first = args[0] if args else kwargs.get("input", kwargs.get("self", kwargs.get("data")))
-    written = [first if _is_in_place(func) else None, kwargs.get("out")]
+    is_changed = _is_in_place(func) or _is_asked_to_be_in_place(func, args, kwargs)
+    written = [first if is_changed else None, kwargs.get("out")]
     return [x for w in written for x in (w if isinstance(w, list | tuple) else [w]) if isinstance(x, Tensor)]
 
 
@@ -191,6 +194,20 @@ def _is_in_place(func: Callable[..., Any]) -> bool:
     if name.endswith("__"):  # augmented assignments of floats are methods such as add_
         return func in (Tensor.__setitem__, SET_DATA)
     return name.endswith("_") and name not in _HARMLESS
+
+
+def _is_asked_to_be_in_place(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a function is told so by an argument, as ``F.relu(x, inplace=True)`` is."""
+    place = _place_of_inplace(func)
+    return place is not None and bool(kwargs["inplace"] if "inplace" in kwargs else len(args) > place and args[place])
+
+
+@functools.cache
+def _place_of_inplace(func: Callable[..., Any]) -> int | None:
+    if getattr(func, "__module__", None) != torch.nn.functional.__name__:
+        return None
+    names = list(inspect.signature(func).parameters)
+    return names.index("inplace") if "inplace" in names else None
 
 
 class Overwritten(TorchFunctionMode):

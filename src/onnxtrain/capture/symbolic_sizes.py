@@ -15,6 +15,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.overrides import TorchFunctionMode
 
 from onnxtrain.capture.replaced import replaced
@@ -190,13 +191,24 @@ def _symbols_of(sizes: Iterable[int | torch.SymInt]) -> set[sympy.Expr]:
 
 def _squeezed(func: Callable[..., Any], input: torch.Tensor, dim: int | Sequence[int] | None = None) -> Any:
     """A squeeze of those axes alone that are of size 1: the others stay, and a graph would take them to be 1."""
-    axes = () if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
-    ones = tuple(a for a in axes if input.dim() and isinstance(input.shape[a], int) and input.shape[a] == 1)
-    if not input.dim() or len(ones) == len(axes):
+    axes = tuple(range(input.dim())) if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
+    if not input.dim() or not any(isinstance(input.shape[a], torch.SymInt) for a in axes):
         return NotImplemented
-    if ones:
+    if dim is None and not any(_is_of_content(input.shape[a]) for a in axes):
+        return NotImplemented
+    if ones := tuple(a for a in axes if _is_one(input.shape[a])):
         return func(input, ones)
     return input if func.__name__.endswith("_") else torch.ops.aten.alias(input)
+
+
+def _is_one(size: int | torch.SymInt) -> bool:
+    """Whether a size is 1: symbols of inputs are not; where content decides, the answer is a condition of the graph."""
+    return bool(size == 1) if isinstance(size, int) or _is_of_content(size) else False
+
+
+def _is_of_content(size: int | torch.SymInt) -> bool:
+    """Whether content decides on a size, or did until a question was answered."""
+    return isinstance(size, torch.SymInt) and bool(free_unbacked_symbols(size) or expression_of(size).is_number)
 
 
 def expression_of(size: int | torch.SymInt) -> sympy.Expr:

@@ -248,23 +248,24 @@ class Lowering:
     def _write(self, node: Node, written: Sequence[str], aliases: Aliases) -> None:
         """Write the call that returns what an in-place one writes; the tensor is that from now on."""
         named = arguments_of(node)
-        changed: Any = named[written[0]]
-        each = changed if isinstance(changed, list | tuple) else [named[w] for w in written]
+        each: Any = [named[w] for w in written]
+        if is_list := isinstance(each[0], list | tuple):
+            (each,) = each
         target, args, kwargs = functional_of(node, written)
         if is_view_in_place(node.target):
             args, kwargs = aliases.contents((args, kwargs))
             return aliases.add(node, self._issue(target, args, kwargs, node.meta.get("val")))
         if name_of(node.target) in ("copy_", "fill_", "zero_"):
-            _, made = aliases.given((changed, args[1] if len(args) > 1 else 0), each)
+            _, made = aliases.given((args[0], args[1] if len(args) > 1 else 0), each)
         else:
             args, kwargs = aliases.given((args, kwargs), each)
             made = self._issue(target, args, kwargs)
         if returns_also(target):
             return self._write_beside(node, each, made, aliases)
-        if len(written) > 1 or each is changed:
+        if len(written) > 1 or is_list:
             return self._write_each(node, each, made, aliases)
-        self._put(node, changed, made, aliases)
-        aliases.same(node, changed)
+        self._put(node, each[0], made, aliases)
+        aliases.same(node, each[0])
 
     def _write_each(self, node: Node, changed: Sequence[Node], made: Any, aliases: Aliases) -> None:
         """Put each result of an operator in a tensor of its own: several ``out``, or the list of a ``_foreach_``."""
