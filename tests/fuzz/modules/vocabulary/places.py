@@ -51,7 +51,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         "{o} = {f}.hsplit(2)[0]", "{f}.narrow({axis}, {p}, 1)", "{f}.narrow({axis}, 0, {n})", "{f}.select({axis}, {p})",
     ),
     "indexing": (
-        "{f}[{m}]", "{f}[{m}].sum()", "{f}[{m}].mean({axis})", "{f}[:, {m}]", "{f}[{idx}]", "{f}[:, {idx}]",
+        "{f}[{m}]", "{f}[{m}].squeeze()", "{f}[{m}].squeeze({axis})", "{m}.nonzero().squeeze()", "{f}[{m}].sum()", "{f}[{m}].mean({axis})", "{f}[:, {m}]", "{f}[{idx}]", "{f}[:, {idx}]",
         "{f}[..., {idx}]", "{f}[{idx}, {idx}]", "{f}[torch.arange({0}.shape[0]), {idx}]",
         "{f}[torch.arange({0}.shape[0]), -1]", "{f}[:, [0, -1]]", "{f}[[0, 0]]", "{f}[..., [1, 0]]",
         "{f}[{idx}, :, {idx}]", "{f}[:, {idx}, {idx}]", "{f}[{idx}, ..., 0]", "{f}[{idx}][..., None]",
@@ -86,7 +86,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         "{w}[1:] += {f}", "{w}[:, {k}:] = {c}", "{w}.zero_()", "{w}.fill_({c})", "{w}.copy_({f})", "{w}.tanh_()",
         "{w}.neg_()", "{w}.exp_().clamp_(max=4)", "{w}.addcmul_({f}, {f}, value=0.5)", "{w}.lerp_({f}, 0.3)",
         "{w}.index_add_({axis}, {idx}, {f})", "{w}.index_copy_({axis}, {idx}, {f})",
-        "{w}.index_fill_({axis}, {idx}, {c})", "{w}.index_put_(({idx},), {f}, accumulate=True)",
+        "{w}.index_fill_({axis}, {idx}, {c})", "{w}.index_put_(({idx},), {f} * 1, accumulate=True)",
         "{w}.scatter_({axis}, {idx}, {c})", "{w}.scatter_add_({axis}, {idx}, {f})", "{w}.masked_scatter_({m}, {f} * 1)",
         "{w}.unsqueeze_({axis})", "{w}.squeeze_({axis})", "{w}.transpose_({axis}, {axis})", "{w}.t_()",
         "{o} = {w}[:, 1:]\n{o}.mul_({c})", "{o} = {w}.view(-1)\n{o}[0] = {c}", "{o} = {w}.transpose(0, 1)\n{o} += 1",
@@ -99,7 +99,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         "for part in {w}.split(1, {axis}):\n    part.mul_({c})", "for part in {w}.unbind({axis}):\n    part += {c}",
         "{w}[:, 0], {w}[:, -1] = {c}, {c}",
         "{w}.floor_()", "{w}.sigmoid_()", "{w}.pow_(2)", "{w}.where({m}, {c}).add_(1)",
-        "{w}.detach_()", "F.relu({w}, inplace=True)", "torch.add({f}, 1, out=None).mul_({c})", "{w}.cumsum_({axis})",
+        "{o} = {f} * 1\n{o}.detach_()", "F.relu({w}, inplace=True)", "torch.add({f}, 1, out=None).mul_({c})", "{w}.cumsum_({axis})",
         "{w}.tril_()", "{w}.logical_not_().to(REAL)", "{o} = {w}\n{o} += {c}",
         "{o} = {w}.expand({p}, *{0}.shape).clone()\n{o}[0] = 0", "{w}[..., None][..., 0].add_({c})",
         "{w}.unfold({axis}, 2, 2).mul_({c})", "{w}.sub_({w}.mean({axis}, keepdim=True))",
@@ -107,5 +107,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "behind autograd": (
         "with torch.no_grad():\n    {w}.clamp_(-1, 1)", "{o} = {f} + {c}\n{o}.data.mul_({c})", "{o} = {w}.detach()\n{o}.mul_(0.5)",
         "with torch.no_grad():\n    {w}[{m}] = 0", "{w}.detach().zero_()", "{f}.data * 2",
+        "{o} = {w}.detach()\n{o} -= {f}", "{o} = {w}.detach()\n{o}[..., 0] = {f}[..., 0] * 2", "{o} = {w}.data\n{o}.lerp_({f} * 1, 0.3)",
+        "{o} = {w}.detach()\nF.relu({o}, inplace=True)", "with torch.no_grad():\n    F.leaky_relu({w}, 0.1, True)",
     ),
 }  # fmt: skip
