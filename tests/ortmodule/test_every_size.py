@@ -427,6 +427,19 @@ def test_a_size_that_is_made_of_a_size_of_1() -> None:
     compare(lambda y, x: y.reshape(-1, 2 * x.shape[0]).cumsum(0), _lengths((6, 6), (1, 8), (2, 5)))
 
 
+def test_a_size_that_is_1_where_memory_was_asked_for_is_another_later() -> None:
+    class Pooled(torch.nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            made = F.lp_pool1d(x.abs() + 1, 2, 2)
+            part = made[-x.shape[0] :]
+            made += 0.1
+            return made.swapaxes(0, 0), part
+
+    wrapped, eager = pair(Pooled())
+    for rows, size in ((1, 2), (3, 4), (2, 7), (1, 3)):
+        same_step(wrapped, eager, torch.randn(rows, 3, size, dtype=torch.float64, requires_grad=True))
+
+
 def test_what_the_translation_alone_asks_of_a_size_of_1() -> None:
     """What is written in place has its size already; what returns it asks whether a quarter of the size is 1."""
     wrapped, eager = pair(Written(_quarter_doubled))

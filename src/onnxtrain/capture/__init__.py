@@ -38,7 +38,8 @@ from onnxtrain.capture.rehearsal import Answers, fill_caches, line_that_draws, r
 from onnxtrain.capture.replay import Path
 from onnxtrain.capture.rewritten import copies, is_trained_leaf, write_back
 from onnxtrain.capture.schema import Numbers, Schema, arguments_of, flatten, input_names, is_batch
-from onnxtrain.capture.size_guards import SizeGuards, form_of, repeated_among, size_guards
+from onnxtrain.capture.size_guards import SizeGuards, environment_of, form_of, repeated_among, size_guards
+from onnxtrain.capture.size_questions import apart_from_memory
 from onnxtrain.capture.stand_ins import StandIns, with_stand_ins
 from onnxtrain.capture.starts import Start, is_spot_check, start_of
 from onnxtrain.capture.supplementary import register_custom_function_schema_supplementary
@@ -179,14 +180,14 @@ def translate(
     Raises:
         CaptureError: an operator cannot be translated, or the call keeps state that a graph cannot.
     """
-    result, borrowed = traced.flat.result, traced.borrowed
+    result, borrowed, environment = traced.flat.result, traced.borrowed, environment_of(traced.program)
     trained = {name: b.is_trained for name, b in borrowed.items()}
 
     def guards() -> SizeGuards:
         return size_guards(traced.program, result.assumed, traced.form, tuple(traced.flat.repeated.items()))
 
     def made() -> ForwardGraph:
-        with _ONE_AT_A_TIME:
+        with _ONE_AT_A_TIME, apart_from_memory(environment, result.assumed.of_memory):
             graph = to_graph(traced.program, traced.input_names, traced.buffers, opset, refusals, trained)
             return dataclasses.replace(graph, layers=traced.layers)
 

@@ -108,6 +108,7 @@ def size_guards(
     lengths = {expression_of(d) for x in copied for d in (*x.shape, *x.stride())}
     not_one = assumed.not_one.union(*map(sympy.Mul.make_args, lengths))
     asked = [environment.simplify(g.expr) for g in environment.guards if written or _decides(g)]
+    asked += [environment.simplify(relation) for relation in sorted(assumed.of_memory if written else (), key=str)]
     asked += [environment.replace(relation) for relation in sorted(assumed.answered, key=str)]
     asked += [sympy.Ne(environment.simplify(size), 1) for size in sorted(not_one, key=str) if not size.is_number]
     conditions = dict.fromkeys(c for c in asked if c.free_symbols and c.free_symbols <= set(symbols))
@@ -116,10 +117,15 @@ def size_guards(
     return SizeGuards(tuple(conditions), axes, form, repeated)
 
 
+def environment_of(program: torch.export.ExportedProgram) -> Any:
+    """torch's environment of the symbols in a program's sizes; None where there are none."""
+    sizes = (d for n in program.graph.nodes for d in getattr(n.meta.get("val"), "shape", ()))
+    return next((d.node.shape_env for d in sizes if isinstance(d, torch.SymInt)), None)
+
+
 def taken_for_content(program: torch.export.ExportedProgram) -> frozenset[sympy.Symbol]:
     """The symbols that sizes which depend on content were taken to be where they met; a size of 1 would broadcast."""
-    sizes = [d for n in program.graph.nodes for d in getattr(n.meta.get("val"), "shape", ())]
-    environment = next((d.node.shape_env for d in sizes if isinstance(d, torch.SymInt)), None)
+    environment = environment_of(program)
     if environment is None:
         return frozenset()
     content = environment.is_unbacked_symint

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,19 +56,22 @@ def _chooses(file: str) -> bool:
 
 
 @contextlib.contextmanager
-def noted_answers(tensors: Sequence[torch.Tensor], found: set[sympy.Basic]) -> Iterator[None]:
+def noted_answers(
+    tensors: Sequence[torch.Tensor], found: set[sympy.Basic], of_memory: set[sympy.Basic]
+) -> Iterator[None]:
     """Note what torch answers without a guard because it takes each symbol to be 2 or more.
 
     Args:
         tensors: the inputs, as torch.export passes them to the forward pass.
         found: receives what holds from 2 on, perhaps not below, and decides on the result.
+        of_memory: receives what was answered about how tensors lie in memory (``apart_from_memory``).
     """
     sizes = [size for tensor in tensors for size in tensor.shape if isinstance(size, torch.SymInt)]
     if not sizes:
         yield
         return
     environment = sizes[0].node.shape_env
-    ask = environment.evaluate_expr
+    ask = _apart(environment, of_memory)
 
     def note(question: Any, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -89,6 +92,41 @@ def noted_answers(tensors: Sequence[torch.Tensor], found: set[sympy.Basic]) -> I
             yield
     finally:
         del environment.evaluate_expr
+
+
+@contextlib.contextmanager
+def apart_from_memory(environment: Any, found: set[sympy.Basic]) -> Iterator[None]:
+    """Within it answers about how tensors lie in memory are no guards: torch would take them to hold from then on.
+
+    A size that is 1 makes a tensor contiguous, say; results are of that size then, whatever it is in the next call.
+
+    Args:
+        environment: of the sizes, torch's; None where all are numbers.
+        found: receives what was answered.
+    """
+    if environment is None:
+        yield
+        return
+    environment.evaluate_expr = _apart(environment, found)
+    try:
+        yield
+    finally:
+        del environment.evaluate_expr
+
+
+def _apart(environment: Any, found: set[sympy.Basic]) -> Callable[..., Any]:
+    ask = environment.evaluate_expr
+
+    def answer(question: Any, *args: Any, **kwargs: Any) -> Any:
+        if _asking(sys._getframe(1)).f_code.co_name not in _ABOUT_MEMORY:
+            return ask(question, *args, **kwargs)
+        with environment.suppress_guards():
+            given = ask(question, *args, **kwargs)
+        if isinstance(question, sympy.logic.boolalg.Boolean):
+            found.add(question if given else sympy.Not(question))
+        return given
+
+    return answer
 
 
 def _that_passes() -> sympy.Basic | None:

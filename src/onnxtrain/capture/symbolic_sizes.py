@@ -55,12 +55,14 @@ class Assumed:
     Args:
         not_one: sizes that were taken to be other than 1 where 1 would change the result's shape, or an answer.
         answered: what was asked of sizes and holds from 2 on.
+        of_memory: what was answered of how tensors lie in memory, which concerns what the module writes.
         form: whether the module asked how tensors lie in memory, or about gradients.
         gradients: whether it asked who needs a gradient, or whether gradients are enabled.
     """
 
     not_one: set[sympy.Expr] = dataclasses.field(default_factory=set)
     answered: set[sympy.Basic] = dataclasses.field(default_factory=set)
+    of_memory: set[sympy.Basic] = dataclasses.field(default_factory=set)
     form: bool = False
     gradients: bool = False
 
@@ -76,7 +78,7 @@ def symbolic_sizes(tensors: Sequence[torch.Tensor]) -> Iterator[Assumed]:
         ConstantSizesError: an intermediate result has a size of more than ``LARGEST`` operations.
     """
     assumed = Assumed()
-    watch, answers = _Watch(tensors, assumed), noted_answers(tensors, assumed.answered)
+    watch, answers = _Watch(tensors, assumed), noted_answers(tensors, assumed.answered, assumed.of_memory)
     with sizes_as_numbers(), _symbolic_len(), _noted_grad_mode(assumed), watch, answers:
         yield assumed
 

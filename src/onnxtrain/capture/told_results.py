@@ -6,6 +6,7 @@ in memory decides on the result's, on contiguous ones. All others are left to to
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -58,6 +59,13 @@ def _agree(some: Sequence[Any], others: Sequence[Any]) -> bool:
         return all(guard_or_false(a == b) for a, b in zip(some, others, strict=True))
 
 
+def _is_contiguous(tensor: Tensor) -> bool:
+    """Whether a tensor is so now: that a size is the 1 which makes it so need not hold from then on."""
+    environment = next((size.node.shape_env for size in tensor.shape if isinstance(size, torch.SymInt)), None)
+    with contextlib.nullcontext() if environment is None else environment.suppress_guards():
+        return tensor.is_contiguous()
+
+
 def _of_shape(like: Tensor, *shape: Any) -> Like:
     return lambda: torch.empty(shape, dtype=like.dtype, device=like.device)
 
@@ -66,7 +74,7 @@ def _elementwise(input: Tensor, *numbers: Any, **options: Any) -> Like | None:
     """As the input, where nothing but numbers comes with it."""
     if any(isinstance(x, Tensor) for x in (*numbers, *options.values())) or not _are_alike(input):
         return None
-    return (lambda: torch.empty_like(input)) if input.is_contiguous() else None
+    return (lambda: torch.empty_like(input)) if _is_contiguous(input) else None
 
 
 def _combined(input: Any, other: Any, **options: Any) -> Like | None:
@@ -74,7 +82,7 @@ def _combined(input: Any, other: Any, **options: Any) -> Like | None:
     if not isinstance(input, Tensor) or not isinstance(other, Tensor | int | float) or not _are_alike(input):
         return None
     if isinstance(other, Tensor):
-        is_same = _are_alike(input, other) and _agree(input.shape, other.shape) and other.is_contiguous()
+        is_same = _are_alike(input, other) and _agree(input.shape, other.shape) and _is_contiguous(other)
         return _elementwise(input) if is_same else None
     return _elementwise(input)
 
@@ -105,7 +113,7 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Like |
     if weight.dim() != 2 or input.dim() < 2 or not _are_alike(input, weight, bias):
         return None
     fits = _agree(input.shape[-1:], weight.shape[1:]) and (bias is None or _agree(bias.shape, weight.shape[:1]))
-    return _of_shape(input, *input.shape[:-1], weight.shape[0]) if fits and input.is_contiguous() else None
+    return _of_shape(input, *input.shape[:-1], weight.shape[0]) if fits and _is_contiguous(input) else None
 
 
 def _matmul(input: Tensor, other: Tensor) -> Like | None:

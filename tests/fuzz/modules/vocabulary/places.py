@@ -107,7 +107,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "behind autograd": (
         "with torch.no_grad():\n    {w}.clamp_(-1, 1)", "{o} = {f} + {c}\n{o}.data.mul_({c})", "{o} = {w}.detach()\n{o}.mul_(0.5)",
         "with torch.no_grad():\n    {w}[{m}] = 0", "{w}.detach().zero_()", "{f}.data * 2",
-        "{o} = {w}.detach()\n{o} -= {f}", "{o} = {w}.detach()\n{o}[..., 0] = {f}[..., 0] * 2", "{o} = {w}.data\n{o}.lerp_({f} * 1, 0.3)",
+        "{o} = {w}.detach()\n{o} -= {f}", "{o} = {w}.detach()\n{o}[..., 0] = {f}[..., 0] * 2", "{o} = {f} + {c}\n{o2} = {o}.data\n{o2}.lerp_({f} * 1, 0.3)",
         "{o} = {w}.detach()\nF.relu({o}, inplace=True)", "with torch.no_grad():\n    F.leaky_relu({w}, 0.1, True)",
     ),
 }  # fmt: skip
