@@ -233,6 +233,19 @@ def test_a_change_of_a_parameter_that_autograd_does_not_see_is_refused(is_view: 
     assert caught.value.cure
 
 
+def test_a_parameter_that_gets_a_history_is_refused_where_it_does() -> None:
+    class Mixed(torch.nn.Linear):
+        def forward(self, x):
+            self.bias += self.weight.mean(1)  # the line
+            return super().forward(x)
+
+    module = Mixed(4, 4)
+    module.bias.requires_grad_(False)
+    with pytest.raises(CaptureError, match="add_ changes a tensor, a parameter") as caught:
+        capture(module, [torch.randn(3, 4)], {})
+    assert caught.value.source.startswith(__file__)
+
+
 def _without_gradient(change: Callable[[torch.Tensor], object]) -> Callable[[torch.Tensor], None]:
     def changed(h: torch.Tensor) -> None:
         with torch.no_grad():

@@ -440,6 +440,26 @@ def test_a_size_that_is_1_where_memory_was_asked_for_is_another_later() -> None:
         same_step(wrapped, eager, torch.randn(rows, 3, size, dtype=torch.float64, requires_grad=True))
 
 
+@pytest.mark.parametrize("index", ["tensor", "list", "beside", "flags"])
+def test_a_value_with_axes_of_1_too_many_is_written(index: str) -> None:
+    class Placed(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            made = x.new_zeros(2, x.shape[1], 4)
+            if index == "tensor":
+                made[x[0].argmax(-1).clamp(max=1)[:1], 0] = x[None, :, 0]
+            elif index == "list":
+                made[0][list(range(2))] = x[None, :, :2] * 2
+            elif index == "beside":
+                made[1, torch.arange(x.shape[1])] = x
+            else:
+                made[0][torch.arange(x.shape[1]) >= 0] = x[None]
+            return made * made
+
+    wrapped, eager = pair(Placed())
+    for size in (5, 2, 3):
+        same_step(wrapped, eager, torch.randn(1, size, 4, dtype=torch.float64, requires_grad=True))
+
+
 def test_what_the_translation_alone_asks_of_a_size_of_1() -> None:
     """What is written in place has its size already; what returns it asks whether a quarter of the size is 1."""
     wrapped, eager = pair(Written(_quarter_doubled))

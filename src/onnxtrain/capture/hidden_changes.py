@@ -161,10 +161,22 @@ def history(tensor: Tensor) -> tuple[int, Any]:
     return tensor._version, whole_of(tensor).grad_fn
 
 
-def is_unnoticed(changed: Tensor, before: tuple[int, Any]) -> bool:
-    """Whether autograd goes on as before about a tensor that has changed, as it does after ``logical_not_``."""
-    now = history(changed)
-    return changed.requires_grad and now[0] != before[0] and now[1] is before[1]
+def refuse_unnoticed(before: Iterable[tuple[Tensor, tuple[int, Any]]], name: str) -> None:
+    """Raise where autograd took no notice of what a function changed, ``logical_not_`` say, or that was a parameter.
+
+    Args:
+        before: what may have changed, and the ``history`` that it had.
+        name: of the function.
+
+    Raises:
+        CaptureError: one is so.
+    """
+    for changed, (version, function) in before:
+        now = history(changed)
+        if changed.requires_grad and now[0] != version and now[1] is function:
+            raise hidden(name, "which has no gradient of its own,")
+        if isinstance(changed, torch.nn.Parameter) and changed.grad_fn is not None and function is None:
+            raise hidden(name, "a parameter of the module,")
 
 
 def hidden(name: str, how: str) -> CaptureError:

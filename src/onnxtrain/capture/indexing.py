@@ -42,7 +42,11 @@ def getitem(self: Tensor, index: Any) -> Any:
 
 @substitute(Tensor.__setitem__)
 def setitem(self: Tensor, index: Any, value: Any) -> Any:
-    """At a place, or under a condition."""
+    """At a place, or under a condition; of a value without the axes of one that it has too many."""
+    rank = _rank_at(self, index if isinstance(index, tuple) else (index,))
+    if rank is not None and isinstance(value, Tensor) and value.dim() > rank:
+        self[index] = value.reshape(value.shape[value.dim() - rank :])
+        return None
     if isinstance(index, tuple) and any(map(_is_condition, index)):
         whole, places = _with_axes(self, index)
         whole[places] = value
@@ -102,6 +106,23 @@ def fill_diagonal_(self: Tensor, fill_value: Any, wrap: bool = False) -> Any:
     for axis, other in enumerate(others):
         mask = mask & (places == other.reshape(-1, *[1] * (len(others) - 1 - axis)))
     return self.masked_fill_(mask, fill_value)
+
+
+def _rank_at(whole: Tensor, index: tuple[Any, ...]) -> int | None:
+    """How many axes there are at the places that lists or tensors say; None where none does."""
+    places = [i for i in index if isinstance(i, list) or (isinstance(i, Tensor) and i.dim())]
+    if not places:
+        return None
+    kept = sum(i is None or isinstance(i, slice) for i in index)
+    flags = [isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in places]
+    ranks = [1 if flag else _depth(i) for i, flag in zip(places, flags, strict=True)]
+    return whole.dim() - sum(map(_axes, index)) + kept + max(ranks)
+
+
+def _depth(places: Any) -> int:
+    if isinstance(places, list):
+        return 1 + (_depth(places[0]) if places else 0)
+    return places.dim() if isinstance(places, Tensor) else 0
 
 
 def _is_condition(index: Any) -> bool:

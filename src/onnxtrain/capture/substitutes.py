@@ -22,12 +22,11 @@ from onnxtrain.capture.found_elsewhere import FoundElsewhere
 from onnxtrain.capture.hidden_changes import (
     SET_DATA,
     changed_behind,
-    hidden,
     history,
     is_made_in_call,
-    is_unnoticed,
     is_view_in_place,
     refuse_freezing,
+    refuse_unnoticed,
     replace_data,
     tensors_written_by,
     whole_of,
@@ -116,8 +115,7 @@ class Substitutes(TorchFunctionMode):
         if _is_uncounted(func):
             torch.autograd.graph.increment_version(written)
         self._elsewhere.made(made)
-        if any(is_unnoticed(*pair) for pair in before):
-            raise hidden(func.__name__, "which has no gradient of its own,")
+        refuse_unnoticed(before, func.__name__)
         if func in _DETACH and args[0].requires_grad:
             self._note_detached(whole_of(args[0]))
         return made
