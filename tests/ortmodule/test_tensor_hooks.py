@@ -282,6 +282,11 @@ HOOKS_OF_VIEWS: dict[str, Callable[..., torch.Tensor]] = {
     "of two parts": lambda h, x, hooked: (
         torch.cat([hooked(p) * n for n, p in enumerate(h.chunk(2, 1))]).sum() + h.sum()
     ),
+    "of the whole, changed and hooked again": lambda h, x, hooked: (hooked(hooked(h).mul_(2)) * x).sum(),
+    "changed and hooked again": lambda h, x, hooked: (hooked(hooked(h[:, :2]).mul_(2)) * x[:, :2]).sum() + h.sum(),
+    "changed as a part of the whole, and hooked again": _after(
+        lambda h: h[:, :2], lambda h, v, x: (h.add_(x), v.register_hook(lambda g: g * 5))
+    ),
     "of a view of a view": lambda h, x, hooked: (hooked(hooked(h.view(-1)).view(h.shape)) * h).sum(),
     "of the whole and of a part": lambda h, x, hooked: (hooked(hooked(h)[:, :2]) * x[:, :2]).sum() + h.sum(),
 }

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch._subclasses import FakeTensor
+from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils import _pytree as pytree
 
@@ -16,7 +17,7 @@ from onnxtrain.errors import CaptureError
 
 Tensor = torch.Tensor
 Hooks: TypeAlias = list[Callable[[Tensor], Tensor | None]]
-_HOOKS = "_onnxtrain_hooks"  # the attribute of a tensor that has some
+_HOOKS = "_onnxtrain_hooks"  # the attribute of a tensor that has some: they, and the call whose result has them
 
 
 class GradientHook(torch.autograd.Function):
@@ -72,18 +73,19 @@ def register_hook(self: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Any:
         raise _refused("of an input or a parameter", "register it outside of the module, once")
     if any(isinstance(x, FakeTensor) for x in pytree.tree_leaves(list(_held_by(hook)))):
         raise _refused("that reads a tensor of the forward pass", "write a torch.autograd.Function that saves it")
-    if hooks := getattr(self, _HOOKS, None):
-        hooks.append(hook)
+    earlier, call = getattr(self, _HOOKS, (None, None))
+    if earlier is not None and call is _call_of(self):
+        earlier.append(hook)
         return _Handle()
     if _is_used(self):
         raise _refused("of a tensor that was used before", "register it where the tensor is computed")
     hooks = [hook]
-    setattr(self, _HOOKS, hooks)
     if self._is_view():
         _hook_view(self, hooks)
     else:
         with torch.enable_grad():
             GradientHook.apply(self, hooks)
+    setattr(self, _HOOKS, (hooks, _call_of(self)))
     return _Handle()
 
 
@@ -95,11 +97,11 @@ def _hook_view(view: Tensor, hooks: Hooks) -> None:
     """
     if not torch.is_grad_enabled():
         raise _refused("of a view, under torch.no_grad()", "register it where gradients are on")
+    hooked, call = HookOfView.apply(view, hooks), _call_of(view)
     mode: Any = get_proxy_mode()
-    hooked = HookOfView.apply(view, hooks)
-    if mode is not None:
+    if call is not None:
         tracker = mode.tracer.tensor_tracker
-        tracker[hooked].proxy.node.meta["val"] = tracker[view].proxy.node.meta["val"]
+        tracker[hooked].proxy.node.meta["val"] = call.meta["val"]
         tracker[view] = tracker[hooked]
 
 
@@ -120,9 +122,15 @@ def retain_grad(self: Tensor) -> Any:
 
 def _is_used(tensor: Tensor) -> bool:
     """Whether something was computed from a tensor, views of it among that."""
+    call = _call_of(tensor)
+    return call is not None and any(isinstance(u.meta.get("val"), Tensor) for u in call.users)
+
+
+def _call_of(tensor: Tensor) -> Node | None:
+    """The recorded call that made a tensor, or changed it in place since; None where nothing is recorded."""
     mode: Any = get_proxy_mode()
     known = None if mode is None else mode.tracer.tensor_tracker.get(tensor)
-    return known is not None and any(isinstance(u.meta.get("val"), Tensor) for u in known.proxy.node.users)
+    return None if known is None else known.proxy.node
 
 
 def _held_by(hook: Any) -> Iterator[Any]:
