@@ -33,6 +33,7 @@ def codes_within(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from codes_within(inner)
 
 
+@functools.lru_cache(4096)
 def is_ours_or_torchs(filename: str) -> bool:
     """Whether a file is torch's or ours."""
     return filename.startswith((_OURS, _TORCH))
@@ -49,11 +50,13 @@ def is_librarys(home: str) -> bool:
     return str(getattr(sys.modules.get(home), "__file__", None) or "").startswith(PACKAGES)
 
 
+@functools.lru_cache(4096)
 def is_between(filename: str) -> bool:
     """Whether a file is what Python puts between a caller and what it calls (``functools``, frozen modules)."""
     return not filename.startswith(_TYPED) and any(part in filename for part in _BETWEEN)
 
 
+@functools.lru_cache(4096)
 def is_users(filename: str) -> bool:
     """Whether a file is the user's (or another library's), not torch's, ours or the glue of Python."""
     return filename.startswith(_TYPED) or not (is_ours_or_torchs(filename) or is_between(filename))
