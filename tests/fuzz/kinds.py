@@ -11,6 +11,7 @@ from typing import Any
 
 GENERATORS = {
     "tensors": "fuzz.modules.tensor_programs",
+    "changes": "fuzz.modules.changing_programs",
     "rows": "fuzz.modules.transformers",
     "scripts": "fuzz.modules.scripted_programs",
 }

@@ -54,10 +54,11 @@ class Filler:
     Args:
         scenes: the program so far.
         rng: chooses.
+        reach: how many of the newest tensors are likely to be read.
     """
 
-    def __init__(self, scenes: Scenes, rng: np.random.Generator) -> None:
-        self.scenes, self.rng = scenes, rng
+    def __init__(self, scenes: Scenes, rng: np.random.Generator, reach: float = 3) -> None:
+        self.scenes, self.rng, self.reach = scenes, rng, reach
         self._count = 0
 
     def fill(self, template: str, initial: Sequence[str] = ()) -> tuple[str, list[str]]:
@@ -104,7 +105,7 @@ class Filler:
         ]
         if not names:
             raise Unusable("there is no such tensor")
-        chosen = names[max(0, len(names) - 1 - int(self.rng.exponential(3)))]  # the newest are likely
+        chosen = names[max(0, len(names) - 1 - int(self.rng.exponential(self.reach)))]
         self.operands.append(chosen)
         return chosen
 

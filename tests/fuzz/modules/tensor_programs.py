@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,16 +26,22 @@ _RARE = {  # the share of programs that have a family at all
 
 def generate(seed: int) -> Program:
     """The program of a seed."""
-    rng = np.random.default_rng([seed, 30])
+    return written(seed, np.random.default_rng([seed, 30]), _write_all)
+
+
+def written(seed: int, rng: np.random.Generator, write: Callable[[Filler], None], reach: float = 3) -> Program:
+    """A program whose statements are written by a function, and which is given, called and returned at random.
+
+    Args:
+        seed: of its values.
+        rng: chooses.
+        write: adds statements to the scenes.
+        reach: how many of the newest tensors a statement is likely to read.
+    """
     real = "float32" if rng.random() < 0.1 else "float64"
     sizes = _sizes(rng)
     scenes = Scenes(_arguments(rng), sizes, real, seed)
-    filler = Filler(scenes, rng)
-    weights = _weights(rng)
-    wanted, tries = int(rng.integers(3, STATEMENTS + 1)), 0
-    while len(scenes.body) < wanted and tries < TRIES:
-        tries += 1
-        _write(filler, weights)
+    write(Filler(scenes, rng, reach))
     returns = _returns(scenes, rng)
     orders = [sizes[int(i)] for i in rng.permutation(len(sizes))]
     settings = ", ".join(_settings(rng))
@@ -44,6 +51,29 @@ def generate(seed: int) -> Program:
         seed, tuple(scenes.arguments), initial, body, returns, (*orders, orders[0]), real, training, settings
     )
     return dressed(program, rng) if real == "float64" else program
+
+
+def try_family(filler: Filler, family: str) -> bool:
+    """Try to add one statement of a family; whether it was added."""
+    templates = FAMILIES[family]
+    template = templates[int(filler.rng.integers(len(templates)))]
+    text, *initial = (template,) if isinstance(template, str) else template
+    try:
+        statement, lines = filler.fill(text, initial)
+        filler.scenes.try_statement(statement, lines)
+    except Unusable:
+        return False
+    return True
+
+
+def _write_all(filler: Filler) -> None:
+    """Several statements, of families that are likely in this program."""
+    rng = filler.rng
+    weights = _weights(rng)
+    wanted, tries = int(rng.integers(3, STATEMENTS + 1)), 0
+    while len(filler.scenes.body) < wanted and tries < TRIES:
+        tries += 1
+        try_family(filler, str(rng.choice(list(weights), p=list(weights.values()))))
 
 
 def _sizes(rng: np.random.Generator) -> tuple[tuple[int, int], ...]:
@@ -81,19 +111,6 @@ def _weights(rng: np.random.Generator) -> dict[str, float]:
         drawn[family] = min(drawn[family], 1.0) * 0.5 if rng.random() < share else 0.0
     total = sum(drawn.values())
     return {family: weight / total for family, weight in drawn.items()}
-
-
-def _write(filler: Filler, weights: dict[str, float]) -> None:
-    """Try to add one statement."""
-    rng = filler.rng
-    family = FAMILIES[str(rng.choice(list(weights), p=list(weights.values())))]
-    template = family[int(rng.integers(len(family)))]
-    text, *initial = (template,) if isinstance(template, str) else template
-    try:
-        statement, lines = filler.fill(text, initial)
-        filler.scenes.try_statement(statement, lines)
-    except Unusable:
-        return
 
 
 def _returns(scenes: Scenes, rng: np.random.Generator) -> str:

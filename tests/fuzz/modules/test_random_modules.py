@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fuzz.kinds import Wish, outcome
-from fuzz.modules import scripted_programs, tensor_programs, transformers
+from fuzz.modules import changing_programs, scripted_programs, tensor_programs, transformers
 from fuzz.modules.beside import EagerRefuses, agree
 from fuzz.modules.check import check, shrunk
 from fuzz.modules.program import Argument, Program
@@ -17,11 +17,14 @@ from fuzz.run import report
 from onnxtrain.gradient.registry import RULES
 
 TENSORS = (0, 1, 3, 5, 9, 12)
+CHANGES = tuple(range(8))
 ROWS = (0, 2, 4)
 SCRIPTS = (1, 2, 3)
 
 
-@pytest.mark.parametrize(("kind", "seeds"), [("tensors", TENSORS), ("rows", ROWS), ("scripts", SCRIPTS)])
+@pytest.mark.parametrize(
+    ("kind", "seeds"), [("tensors", TENSORS), ("changes", CHANGES), ("rows", ROWS), ("scripts", SCRIPTS)]
+)
 def test_random_modules_agree(kind: str, seeds: tuple[int, ...]) -> None:
     done = {str(seed): outcome(seed, Wish(kind)) for seed in seeds}
     assert all(found["kind"] == PASS for found in done.values()), report(done)
@@ -29,8 +32,9 @@ def test_random_modules_agree(kind: str, seeds: tuple[int, ...]) -> None:
         assert all(found["dropped"] for found in done.values()), report(done)
 
 
-@pytest.mark.parametrize("generate", [tensor_programs.generate, transformers.generate, scripted_programs.generate])
-def test_a_seed_makes_the_same_program_again(generate) -> None:
+@pytest.mark.parametrize("kind", [tensor_programs, changing_programs, transformers, scripted_programs])
+def test_a_seed_makes_the_same_program_again(kind) -> None:
+    generate = kind.generate
     programs = [generate(seed) for seed in range(6)]
     assert [generate(seed).text for seed in range(6)] == [p.text for p in programs]
     assert len({p.text for p in programs}) == 6
