@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from parity import Calls, captures, pair, same_step
 
-from onnxtrain import ORTModule
+from onnxtrain import Options, ORTModule
 from onnxtrain.errors import CaptureError
 
 Tensor = torch.Tensor
@@ -238,6 +238,46 @@ def test_the_last_of_what_was_rolled_where_there_is_one() -> None:
     compare(WRITTEN["the last of what was rolled"], _lengths((2, 1), (2, 3), (3, 1)))
 
 
+class _Fixed(torch.nn.Module):
+    """A layer makes the last axis 4 at every size; what is squeezed of it stays."""
+
+    def __init__(self, squeezed: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.squeezed = torch.nn.Linear(3, 4), squeezed
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.layer(x)
+        return self.squeezed(y), y
+
+
+def _squeezed_and_written(y: Tensor) -> Tensor:
+    part = y.squeeze(2)
+    part.diagonal(0, -1, -2).fill_(0.5)
+    return part.squeeze_(-1)
+
+
+@pytest.mark.parametrize("backend", ["torch", "onnxruntime", "reference"])
+@pytest.mark.parametrize(
+    "squeezed",
+    [
+        lambda y: y.squeeze(2).diagonal(0, 1, 2) * 2,
+        lambda y: y.squeeze(-1).mT + y.squeeze((0, 2)).mT,
+        lambda y: torch.squeeze(y, 2).sum(2),
+        _squeezed_and_written,
+    ],
+)
+def test_an_axis_that_is_never_1_is_not_squeezed(squeezed: Callable[[Tensor], Tensor], backend: str) -> None:
+    eager = _Fixed(squeezed)
+    wrapped = ORTModule(copy.deepcopy(eager), options=Options(backend=backend, summary=False))
+    for batch, length in ((2, 5), (3, 1), (2, 4)):
+        x = torch.randn(batch, length, 3)
+        for module in (wrapped, eager):
+            sum(t.square().sum() for t in module(x)).backward()
+        for ours, theirs in zip(wrapped(x), eager(x), strict=True):
+            torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(wrapped.layer.weight.grad, eager.layer.weight.grad)
+
+
 def test_an_axis_is_squeezed_only_where_it_is_1() -> None:
     for squeeze in (
         lambda y: y.squeeze(1),
@@ -378,7 +418,7 @@ def test_numbers_made_of_sizes_are_pythons(name: str) -> None:
 
 TYPED = """
 import torch
-from onnxtrain import ORTModule
+from onnxtrain import Options, ORTModule
 
 class Branches(torch.nn.Module):
     def __init__(self):

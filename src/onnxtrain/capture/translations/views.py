@@ -56,8 +56,9 @@ def unsqueeze(x, axis):
 
 @translation(aten.squeeze.dim)
 def squeeze(x, axis):
-    """One Squeeze of an axis of 1: where it is larger, the trace has another call; a number stays as it is."""
-    return op.Squeeze(x, [axis]) if len(x.shape) else op.Identity(x)
+    """One Squeeze of an axis of 1: where a size of the inputs is not, the trace has another call; others stay."""
+    is_other = not len(x.shape) or (isinstance(x.shape[axis], int) and x.shape[axis] != 1)
+    return op.Identity(x) if is_other else op.Squeeze(x, [axis])
 
 
 @translation(aten.select.int)
