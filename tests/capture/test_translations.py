@@ -176,3 +176,21 @@ def test_a_translation_may_leave_a_call_to_torch_onnx(monkeypatch: pytest.Monkey
     monkeypatch.setitem(TRANSLATIONS, torch.ops.aten.cos.default, no)
     same_step(*pair(Applied(lambda x: x.cos() + 1)), torch.randn(3))
     assert asked
+
+
+@pytest.mark.parametrize(
+    ("target", "wrong"),
+    [
+        (torch.ops.aten.cos.default, lambda x: op.Unsqueeze(op.Cos(x), [0])),
+        (torch.ops.aten.cos.default, lambda x: op.Cast(op.Cos(x), to=ir.DataType.FLOAT16)),
+        (torch.ops.aten.select.int, lambda x, axis, place: op.Gather(x, [place], axis=axis)),
+    ],
+)
+def test_a_translation_that_gives_what_the_trace_does_not_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch, target: object, wrong: Callable[..., object]
+) -> None:
+    monkeypatch.setitem(TRANSLATIONS, target, wrong)
+    wrapped, eager = pair(Applied(lambda x: x.cos().select(1, 0) * 2))
+    for rows in (3, 2):
+        same_step(wrapped, eager, torch.randn(rows, 4))
+    assert f"aten::{str(target).removeprefix('aten.').removesuffix('.default')}" in wrapped.graph("captured")

@@ -227,6 +227,11 @@ class Hooked(torch.nn.Module):
             part = y[0]
             with torch.no_grad():
                 part.register_hook(lambda g: g * 2)
+        elif self.how == "of a view, changed through data":
+            part = y[:, :2]
+            part.register_hook(self.keep)
+            y.data.mul_(2)
+            return part.sum()
         if self.how == "retained":
             y.retain_grad()
         elif self.how == "of an input":
@@ -328,6 +333,7 @@ def test_hooks_of_views_see_what_is_computed_from_these(name: str) -> None:
         ("reads the call's", "reads a tensor of the forward pass"),
         ("removed", "removes a hook"),
         ("retained", "keep its gradient"),
+        ("of a view, changed through data", "a view of which has a hook"),
     ],
 )
 def test_hooks_of_gradients_that_a_graph_cannot_call_are_refused(how: str, said: str) -> None:

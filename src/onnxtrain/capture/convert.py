@@ -95,11 +95,11 @@ def _graph(
 
 
 def _infer(graph: ir.Graph) -> dict[ir.Node, ShapeError]:
-    """Infer all types and shapes; the nodes whose inputs contradict each other: a translation is wrong."""
+    """Infer all types and shapes; the nodes that contradict their inputs or the trace: a translation is wrong."""
     contradictions = {}
     for node in graph:
         try:
-            shapes.infer(node)
+            shapes.infer(node, is_stated=True)
         except ShapeError as error:
             contradictions[node] = error
     return contradictions

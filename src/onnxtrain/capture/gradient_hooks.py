@@ -12,12 +12,12 @@ from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils import _pytree as pytree
 
+from onnxtrain.capture.hidden_changes import HOOKS
 from onnxtrain.capture.substitutes import substitute
 from onnxtrain.errors import CaptureError
 
 Tensor = torch.Tensor
 Hooks: TypeAlias = list[Callable[[Tensor], Tensor | None]]
-_HOOKS = "_onnxtrain_hooks"  # the attribute of a tensor that has some: they, and the call whose result has them
 
 
 class GradientHook(torch.autograd.Function):
@@ -73,7 +73,7 @@ def register_hook(self: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Any:
         raise _refused("of an input or a parameter", "register it outside of the module, once")
     if any(isinstance(x, FakeTensor) for x in pytree.tree_leaves(list(_held_by(hook)))):
         raise _refused("that reads a tensor of the forward pass", "write a torch.autograd.Function that saves it")
-    earlier, call = getattr(self, _HOOKS, (None, None))
+    earlier, call = getattr(self, HOOKS, (None, None))
     if earlier is not None and call is _call_of(self):
         earlier.append(hook)
         return _Handle()
@@ -85,7 +85,7 @@ def register_hook(self: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Any:
     else:
         with torch.enable_grad():
             GradientHook.apply(self, hooks)
-    setattr(self, _HOOKS, (hooks, _call_of(self)))
+    setattr(self, HOOKS, (hooks, _call_of(self)))  # they, and the call whose result has them
     return _Handle()
 
 

@@ -23,6 +23,8 @@ from onnxtrain.errors import CaptureError, SetUpError
 Tensor = torch.Tensor
 SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 PASSED_ON = "whose gradient eager PyTorch passes on as if nothing had happened"
+HOOKS = "_onnxtrain_hooks"  # the attribute of a tensor that has hooks for its gradient (``gradient_hooks``)
+_UNCOUNTED = "_onnxtrain_data"
 _HARMLESS = frozenset(("requires_grad_", "detach_", "retain_grad_"))
 
 
@@ -37,7 +39,7 @@ def changed_behind(changed: Tensor, detached: Sequence[weakref.ref[Tensor]], nam
         name: of the function that writes.
 
     Raises:
-        CaptureError: one is a parameter or an input, or nobody knows which.
+        CaptureError: one is a parameter or an input, or nobody knows which, or a view of one has hooks.
     """
     memory, own = memory_of(changed), whole_of(changed)
     sources = [t for source in reversed(detached) if (t := source()) is not None and t is not own]
@@ -48,7 +50,22 @@ def changed_behind(changed: Tensor, detached: Sequence[weakref.ref[Tensor]], nam
     wholes = [whole_of(t) for t in found if not is_made_in_call(t)]
     if any(t.is_leaf or not t.is_floating_point() for t in wholes):
         raise hidden(name, "under torch.no_grad() or detached,")
+    if wholes and hasattr(own, _UNCOUNTED) and _has_view_with_hooks(memory):
+        raise hidden(name, "a view of which has a hook, through .data,")
     return [_recorded(whole, name) for whole in wholes]
+
+
+def uncounted(tensor: Tensor) -> Tensor:
+    """What ``.data`` gives: its changes are counted in no version but its own."""
+    setattr(tensor, _UNCOUNTED, True)
+    return tensor
+
+
+def _has_view_with_hooks(memory: int | None) -> bool:
+    """Whether a view has hooks: those of a view whose version counts a change are not called any more after it."""
+    mode: Any = get_proxy_mode()
+    tensors = [] if mode is None else mode.tracer.tensor_tracker
+    return any(hasattr(t, HOOKS) and t._is_view() and memory_of(t) == memory for t in tensors)
 
 
 def is_made_in_call(tensor: Tensor) -> bool:

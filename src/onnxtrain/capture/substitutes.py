@@ -29,6 +29,7 @@ from onnxtrain.capture.hidden_changes import (
     refuse_unnoticed,
     replace_data,
     tensors_written_by,
+    uncounted,
     whole_of,
     write,
 )
@@ -327,7 +328,7 @@ def repeat_interleave(
 @substitute(Tensor.data.__get__)  # type: ignore[attr-defined]
 def data(self: Tensor) -> Tensor:
     """The tensor detached: what torch gives here would belong to no graph."""
-    return self.detach()
+    return uncounted(self.detach())
 
 
 @substitute(Tensor.detach_, torch.detach_)

@@ -293,17 +293,37 @@ def _broadcast_dim(column: Sequence[Dim], shapes: Sequence[Dims], node: ir.Node 
     return symbols[0] if symbols else 1
 
 
-def infer(node: ir.Node) -> None:
+def infer(node: ir.Node, *, is_stated: bool = False) -> None:
     """Set type, shape and data of a node's outputs; what an output already states is kept and completed.
 
+    Args:
+        node: of a graph whose earlier nodes are inferred.
+        is_stated: whether what the outputs state is known to be right.
+
     Raises:
-        ShapeError: the inputs contradict each other.
+        ShapeError: the inputs contradict each other, or what is known of an output.
     """
-    from onnxtrain.ir import shape_rules  # noqa: F401  (fills RULES)
+    from onnxtrain.ir.shape_rules.of_onnx import ask_onnx  # whose package fills RULES
 
     rule = RULES.get((node.domain, node.op_type)) or RULES.get((node.domain, OTHERS), ask_onnx)
     for value, facts in zip(node.outputs, rule(node), strict=False):
+        if is_stated and _is_contrary(value, facts):
+            what = f"the result is {facts.dtype} {facts.dims}, not {value.dtype} {value.shape}"
+            raise ShapeError(what, node=describe(node), source=source_of(node))
         _complete(value, facts)
+
+
+def _is_contrary(stated: ir.Value, inferred: Facts) -> bool:
+    """Whether a value cannot be what is inferred: of another type or rank, or with another constant."""
+    if stated.dtype is not None and ir.DataType.UNDEFINED != inferred.dtype != stated.dtype:
+        return True
+    dims = dims_of(stated)
+    if dims is None or inferred.dims is None:
+        return False
+    pairs = zip(dims, inferred.dims, strict=False)
+    return len(dims) != len(inferred.dims) or any(
+        isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs
+    )
 
 
 def infer_graph(graph: ir.Graph) -> None:
@@ -342,54 +362,3 @@ def _better(stated: Dim, inferred: Dim) -> Dim:
     if isinstance(stated, int) or isinstance(inferred, int):
         return stated if isinstance(stated, int) else inferred
     return stated if stated.value is not None else inferred
-
-
-def ask_onnx(node: ir.Node) -> Sequence[Facts]:
-    """ONNX's own inference for a node without a rule."""
-    version = node.version or (node.graph.opset_imports.get(node.domain, 20) if node.graph else 20)
-    try:
-        schema = onnx.defs.get_schema(node.op_type, version, node.domain)
-    except onnx.defs.SchemaError:
-        return [_stated(v) for v in node.outputs]
-    proto = ir.serde.serialize_node(node)
-    given = [v for v in node.inputs if v is not None]
-    types = {str(v.name): _type_proto(v) for v in given}
-    data = {
-        str(v.name): onnx.numpy_helper.from_array(a)
-        for v in given
-        if (a := constant_of(v)) is not None and a.size < 1024
-    }
-    opsets = [onnx.helper.make_opsetid(node.domain, version)]
-    try:
-        found = onnx.shape_inference.infer_node_outputs(schema, proto, types, data, opset_imports=opsets, ir_version=10)
-    except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError) as error:  # sizes, or element types
-        raise ShapeError(str(error).strip(), node=describe(node), source=source_of(node)) from error
-    return [_from_proto(v, found.get(v.name or "")) for v in node.outputs]
-
-
-def _stated(value: ir.Value) -> Facts:
-    return Facts(value.dtype or ir.DataType.UNDEFINED, dims_of(value))
-
-
-def _type_proto(value: ir.Value) -> onnx.TypeProto:
-    if value.type is not None and not isinstance(value.type, ir.TensorType):
-        return ir.serde.serialize_type(value.type)
-    dims = None if value.shape is None else [d if isinstance(d, int) else d.value for d in value.shape]
-    return onnx.helper.make_tensor_type_proto(int(value.dtype or 0), dims)
-
-
-def _from_proto(value: ir.Value, proto: onnx.TypeProto | None) -> Facts:
-    if proto is None or not proto.HasField("tensor_type"):
-        if proto is not None and (proto.HasField("sequence_type") or proto.HasField("optional_type")):
-            value.type = ir.serde.deserialize_type_proto_for_type(proto)
-        return Facts(ir.DataType.UNDEFINED, None)
-    tensor = proto.tensor_type
-    if not tensor.HasField("shape"):
-        return Facts(ir.DataType(tensor.elem_type), None)
-    dims: list[Dim] = []
-    for axis, dim in enumerate(tensor.shape.dim):
-        if dim.HasField("dim_value"):
-            dims.append(dim.dim_value)
-        else:
-            dims.append(ir.SymbolicDim(dim.dim_param) if dim.dim_param else fresh_dim(value, axis))
-    return Facts(ir.DataType(tensor.elem_type), tuple(dims))

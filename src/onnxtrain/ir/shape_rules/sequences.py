@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnxtrain.ir.shapes import Dim, Dims, Facts, ask_onnx, attribute, dims_of, fresh_dim, operand, shape_rule
+from onnxtrain.ir.shape_rules.of_onnx import ask_onnx
+from onnxtrain.ir.shapes import Dim, Dims, Facts, attribute, dims_of, fresh_dim, operand, shape_rule
 
 
 @shape_rule("SequenceAt")
