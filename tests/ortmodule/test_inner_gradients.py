@@ -359,3 +359,44 @@ def test_a_whole_backward_pass_is_refused(call: Callable[[Tensor], None]) -> Non
     with pytest.raises(CaptureError, match="leaves gradients on parameters") as caught:
         ORTModule(Net(program))(torch.randn(4, 3))
     assert "autograd.grad" in caught.value.cure
+
+
+def _normed(g: Tensor) -> Tensor:
+    norm = g.flatten().norm()
+    return g.mul_(1 / norm)
+
+
+def _scaled(g: Tensor) -> Tensor:
+    return g.mT.reshape(-1).mul_(2)
+
+
+def _shared(g: Tensor) -> Tensor:
+    g.mT.reshape(-1).mul_(2)
+    return g
+
+
+def _shared_by_the_other(g: Tensor) -> Tensor:
+    flat = g.mT.flatten()
+    g[0] = 1
+    return flat
+
+
+@pytest.mark.parametrize(
+    ("change", "is_open"), [(_normed, False), (_scaled, False), (_shared, True), (_shared_by_the_other, True)]
+)
+@pytest.mark.parametrize("is_contiguous", [True, False])
+def test_a_gradient_shares_memory_with_its_reshape_or_not(
+    change: Callable[[Tensor], Tensor], is_open: bool, is_contiguous: bool
+) -> None:
+    def program(m: Net, x: Tensor) -> Tensor:
+        return change(torch.func.grad(lambda a: (a * a.sin()).mean())(x)) * m.scale
+
+    wrapped, eager = pair(Net(program))
+    for rows in (4, 3):
+        x = torch.randn(rows, 5) if is_contiguous else torch.randn(5, rows).mT
+        if is_open:
+            with pytest.raises(CaptureError, match="to a gradient, or to what") as caught:
+                wrapped(x)
+            assert __file__ in caught.value.source and caught.value.cure
+        else:
+            torch.testing.assert_close(wrapped(x), eager(x))

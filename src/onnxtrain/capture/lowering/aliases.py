@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch.fx import Node
 
 from onnxtrain.capture.lowering.complex_views import conjugated, scattered, whole_of
 from onnxtrain.capture.lowering.functional import functional_of, is_view_in_place, written_by
+from onnxtrain.capture.lowering.open_views import OpenViews
 from onnxtrain.capture.lowering.strides import inverted, offset_of, order_in_memory, order_of_view, refused_strides
 from onnxtrain.capture.lowering.types import passes_gradient
 from onnxtrain.capture.lowering.writer import Writer
@@ -51,10 +52,13 @@ class Aliases:
         self._seen: dict[Node, int] = {}
         self._writes: dict[int, int] = {}
         self._first: dict[int, Node] = {}
+        self._open = OpenViews(memory_of, self._views_above)
 
     def add(self, node: Node, content: Any) -> None:
         """A recorded call, or input, has this content."""
         self._content[node] = content
+        if made_of := node.all_input_nodes[:1]:
+            self._open.add(node, self._first.get(memory_of(made_of[0].meta.get("val")) or 0))
         memory = memory_of(node.meta.get("val"))
         if memory is None:
             return
@@ -197,6 +201,7 @@ class Aliases:
         """A recorded tensor is written to."""
         memory = memory_of(node.meta.get("val"))
         assert memory is not None, "tensors have memory"
+        self._open.refuse(node, self._content)
         self._past_hooks(memory)
         written: dict[Any, Any] = {node: content}
         current: Any = node
@@ -213,6 +218,13 @@ class Aliases:
         self._writes[memory] = self._writes.get(memory, 0) + 1
         for changed, now in written.items():
             self._content[changed], self._seen[changed] = now, self._writes[memory]
+
+    def _views_above(self, node: Node) -> Iterator[Node]:
+        """A tensor, what it is a view of, and so on."""
+        current: Node | None = node
+        while current is not None:
+            yield current
+            current = self._parents.get(current)
 
     def _with_gradient_of(self, other: Any, content: Any) -> Any:
         """A content without gradient, through which the gradient passes to another: 1 for each finite element of it."""
