@@ -212,6 +212,8 @@ def _refuse_chances(theirs: Step, near: Step, precision: torch.dtype) -> None:
 def _refuse_chance(name: str, value: Any, moved: Any, precision: torch.dtype) -> None:
     """Refuse what is no number in eager, and what a little noise makes another number."""
     value, moved = _as_tensor(value), _as_tensor(moved)
+    if isinstance(value, int) and value != moved:
+        raise EagerRefuses(f"{name} is decided by rounding")
     if not isinstance(value, torch.Tensor):
         return
     if not isinstance(moved, torch.Tensor) or value.shape != moved.shape:

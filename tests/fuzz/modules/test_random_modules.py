@@ -63,6 +63,7 @@ def test_a_wrong_gradient_is_noticed_and_its_program_made_small(monkeypatch: pyt
 def test_what_eager_refuses_is_thrown_away() -> None:
     assert "RuntimeError" in check(_program("v1 = x.view(7, 11)", returns="v1")).reason
     assert "rounding" in check(_program("v1 = (x * 1e13).sin()", returns="v1")).reason
+    assert "rounding" in check(_program("v1 = (x * 1e13).sin()", returns="int(v1.sum() * 1e3)")).reason
 
 
 def test_a_refusal_says_its_line_and_cure() -> None:
