@@ -97,6 +97,21 @@ class ChosenSqueezed(Base):
         return made.squeeze() @ made[-1] + made.squeeze(0).sum(-1) + made[None].squeeze((0, 1)).mean()
 
 
+class CatchesSizes(Base):
+    """What is caught depends on how many rows are chosen."""
+
+    def forward(self, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        made = self.linear(x[chosen])
+        try:
+            made = made + made.new_ones(3, 1)
+        except RuntimeError:
+            made = made * 2
+        try:
+            return made.view(-1, 2, 1, made.shape[1]).sum(1)
+        except RuntimeError:
+            return made.detach() * 0 + made.sum()
+
+
 class ListLoop(Base):
     def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         return torch.stack([self.linear(row[:n]).mean(0) for row, n in zip(x, lengths.tolist(), strict=True)])
@@ -142,6 +157,7 @@ CASES: dict[type[Base], Sequence[tuple[Any, ...]]] = {
     CountBranch: [(doubles(n, 4).abs() * s,) for n, s in ((3, 1), (4, -1), (2, 1), (3, -1), (5, 1))],
     ChosenMeetsAll: [(doubles(n, 4), torch.arange(n) < k) for n, k in ((2, 2), (3, 1), (3, 3), (5, 1), (2, 1))],
     ChosenSqueezed: [(doubles(n, 4), torch.arange(n) < k) for n, k in ((2, 2), (3, 1), (3, 3), (5, 1), (2, 1))],
+    CatchesSizes: [(doubles(5, 4), torch.arange(5) < k) for k in (2, 1, 3, 4, 5, 2)],
     ListLoop: list(zip(X[:3], LENGTHS[:3], strict=True)),
     Checks: [(doubles(4, 4), torch.tensor(labels)) for labels in ([0, 1, 2, 3], [1, 1, 1, 1])],
     SizeOfBatch: [(doubles(5, 4), torch.tensor(b)) for b in ([0, 0, 1, 2, 2], [0, 1, 1, 3, 4], [0, 0, 0, 0, 1])],
@@ -156,6 +172,7 @@ GRAPHS = {
     MoreThanOneNumber: 2,
     **dict.fromkeys((CutByTensor, ScaledByItem, ListLoop, Checks), 1),
     WhileLoop: 3,
+    CatchesSizes: 4,
 }
 
 

@@ -17,10 +17,9 @@ import sympy
 import torch
 
 from onnxtrain.capture.looks import Look
-from onnxtrain.capture.size_questions import settled
+from onnxtrain.capture.size_questions import ASKED, CAUGHT, settled
 from onnxtrain.capture.symbolic_sizes import Axis
 
-_ASKED = "propagate_real_tensors"  # how torch marks a question that it answered with a number it was told
 Tensor = torch.Tensor
 
 
@@ -99,7 +98,14 @@ class FreeNumbers:
             self._counted[sizes[0].node.expr] = place
 
     def meeting(self) -> str | None:
-        """The line that makes a size which met one of the inputs', where no rehearsal told what it is."""
+        """The line that makes a size which met one of the inputs', where no rehearsal told what it is.
+
+        Or the line whose error, which another size would raise, the user's code catches.
+        """
+        deferred = {} if self._environment is None else self._environment.deferred_runtime_asserts
+        for assertion in (a for found in deferred.values() for a in found):
+            if assertion.msg.startswith(CAUGHT):
+                return assertion.msg.removeprefix(CAUGHT)
         pairs = (sorted(r.free_symbols, key=self._counted.__contains__) for r in self._met(self._counted))
         return next((self._counted[both[-1]] for both in pairs if both[0] in self._axes), None)
 
@@ -140,7 +146,7 @@ class FreeNumbers:
         asked = {} if self._environment is None else self._environment.deferred_runtime_asserts
         self._claim(asked)
         for assertions in asked.values():
-            yield from (a.expr for a in assertions if a.msg.startswith(_ASKED))
+            yield from (a.expr for a in assertions if a.msg.startswith(ASKED))
         yield from self._met(self._read)
 
     def _met(self, numbers: Container[Any]) -> Iterator[sympy.Basic]:

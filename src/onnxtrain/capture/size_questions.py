@@ -13,13 +13,14 @@ import sympy
 import torch
 from torch._export import non_strict_utils
 from torch.fx.experimental import symbolic_shapes
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, RuntimeAssert
+from torch.utils._traceback import CapturedTraceback
 
 from onnxtrain.capture import looks, sizes_as_numbers, substitutes, tensor_questions
 from onnxtrain.capture.assertions import expected, tell
 from onnxtrain.capture.looks import place_of, user_frame
 from onnxtrain.capture.replaced import replaced
-from onnxtrain.capture.source_lines import is_users
+from onnxtrain.capture.source_lines import is_caught, is_users
 
 # Functions of torch that ask about sizes only to choose between equal results: how a tensor lies in memory
 _ABOUT_MEMORY = frozenset(
@@ -32,6 +33,8 @@ _ABOUT_MEMORY = frozenset(
 )
 # Functions of torch that choose the size of a result
 _ABOUT_SIZES = frozenset(("_compute_slice_index", "slice_forward"))
+ASKED = "propagate_real_tensors"  # how torch marks a question that it answered with a number it was told
+CAUGHT = "caught at "  # how a requirement is marked that is to be asked, and the line of the user's code
 _ANSWERING = (substitutes.__file__, tensor_questions.__file__, looks.__file__)  # in the place of functions of torch
 _LAYERS = tuple(str(Path(torch.__file__).parent / part) for part in ("nn", "distributions", "functional.py"))
 
@@ -87,11 +90,36 @@ def noted_answers(
         return answer
 
     environment.evaluate_expr = note
+    environment.guard_or_defer_runtime_assert = _caught_or_deferred(environment)
     try:
         with replaced((symbolic_shapes, "uninteresting_files", _machinery)):  # a guard was asked for there, not here
             yield
     finally:
-        del environment.evaluate_expr
+        del environment.evaluate_expr, environment.guard_or_defer_runtime_assert
+
+
+def _caught_or_deferred(environment: Any) -> Callable[..., bool]:
+    """What torch requires of numbers that depend on content is required where a graph runs.
+
+    Where the user's code catches an error it is asked instead: the answer decides what is computed.
+    """
+    defer = environment.guard_or_defer_runtime_assert
+
+    def require(relation: Any, message: str, *args: Any, **kwargs: Any) -> bool:
+        frame = user_frame()
+        if message.startswith(ASKED) or frame is None or not is_caught(frame):
+            return defer(relation, message, *args, **kwargs)
+        try:
+            holds = bool(environment.evaluate_expr(relation))
+        except GuardOnDataDependentSymNode:
+            return defer(relation, f"{CAUGHT}{place_of(frame)}", *args, **kwargs)
+        for size in relation.free_symbols & environment.size_like if not holds else ():  # torch takes it for 2 or more
+            is_other: Any = sympy.Ne(size, 1)
+            assertion = RuntimeAssert(is_other, ASKED, CapturedTraceback.extract())
+            environment.deferred_runtime_asserts.setdefault(size, []).append(assertion)
+        return holds
+
+    return require
 
 
 @contextlib.contextmanager

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dis
 import functools
+import itertools
 import re
 import sys
 import sysconfig
@@ -67,6 +69,27 @@ def is_asked_by_user(frame: types.FrameType | None) -> bool:
     while frame is not None and frame.f_code.co_filename.startswith(_OURS):
         frame = frame.f_back
     return frame is not None and is_users(frame.f_code.co_filename)
+
+
+def is_caught(frame: types.FrameType | None) -> bool:
+    """Whether the user's code may catch what is raised within a frame, or within one that calls it, up to ours."""
+    while frame is not None and not frame.f_code.co_filename.startswith(_OURS):
+        if is_users(frame.f_code.co_filename) and any(frame.f_lasti in lines for lines in _guarded(frame.f_code)):
+            return True
+        frame = frame.f_back
+    return False
+
+
+@functools.lru_cache(4096)
+def _guarded(code: types.CodeType) -> list[range]:
+    """The places in a function's bytecode whose errors it handles otherwise than a ``with`` does that it leaves."""
+    entries = dis.Bytecode(code).exception_entries  # type: ignore[attr-defined]
+    if not entries:
+        return []
+    names = {at.offset: (at.opname, after.opname) for at, after in itertools.pairwise(dis.get_instructions(code))}
+    begun = ("PUSH_EXC_INFO", "WITH_EXCEPT_START")
+    handlers = {offset for offset, pair in names.items() if pair[0] == begun[0] and pair != begun}
+    return [range(entry.start, entry.end) for entry in entries if entry.target in handlers]
 
 
 def places_in(stack: str) -> list[Place]:
