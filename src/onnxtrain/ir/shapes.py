@@ -43,7 +43,7 @@ class Facts(NamedTuple):
 
 ShapeRule: TypeAlias = Callable[[ir.Node], Sequence[Facts]]
 RULES: dict[tuple[str, str], ShapeRule] = {}
-OTHERS = "*"  # in the place of an operator: those of the domain that have no rule of their own
+OTHERS = "*"  # in the place of an operator, or of a domain: those that have no rule of their own
 
 
 def shape_rule(*op_types: str, domain: str = "") -> Callable[[ShapeRule], ShapeRule]:
@@ -303,9 +303,10 @@ def infer(node: ir.Node, *, is_stated: bool = False) -> None:
     Raises:
         ShapeError: the inputs contradict each other, or what is known of an output.
     """
-    from onnxtrain.ir.shape_rules.of_onnx import ask_onnx  # whose package fills RULES
+    from onnxtrain.ir import shape_rules  # noqa: F401  (fills RULES)
 
-    rule = RULES.get((node.domain, node.op_type)) or RULES.get((node.domain, OTHERS), ask_onnx)
+    places = ((node.domain, node.op_type), (node.domain, OTHERS), (OTHERS, OTHERS))
+    rule = next(RULES[place] for place in places if place in RULES)
     for value, facts in zip(node.outputs, rule(node), strict=False):
         if is_stated and _is_contrary(value, facts):
             what = f"the result is {facts.dtype} {facts.dims}, not {value.dtype} {value.shape}"

@@ -9,9 +9,10 @@ import onnx_ir as ir
 
 from onnxtrain.errors import ShapeError
 from onnxtrain.ir.graphs import describe, source_of
-from onnxtrain.ir.shapes import Dim, Facts, constant_of, dims_of, fresh_dim
+from onnxtrain.ir.shapes import OTHERS, Dim, Facts, constant_of, dims_of, fresh_dim, shape_rule
 
 
+@shape_rule(OTHERS, domain=OTHERS)
 def ask_onnx(node: ir.Node) -> Sequence[Facts]:
     """ONNX's own inference for a node without a rule."""
     version = node.version or (node.graph.opset_imports.get(node.domain, 20) if node.graph else 20)
