@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.overrides import TorchFunctionMode
 
-from onnxtrain.capture.lowering.aliases import memory_of
+from onnxtrain.capture.lowering.records import memory_of
 from onnxtrain.errors import CaptureError, SetUpError
 
 Tensor = torch.Tensor

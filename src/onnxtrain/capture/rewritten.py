@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 import torch
 
 from onnxtrain.capture.hidden_changes import PASSED_ON
-from onnxtrain.capture.lowering.aliases import memory_of
+from onnxtrain.capture.lowering.records import memory_of
 from onnxtrain.capture.source_lines import user_line
 from onnxtrain.capture.tensor_questions import place_in_memory
 from onnxtrain.errors import CaptureError

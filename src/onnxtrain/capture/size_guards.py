@@ -13,7 +13,7 @@ import sympy
 import torch
 
 from onnxtrain.capture.free_numbers import taken_to_be
-from onnxtrain.capture.lowering.aliases import memory_of
+from onnxtrain.capture.lowering.records import memory_of
 from onnxtrain.capture.size_questions import decides, settled
 from onnxtrain.capture.symbolic_sizes import Assumed, Axis, expression_of
 

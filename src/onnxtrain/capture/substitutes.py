@@ -33,7 +33,7 @@ from onnxtrain.capture.hidden_changes import (
     whole_of,
     write,
 )
-from onnxtrain.capture.lowering.aliases import memory_of
+from onnxtrain.capture.lowering.records import memory_of
 from onnxtrain.capture.replaced import replaced
 from onnxtrain.capture.source_lines import is_users
 from onnxtrain.errors import CaptureError

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from onnxtrain.capture.lowering.aliases import memory_of
+from onnxtrain.capture.lowering.records import memory_of
 from onnxtrain.capture.substitutes import substitute
 
 Tensor = torch.Tensor

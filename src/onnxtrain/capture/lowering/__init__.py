@@ -15,19 +15,13 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from onnxtrain.capture.lowering.aliases import (
-    Aliases,
-    arguments_of,
-    is_of_size,
-    is_strided,
-    memory_of,
-    name_of,
-)
+from onnxtrain.capture.lowering.aliases import Aliases, is_of_size, is_strided
 from onnxtrain.capture.lowering.batched import GRADIENTS, Batched, batched, prepares, unbatched
 from onnxtrain.capture.lowering.calls import Calls, UnknownCallError, Verdict
 from onnxtrain.capture.lowering.complex_views import is_complex
 from onnxtrain.capture.lowering.expansions import expansion
 from onnxtrain.capture.lowering.functional import functional_of, is_out, is_view_in_place, returns_also, written_by
+from onnxtrain.capture.lowering.records import arguments_of, memory_of, name_of
 from onnxtrain.capture.lowering.strides import order_in_memory, refused_strides
 from onnxtrain.capture.lowering.types import Region, cast_to, may_have_gradient
 from onnxtrain.capture.lowering.unread import mark_unread_draws, remove_unread_numbers

@@ -15,6 +15,7 @@ from torch.fx import Node
 from onnxtrain.capture.lowering.complex_views import conjugated, scattered, whole_of
 from onnxtrain.capture.lowering.functional import functional_of, is_view_in_place, written_by
 from onnxtrain.capture.lowering.open_views import OpenViews
+from onnxtrain.capture.lowering.records import arguments_of, memory_of, name_of
 from onnxtrain.capture.lowering.strides import inverted, offset_of, order_in_memory, order_of_view, refused_strides
 from onnxtrain.capture.lowering.types import passes_gradient
 from onnxtrain.capture.lowering.writer import Writer
@@ -52,13 +53,12 @@ class Aliases:
         self._seen: dict[Node, int] = {}
         self._writes: dict[int, int] = {}
         self._first: dict[int, Node] = {}
-        self._open = OpenViews(memory_of, self._views_above)
+        self._open = OpenViews(self._first, self._views_above)
 
     def add(self, node: Node, content: Any) -> None:
         """A recorded call, or input, has this content."""
         self._content[node] = content
-        if made_of := node.all_input_nodes[:1]:
-            self._open.add(node, self._first.get(memory_of(made_of[0].meta.get("val")) or 0))
+        self._open.add(node)
         memory = memory_of(node.meta.get("val"))
         if memory is None:
             return
@@ -323,28 +323,6 @@ def is_of_size(value: torch.Tensor, other: torch.Tensor) -> bool:
 def is_strided(target: Any) -> bool:
     """Whether an operator reads the memory of a tensor, of which it is told sizes and strides."""
     return target in (aten.as_strided.default, aten.as_strided_.default, aten.as_strided_copy.default)
-
-
-def name_of(target: Any) -> str:
-    """An operator's name without its namespace."""
-    return str(target._schema.name).split("::")[-1]
-
-
-def arguments_of(node: Node) -> dict[str, Any]:
-    """A call's arguments by name, but for those that it leaves out."""
-    schema = node.target._schema  # type: ignore[union-attr]
-    return {a.name: v for a, v in zip(schema.arguments, node.args, strict=False)} | dict(node.kwargs)
-
-
-def memory_of(value: Any) -> int | None:
-    """Which memory a tensor is in, or the tensors of a sequence."""
-    if isinstance(value, list | tuple):
-        return next((m for m in map(memory_of, value) if m is not None), None)
-    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
-        return None
-    if torch._C._functorch.is_functorch_wrapped_tensor(value):  # under vmap, whose calls are recorded once more
-        return None
-    return value.untyped_storage()._cdata
 
 
 def _is_same(view: Node, of: Node) -> bool:

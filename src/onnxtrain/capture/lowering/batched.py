@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from onnxtrain.capture.lowering.aliases import arguments_of, memory_of
 from onnxtrain.capture.lowering.functional import written_by
+from onnxtrain.capture.lowering.records import arguments_of, memory_of
 from onnxtrain.capture.lowering.types import may_have_gradient
 from onnxtrain.capture.lowering.writer import Writer, values
 from onnxtrain.errors import CaptureError

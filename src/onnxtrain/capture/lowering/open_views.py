@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Iterable
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import torch
 from torch.fx import Node
 
+from onnxtrain.capture.lowering.records import memory_of, name_of
 from onnxtrain.errors import CaptureError
 
 _GRADIENTS = "onnxtrain::gradients"
@@ -19,18 +19,22 @@ class OpenViews:
     """The calls that give a view of a gradient or a copy.
 
     Args:
-        memory_of: the memory that a tensor is in, as the trace has it.
+        first: the first tensor of each memory, which grows with the record.
         views_above: what a recorded tensor is a view of, one after the other, the tensor itself first.
     """
 
-    def __init__(self, memory_of: Callable[[Any], int | None], views_above: Callable[[Node], Iterable[Node]]) -> None:
-        self._memory_of, self._views_above = memory_of, views_above
+    def __init__(self, first: Mapping[int, Node], views_above: Callable[[Node], Iterable[Node]]) -> None:
+        self._first, self._views_above = first, views_above
         self._found: list[tuple[Node, Node]] = []
 
-    def add(self, node: Node, first: Node | None) -> None:
-        """A recorded call; ``first`` is the first tensor in the memory of what it was made of."""
-        if first is not None and _name(node) in _VIEW_OR_COPY and _is_gradient(first):
-            self._found.append((node, node.all_input_nodes[0]))
+    def add(self, node: Node) -> None:
+        """A recorded call."""
+        if not isinstance(node.target, torch._ops.OpOverload) or name_of(node.target) not in _VIEW_OR_COPY:
+            return
+        source = node.all_input_nodes[0]
+        memory = memory_of(source.meta["val"])
+        if memory is not None and memory in self._first and _is_gradient(self._first[memory]):
+            self._found.append((node, source))
 
     def refuse(self, written: Node, known: Collection[Node]) -> None:
         """Raise where a write may be one to another tensor, too, that is read afterwards.
@@ -43,8 +47,8 @@ class OpenViews:
             CaptureError: it may be.
         """
         for view, source in self._found:
-            memory = self._memory_of(source.meta["val"])
-            both = [n for n in known if self._is_of(n, view) or self._memory_of(n.meta.get("val")) == memory]
+            memory = memory_of(source.meta["val"])
+            both = [n for n in known if self._is_of(n, view) or memory_of(n.meta.get("val")) == memory]
             others = [n for n in both if self._is_of(n, view) != self._is_of(written, view)]
             if written in both and any(reader not in known for other in others for reader in other.users):
                 raise CaptureError(
@@ -56,11 +60,6 @@ class OpenViews:
     def _is_of(self, node: Node, view: Node) -> bool:
         """Whether a tensor is the view, or a view of it."""
         return view in self._views_above(node)
-
-
-def _name(node: Node) -> str:
-    schema = getattr(node.target, "_schema", None)
-    return "" if schema is None else str(schema.name).split("::")[-1]
 
 
 def _is_gradient(node: Node) -> bool:

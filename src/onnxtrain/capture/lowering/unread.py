@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.fx import Graph, Node
 
-from onnxtrain.capture.lowering.aliases import arguments_of
+from onnxtrain.capture.lowering.records import arguments_of
 from onnxtrain.ir.graphs import DRAWN
 
 
