@@ -418,7 +418,7 @@ def test_numbers_made_of_sizes_are_pythons(name: str) -> None:
 
 TYPED = """
 import torch
-from onnxtrain import Options, ORTModule
+from onnxtrain import ORTModule
 
 class Branches(torch.nn.Module):
     def __init__(self):

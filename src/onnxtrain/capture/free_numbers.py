@@ -102,8 +102,7 @@ class FreeNumbers:
 
         Or the line whose error, which another size would raise, the user's code catches.
         """
-        deferred = {} if self._environment is None else self._environment.deferred_runtime_asserts
-        for assertion in (a for found in deferred.values() for a in found):
+        for assertion in (a for found in self._deferred().values() for a in found):
             if assertion.msg.startswith(CAUGHT):
                 return assertion.msg.removeprefix(CAUGHT)
         pairs = (sorted(r.free_symbols, key=self._counted.__contains__) for r in self._met(self._counted))
@@ -143,11 +142,15 @@ class FreeNumbers:
         return Conditions(conditions, tuple(number for number, _ in kept), sizes), [content for _, content in kept]
 
     def _relations(self) -> Iterator[sympy.Basic]:
-        asked = {} if self._environment is None else self._environment.deferred_runtime_asserts
+        asked = self._deferred()
         self._claim(asked)
         for assertions in asked.values():
             yield from (a.expr for a in assertions if a.msg.startswith(ASKED))
         yield from self._met(self._read)
+
+    def _deferred(self) -> dict[sympy.Symbol | None, list[Any]]:
+        """What torch required of numbers, and answered, by number."""
+        return {} if self._environment is None else self._environment.deferred_runtime_asserts
 
     def _met(self, numbers: Container[Any]) -> Iterator[sympy.Basic]:
         """What torch took some of the numbers to be, each alone on a side."""

@@ -106,8 +106,8 @@ def _caught_or_deferred(environment: Any) -> Callable[..., bool]:
     defer = environment.guard_or_defer_runtime_assert
 
     def require(relation: Any, message: str, *args: Any, **kwargs: Any) -> bool:
-        frame = user_frame()
-        if message.startswith(ASKED) or frame is None or not is_caught(frame):
+        frame = None if message.startswith(ASKED) else user_frame()
+        if frame is None or not is_caught(frame):
             return defer(relation, message, *args, **kwargs)
         try:
             holds = bool(environment.evaluate_expr(relation))
