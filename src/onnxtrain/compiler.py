@@ -22,12 +22,12 @@ from onnxtrain.gradient import (
     undifferentiable,
     write_out_inner,
 )
-from onnxtrain.ir.functions import is_inner_gradient
+from onnxtrain.ir.functions import is_further, is_inner_gradient
 from onnxtrain.ir.graphs import ForwardGraph, Plan, Signature, TrainingGraph
-from onnxtrain.ir.layers import Layers
+from onnxtrain.ir.layers import Layers, NotRepeatedError, short_names
 from onnxtrain.ir.passes import Record, save
 from onnxtrain.ir.traits import Trait, traits_of
-from onnxtrain.ir.unfolding import NotRepeatedError, make_whole, short_names, whole
+from onnxtrain.ir.unfolding import make_whole, whole
 from onnxtrain.ir.verify import invalid
 from onnxtrain.optimize import apply_registered, hoist_casts, optimize, optimize_training
 from onnxtrain.options import Options
@@ -244,7 +244,7 @@ def _refusals(options: Options) -> Callable[[ForwardGraph], list[ir.Node]] | Non
 
     def refused(graph: ForwardGraph) -> list[ir.Node]:
         nodes = graph.model.graph
-        odd = [n for n in nodes if not chosen.runs(n) or _draws_otherwise(n)]
+        odd = [n for n in nodes if not (chosen.runs(n) or is_further(n)) or _draws_otherwise(n)]
         found = [*invalid(nodes), *odd, *undifferentiable(graph)]
         return [n for n in found if not is_inner_gradient(n)]
 

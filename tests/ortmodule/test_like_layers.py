@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from onnxtrain import Options, ORTModule, compiler
 from onnxtrain.capture import Answers, like_layers
 from onnxtrain.compiler import Report, capture_module
-from onnxtrain.ir.unfolding import NotRepeatedError
+from onnxtrain.ir.layers import NotRepeatedError
 from tests.parity import captures, pair, same_step
 
 COUNT, WIDTH = 8, 6

@@ -88,7 +88,7 @@ def trace(
     fixed = axes_of(tensors) if static_shapes else frozenset(constant)
 
     def traced(stand_ins: StandIns) -> Traced:
-        flat = FlatModule(module, inputs, autocast, functions, ignored, answers, repeated, stand_ins.calls)
+        flat = FlatModule(module, inputs, autocast, functions, ignored, answers, repeated, stand_ins)
         owned = [*dict(module.named_parameters()), *dict(module.named_buffers())]
         names = input_names(module.forward, args, kwargs, inputs.numbers, owned)
         program = _program(flat, _told_apart(tensors), names, fixed, fill)

@@ -30,18 +30,25 @@ class _Watched:
         otherwise: what the class has under this name; ``_ABSENT`` where it has nothing.
         tell: is given the owner.
         told: is given an owner whose attribute is set.
+        instead: gives what is read, of the owner and the attribute's value.
     """
 
     def __init__(
-        self, name: str, otherwise: Any, tell: Callable[[Any], None], told: Callable[[Any], None] | None = None
+        self,
+        name: str,
+        otherwise: Any,
+        tell: Callable[[Any], None],
+        told: Callable[[Any], None] | None = None,
+        instead: Callable[[Any, Any], Any] | None = None,
     ) -> None:
-        self._name, self._otherwise, self._tell, self._told = name, otherwise, tell, told
+        self._name, self._otherwise, self._tell, self._told, self._instead = name, otherwise, tell, told, instead
 
     def __get__(self, owner: Any, kind: type) -> Any:
         if owner is not None:
             self._tell(owner)
             if self._name in vars(owner):
-                return vars(owner)[self._name]
+                value = vars(owner)[self._name]
+                return value if self._instead is None else self._instead(owner, value)
         if self._otherwise is _ABSENT:
             raise AttributeError(self._name)
         return self._otherwise.__get__(owner, kind) if hasattr(self._otherwise, "__get__") else self._otherwise
@@ -57,7 +64,11 @@ class _Watched:
 
 @contextlib.contextmanager
 def watched(
-    kind: type, name: str, tell: Callable[[Any], None], told: Callable[[Any], None] | None = None
+    kind: type,
+    name: str,
+    tell: Callable[[Any], None],
+    told: Callable[[Any], None] | None = None,
+    instead: Callable[[Any, Any], Any] | None = None,
 ) -> Iterator[None]:
     """Within it every read of an attribute is told, and that it is set.
 
@@ -66,9 +77,10 @@ def watched(
         name: of the attribute.
         tell: is given the owner before the attribute is read.
         told: is given the owner after the attribute is set.
+        instead: gives what is read, of the owner and the attribute's value; without it that value.
     """
     before, otherwise = vars(kind).get(name, _ABSENT), inspect.getattr_static(kind, name, _ABSENT)
-    setattr(kind, name, _Watched(name, otherwise, tell, told))
+    setattr(kind, name, _Watched(name, otherwise, tell, told, instead))
     try:
         yield
     finally:

@@ -31,14 +31,14 @@ from onnxtrain.capture.host_random import HostGenerators
 from onnxtrain.capture.known_calls import Count
 from onnxtrain.capture.left_behind import Changes, Place, Watch, names_of, owned_by, plain_tensors
 from onnxtrain.capture.left_outside import LeftOutsideError, take_out_of_others, take_out_refused
-from onnxtrain.capture.quiet import quiet
-from onnxtrain.capture.recorder import recorder, take_out_raised
+from onnxtrain.capture.recorder import recorder, recording, take_out_raised
 from onnxtrain.capture.rehearsal import Answers
 from onnxtrain.capture.replay import MoreLooksError, Path, Replay
 from onnxtrain.capture.rewritten import Contents, Copied, Rewritten, is_trained_leaf, lines_of_changes, may_be_changed
 from onnxtrain.capture.schema import Schema, flatten
 from onnxtrain.capture.size_guards import Repeated, size_guards, taken_for_content
 from onnxtrain.capture.source_lines import line_of_error
+from onnxtrain.capture.stand_ins import StandIns
 from onnxtrain.capture.substitutes import Substitutes
 from onnxtrain.capture.symbolic_sizes import (
     Assumed,
@@ -121,7 +121,7 @@ class FlatModule(torch.nn.Module):
         ignored: names of attributes that do not concern the forward pass.
         answers: what looks at tensors saw in a rehearsal; None where checks are to be left out and other looks refused.
         repeated: the inputs that come again (``size_guards.repeated_among``).
-        within: gives what the call of the module runs in.
+        stand_ins: of its layers, while it is traced.
 
     Attributes:
         result: filled by the forward pass.
@@ -138,10 +138,10 @@ class FlatModule(torch.nn.Module):
         ignored: Collection[str] = (),
         answers: Answers | None = None,
         repeated: Repeated = (),
-        within: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+        stand_ins: StandIns | None = None,
     ) -> None:
         super().__init__()
-        self._within = within
+        self._stand_ins = stand_ins or StandIns(())
         self.module, self._ignored, self._answers, self.repeated = module, ignored, answers, dict(repeated)
         self._inputs, self._autocast, self._functions = inputs, autocast, functions or Functions()
         self._names, self.gradients, self._owned = names_of(module), True, owned_by(module)
@@ -174,8 +174,8 @@ class FlatModule(torch.nn.Module):
         )
         looks = contextlib.nullcontext() if self._answers is None else replay.within()
         try:
-            whole, noted = Substitutes(elsewhere), reads.noted()
-            with self._autocast.enter(), functions, sizes as self.result.assumed, whole, looks, self._within(), noted:
+            whole, layers, noted = Substitutes(elsewhere), self._stand_ins.calls(), reads.noted()
+            with self._autocast.enter(), functions, sizes as self.result.assumed, whole, looks, layers, noted:
                 result = self.module.forward(*args, **kwargs)  # the module's own hooks run at every call, outside
             if generator := generators.drawn:
                 raise HostRandomError(generator)
@@ -212,7 +212,7 @@ class FlatModule(torch.nn.Module):
             inputs.rewritten(i, o, self.copied[i]) for i, o in zip(copied, outputs, strict=True)
         )
         seen, self.result.path = replay.path(len(distinct))
-        return [*distinct, *seen]
+        return [*map(self._stand_ins.shown, distinct), *seen]
 
 
 def export(
@@ -365,13 +365,6 @@ def _ordinary(tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.is_inference() and not tensor._is_view():
         return tensor
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
-
-
-@contextlib.contextmanager
-def recording(gradients: bool = True) -> Iterator[None]:
-    """What torch.export runs the user's module in, by default with gradients enabled."""
-    with quiet(), torch.inference_mode(False), torch.set_grad_enabled(gradients):
-        yield
 
 
 def _explain(error: Exception) -> CaptureError:

@@ -29,10 +29,10 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from onnxtrain.capture.attribute_reads import OWN, Attribute, Reads
 from onnxtrain.capture.descriptions import Describer, TooMuchError, code_digest
-from onnxtrain.capture.export import recording
 from onnxtrain.capture.host_random import HostGenerators
 from onnxtrain.capture.left_outside import left_by, take_out
 from onnxtrain.capture.like_layers import names_within
+from onnxtrain.capture.recorder import recording
 from onnxtrain.capture.rehearsal import fill_caches, untouched
 from onnxtrain.capture.schema import flatten
 from onnxtrain.capture.size_guards import repeated_among

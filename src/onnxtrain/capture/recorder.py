@@ -23,6 +23,7 @@ from torch.fx.experimental import proxy_tensor
 
 from onnxtrain.capture.known_calls import Count, known_calls
 from onnxtrain.capture.layouts import layouts
+from onnxtrain.capture.quiet import quiet
 from onnxtrain.capture.replaced import replaced
 from onnxtrain.capture.source_lines import is_users
 
@@ -79,6 +80,13 @@ def recorder() -> Iterator[Count]:
     _frame.cache_clear()  # files may have been written anew
     with light, layouts(), config.patch(fake_tensor_cache_enabled=False), known_calls() as count:
         yield count
+
+
+@contextlib.contextmanager
+def recording(gradients: bool = True) -> Iterator[None]:
+    """What torch.export runs the user's module in, by default with gradients enabled."""
+    with quiet(), torch.inference_mode(False), torch.set_grad_enabled(gradients):
+        yield
 
 
 def take_out_raised(program: torch.export.ExportedProgram) -> int:

@@ -17,41 +17,23 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils import _pytree as pytree
 
 from onnxtrain.capture.attribute_reads import watched
-from onnxtrain.capture.call_forms import form_of_value
 from onnxtrain.capture.descriptions import Describer
 from onnxtrain.capture.host_random import HostGenerators
+from onnxtrain.capture.keepers import Handed, Keepers, Source, is_keeper, unread_number
 from onnxtrain.capture.left_behind import Watch
 from onnxtrain.capture.like_layers import HOOKS, Row, names_within
 from onnxtrain.capture.readings import CodeWatch, GlobalNames, Unwatched, ambient
 from onnxtrain.capture.stand_in_modules import UnlikeError, stand_in
+from onnxtrain.capture.stand_in_tensors import known_of, take_out
 from onnxtrain.errors import ContentError
 from onnxtrain.ir.layers import KEPT, Layers
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
-_OTHERS = (bytes, complex)
-
-
-@torch.library.custom_op("onnxtrain::like_layer", mutates_args=(), schema="(Tensor x, bool is_next) -> Tensor")
-def like_layer(x: torch.Tensor, is_next: bool) -> torch.Tensor:
-    """What a stand-in gives; it is taken out of the recorded calls, so that the layer after it reads ``x``."""
-    raise RuntimeError("onnxtrain::like_layer stands for a layer while a module is traced; it does not run")
-
-
-@like_layer.register_fake
-def _(x: torch.Tensor, is_next: bool) -> torch.Tensor:
-    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
-
-
-def _no_gradient(ctx: Any, *dys: Any) -> Any:
-    raise RuntimeError("a stand-in is differentiated in its graph")
-
-
-like_layer.register_autograd(_no_gradient)
-_LIKE = torch.ops.onnxtrain.like_layer.default
 
 
 class StandIns:
@@ -96,6 +78,16 @@ class StandIns:
         with Unwatched() if self._rows else contextlib.nullcontext():  # without rows a profiler is somebody else's
             yield
 
+    def shown(self, output: torch.Tensor) -> torch.Tensor:
+        """An output of the module; of what a layer handed to a keeper the graph has to know whose it is."""
+        mode: Any = get_proxy_mode()
+        if any(calls.handed for calls in self._rows) and output in mode.tracer.tensor_tracker:
+            name = mode.tracer.tensor_tracker[output].proxy.node.name
+            for calls in self._rows:
+                if name in calls.handed:
+                    return torch.ops.onnxtrain.layers_further(output, calls.row.layers.prefix, calls.handed[name])
+        return output
+
     def take_out(self, program: torch.export.ExportedProgram) -> None:
         """Take what stand-ins gave out of a recorded program.
 
@@ -110,7 +102,7 @@ class StandIns:
         lengths = {row.missing for row in self.layers}
         for module in program.graph_module.modules():
             if isinstance(module, torch.fx.GraphModule):
-                _take_out(module.graph, lengths)
+                take_out(module.graph, lengths)
 
     def _refuse(self, why: str) -> UnlikeError:
         self.unlike = self.unlike or why
@@ -141,32 +133,6 @@ def with_stand_ins(rows: Sequence[Row], ignored: Collection[str], trace: Callabl
     return trace(StandIns(()))
 
 
-def _take_out(graph: torch.fx.Graph, lengths: Collection[int]) -> None:
-    """Take out of a graph what stand-ins gave: chains as long as there are stand-ins, with nothing in between."""
-    order = {node: at for at, node in enumerate(graph.nodes)}
-    given = [node for node in graph.nodes if node.target is _LIKE]
-    for node in given:
-        source: Any = node.args[0]
-        later = [n for n in source.users if order[n] > order[node]]
-        is_read = node.args[1] and source.target is not _LIKE and later  # a layer that was traced
-        is_shared = len(node.users) > 1 and any(n.target is _LIKE for n in node.users)
-        if is_read or is_shared or (not node.args[1] and node.users):
-            raise UnlikeError("what a layer gives is read by something else than the next layer")
-        if node.args[1] and source.target is not _LIKE and _length(node) not in lengths:
-            raise UnlikeError("something is done to what a layer gives before the next one has it")
-    for node in given:
-        node.replace_all_uses_with(node.args[0])
-        graph.erase_node(node)
-
-
-def _length(node: torch.fx.Node | None) -> int:
-    """How many stand-ins follow on each other from one on."""
-    count = 0
-    while node is not None:
-        node, count = next((n for n in node.users if n.target is _LIKE), None), count + 1
-    return count
-
-
 class _Calls:
     """The calls of one row's layers.
 
@@ -174,6 +140,10 @@ class _Calls:
         row: the layers.
         ignored: names of attributes that do not concern the forward pass.
         refuse: notes why they are not alike, and gives the error.
+
+    Attributes:
+        handed: names of the nodes that the traced layers handed to keepers, and that these made of them, with how much
+            further each is in a graph of all layers.
     """
 
     def __init__(self, row: Row, ignored: Collection[str], refuse: Callable[[str], UnlikeError]) -> None:
@@ -183,7 +153,9 @@ class _Calls:
         self._seen: list[_Seen] = []  # of the layers that are traced
         self._next = 0  # of the row
         self._watched: tuple[Any, ...] = ()
+        self._keepers: Keepers | None = None  # of the layer that is called
         self._latest = _Leaves(None)  # what the layer before gave
+        self.handed: dict[str, int] = {}
 
     @contextlib.contextmanager
     def standing(self) -> Iterator[None]:
@@ -195,6 +167,7 @@ class _Calls:
             for n, layer in missing.items()
         }
         with contextlib.ExitStack() as stack:
+            stack.callback(self.begin)
             for layer in self.row.kept:
                 stack.callback(layer.register_forward_pre_hook(self._begin, with_kwargs=True).remove)
                 stack.callback(layer.register_forward_hook(self._end, with_kwargs=True).remove)
@@ -207,7 +180,16 @@ class _Calls:
 
     def begin(self) -> None:
         """Forget the calls of an earlier trace."""
+        self._close()
+        self.handed = {}
         self._seen, self._next, self._watched, self._latest = [], 0, (), _Leaves(None)
+
+    def _close(self) -> tuple[Handed, ...]:
+        """Watch keepers no longer; what was handed to them."""
+        keepers, self._keepers = self._keepers, None
+        if keepers is not None:
+            keepers.close()
+        return () if keepers is None else tuple(keepers.handed)
 
     def check_called(self) -> None:
         """Note where not every layer was called once, in its turn."""
@@ -215,14 +197,19 @@ class _Calls:
             self._refuse(f"of {self.row.layers} {self._next} are called in turn")
 
     def _unread(self, path: str, name: str, stand_ins: Iterable[int]) -> contextlib.AbstractContextManager[None]:
-        """Watch an attribute that differs: what reads it is not alike."""
+        """Watch an attribute that differs: what reads it is not alike, but for a number that is only handed over."""
+        source = Source(path, name)
+        is_number = all(type(source.number(layer)) is int for layer in self.row.modules)
         parts = {id(layer.get_submodule(path)) for layer in self.row.kept} | ({*stand_ins} if not path else set())
 
         def tell(owner: Any) -> None:
-            if id(owner) in parts:
+            if id(owner) in parts and not (is_number and self._keepers is not None):
                 raise self.refuse(f"{name} is read, which is another one in each")
 
-        return watched(type(self.row.modules[0].get_submodule(path)), name, tell)
+        def instead(owner: Any, value: Any) -> Any:
+            return unread_number(source, self.refuse) if id(owner) in parts else value
+
+        return watched(type(self.row.modules[0].get_submodule(path)), name, tell, instead=instead)
 
     def refuse(self, why: str) -> UnlikeError:
         """Note why the layers are not alike; gives the error."""
@@ -242,12 +229,18 @@ class _Calls:
         self._check_given(given)
         code = CodeWatch(Describer(names_within(layer), while_traced=True))
         self._watched = given, Watch(layer, self._ignored), _state(layer), code
+        self._close()  # where the layer before raised
+        if any(map(is_keeper, given.leaves)):
+            self._keepers = Keepers(layer, given.leaves, self.refuse)
         if place:
             sys.setprofile(code.watch)
 
     def _end(self, layer: torch.nn.Module, args: Any, kwargs: Any, result: Any) -> None:
         sys.setprofile(None)
         given, watch, state, code = self._watched
+        handed = self._close()
+        is_last = len(self._seen) == KEPT - 1
+        self.handed |= {name: self.row.layers.missing * is_last for h in handed for name in h.nodes}
         found, why, names = frozenset(code.found), code.unreadable, GlobalNames(code.names)
         code.release()
         changes = watch.changes()
@@ -257,9 +250,11 @@ class _Calls:
             why = "a call changes what it is given"
         if len(self._seen) > 1 and found != self._seen[1].code:
             why = "the code reads something else in each"
+        if len(self._seen) > 1 and not _are_like(handed, self._seen[1].handed):
+            why = "they do not hand over the same"
         if why:
             raise self.refuse(why)
-        self._seen.append(_Seen(given, _Leaves(result), found, names))
+        self._seen.append(_Seen(given, _Leaves(result), found, names, handed))
         self._latest, self._watched = self._seen[-1].result, ()
         if len(self._seen) == KEPT:  # tensors of a trace that there still are after it would be kept by somebody
             self._seen, self._latest = [], _Leaves(None)
@@ -273,7 +268,7 @@ class _Calls:
             raise self.refuse("they are given other arguments")
         for index, (x, y) in enumerate(zip(given.leaves, then.leaves, strict=True)):
             place = _place(x, self._latest)
-            is_next = place is not None and _form(x) == _form(y) and self._latest.versions[place] == _version(x)
+            is_next = place is not None and known_of(x) == known_of(y) and self._latest.versions[place] == _version(x)
             if not is_next and not (_is_same(x, y) and then.versions[index] == _version(x)):
                 raise self.refuse(f"argument {index} is another one for each")
 
@@ -294,14 +289,25 @@ class _Calls:
         roles = [_place(x, before) for x in like.given.leaves]
         if roles != [_place(x, self._latest) for x in given.leaves]:
             raise self.refuse("they are given other results of the layer before")
+        self._hand_over(number)
         made = [self._result(i, x, given, like, roles) for i, x in enumerate(like.result.leaves)]
         result = pytree.tree_unflatten(made, like.result.spec)
         self._latest = _Leaves(result)
         return result
 
+    def _hand_over(self, number: int) -> None:
+        """Hand to keepers what a layer would that is not traced."""
+
+        def further(x: torch.Tensor) -> torch.Tensor:
+            return torch.ops.onnxtrain.layers_further(x, self.row.layers.prefix, number - (KEPT - 2))
+
+        before, like = (self._seen[place].handed for place in (KEPT - 3, KEPT - 2))
+        if not all(h.again(self.row.modules[number], b, further) for h, b in zip(like, before, strict=True)):
+            raise self.refuse("what is handed over is kept in another way")
+
     def _result(self, index: int, result: Any, given: _Given, like: _Seen, roles: Sequence[int | None]) -> Any:
         if not isinstance(result, torch.Tensor):
-            _form(result)
+            known_of(result)
             return result
         same = next((i for i, x in enumerate(like.given.leaves) if x is result), None)
         if same is not None:
@@ -309,7 +315,7 @@ class _Calls:
         if index not in roles:
             return torch.ops.onnxtrain.like_layer(result, False)
         source = given.leaves[roles.index(index)]
-        if _form(result) != _form(source):
+        if known_of(result) != known_of(source):
             raise self.refuse(f"result {index} is of another form than what the layer is given")
         return torch.ops.onnxtrain.like_layer(source, True)
 
@@ -337,12 +343,25 @@ class _Given(_Leaves):
 
 @dataclasses.dataclass(frozen=True)
 class _Seen:
-    """What was seen of a layer that was traced: what it was given, what it gave, what its code read, global names."""
+    """What was seen of a layer that was traced.
+
+    Args:
+        given: what it was given.
+        result: what it gave.
+        code: what its code read.
+        names: global names that it read.
+        handed: what it handed to objects that keep tensors by layer.
+    """
 
     given: _Given
     result: _Leaves
     code: frozenset[str]
     names: GlobalNames
+    handed: tuple[Handed, ...]
+
+
+def _are_like(some: Sequence[Handed], others: Sequence[Handed]) -> bool:
+    return len(some) == len(others) and all(map(Handed.is_like, some, others))
 
 
 def _place(argument: Any, results: _Leaves) -> int | None:
@@ -354,24 +373,14 @@ def _place(argument: Any, results: _Leaves) -> int | None:
 
 def _is_same(x: Any, y: Any) -> bool:
     """Whether two arguments are one tensor, or equal values."""
-    return x is y if isinstance(x, torch.Tensor) or isinstance(y, torch.Tensor) else _form(x) == _form(y)
+    is_one = isinstance(x, torch.Tensor) or isinstance(y, torch.Tensor) or is_keeper(x)
+    return x is y if is_one else known_of(x) == known_of(y)
 
 
 def _version(value: Any) -> int:
     """How often a tensor was changed."""
     with torch._C.DisableTorchFunction():
         return value._version if isinstance(value, torch.Tensor) else 0
-
-
-def _form(value: Any) -> Any:
-    """All that a trace knows of a value but which tensor it is; the user's code asks nothing of it by this.
-
-    Raises:
-        UnknownFormError: it is more than that.
-    """
-    with torch._C.DisableTorchFunction():
-        base = isinstance(value, torch.Tensor) and value._base is not None
-        return (base, form_of_value(value)) if not isinstance(value, _OTHERS) else (type(value), value)
 
 
 def _attributes(layer: torch.nn.Module) -> list[dict[str, int]]:

@@ -26,8 +26,8 @@ from onnxtrain.engine.work import Work
 from onnxtrain.errors import BackendError
 from onnxtrain.gradient import origins_of_outputs
 from onnxtrain.ir.graphs import ForwardGraph
+from onnxtrain.ir.layers import NotRepeatedError
 from onnxtrain.ir.traits import Trait, traits_of
-from onnxtrain.ir.unfolding import NotRepeatedError
 from onnxtrain.optimize.rows import RowSet, Sizes, text_of
 from onnxtrain.options import Options
 

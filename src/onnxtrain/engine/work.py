@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from onnxtrain.compiler import Compiled
 from onnxtrain.ir.graphs import ForwardGraph
 from onnxtrain.ir.layer_slices import weights
-from onnxtrain.ir.unfolding import NotRepeatedError, short_names
+from onnxtrain.ir.layers import NotRepeatedError, short_names
 from onnxtrain.plan.cost import Flops, flops, training_flops
 
 

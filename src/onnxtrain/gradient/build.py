@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-import operator
 from collections.abc import Hashable, Iterable, Sequence
 
 import onnx_ir as ir
 
 from onnxtrain.errors import GradientError, OnnxTrainError, RuleError, first_line
-from onnxtrain.gradient.registry import Context, rule_of, stopped_inputs
+from onnxtrain.gradient.flow import flowing, reachable, stops
+from onnxtrain.gradient.registry import Context, rule_of
 from onnxtrain.ir import functions, shapes
 from onnxtrain.ir.bodies import bodies_of, remove_unread
 from onnxtrain.ir.builder import Builder
 from onnxtrain.ir.expansions import can_expand, expand_nodes
 from onnxtrain.ir.graphs import ForwardGraph, TrainingGraph, describe, free_name, is_backward, source_of, values
+from onnxtrain.ir.layers import NotRepeatedError
 from onnxtrain.ir.opsets import raise_opset
 from onnxtrain.ir.standard_form import write_out
-from onnxtrain.ir.traits import Trait, traits_of
-
-FLOATING = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE})
-FLOATING |= {ir.DataType.COMPLEX64, ir.DataType.COMPLEX128}
 
 _LOG = logging.getLogger(__name__)
-_ONLY_TYPE = {"CastLike": frozenset((1,))}  # inputs of which nothing but the element type is read
-_ZERO = frozenset(("Floor", "Ceil", "Round", "Sign"))
 
 
 def build_gradient(graph: ForwardGraph, outputs: Sequence[str] | None = None) -> TrainingGraph:
@@ -66,9 +60,9 @@ def write_out_without_rule(graph: ir.Graph, targets: Sequence[ir.Value]) -> None
     Their bodies are standard operators, which have rules.
     """
     while True:
-        active = _reachable(graph, targets)
-        found = [n for n in graph if functions.has_body(n) and rule_of(n) is None and not _stops(n)]
-        found = [n for n in found if any(x in active for x in _flowing(n))]
+        active = reachable(graph, targets)
+        found = [n for n in graph if functions.has_body(n) and rule_of(n) is None and not stops(n)]
+        found = [n for n in found if any(x in active for x in flowing(n))]
         if not found:
             return
         for node in found:
@@ -90,36 +84,6 @@ def gradient_errors(graph: ForwardGraph, outputs: Sequence[str] | None = None) -
     model, walk = _start(graph)
     walk.seed(graph.signature.outputs if outputs is None else outputs)
     return model, [error for _, error in walk.failures()][::-1]
-
-
-def tracked_outputs(graph: ForwardGraph) -> tuple[str, ...]:
-    """The outputs that torch would say require a gradient: those that depend on one of ``signature.differentiable``.
-
-    Unlike ``build_gradient`` this follows operators whose gradient is zero (Floor, Sign): torch does.
-    """
-    signature = graph.signature
-    found, wanted = signature.origins, set(signature.differentiable)
-    found = origins_of_outputs(graph) if found is None else found
-    names = [str(v.name) for v in graph.model.graph.outputs]
-    return tuple(n for n in names if n in signature.outputs and wanted & found.get(n, frozenset()))
-
-
-def origins_of_outputs(graph: ForwardGraph) -> dict[str, frozenset[str]]:
-    """For each output the floating inputs on which torch would say that its gradient depends."""
-    inputs = [v for v in graph.model.graph.inputs if v.dtype in FLOATING]
-    found = {v: 1 << place for place, v in enumerate(inputs)}  # sets of inputs, as bits
-    for node in graph.model.graph:
-        if _stops(node) and node.op_type not in _ZERO:
-            continue
-        read = [v for i, v in enumerate(node.inputs) if i not in _ONLY_TYPE.get(node.op_type, ())]
-        bits = functools.reduce(operator.or_, (found.get(v, 0) for v in read if v is not None), 0)
-        if bits:
-            found.update((v, bits) for v in node.outputs if v.dtype in FLOATING)
-    outputs = [v for v in graph.model.graph.outputs if v.name in graph.signature.outputs]
-    return {
-        str(v.name): frozenset(str(x.name) for place, x in enumerate(inputs) if found.get(v, 0) >> place & 1)
-        for v in outputs
-    }
 
 
 def differentiate_body(body: ir.Graph, wanted: Sequence[bool], seeded: Sequence[bool]) -> tuple[ir.Graph, list[bool]]:
@@ -196,7 +160,7 @@ class Walk:
         self.op = Builder(graph, before=before, backward=before is None)
         self.targets = list(targets)
         self.names = {str(v.name) for v in values(graph)}
-        self.active = _reachable(graph, self.targets)
+        self.active = reachable(graph, self.targets)
         self.contributions: dict[ir.Value, ir.Value] = {}
         self._alike: dict[Hashable, list[int]] = {}  # the inputs of a kind of node that a gradient reached
 
@@ -235,6 +199,9 @@ class Walk:
         found = []
         with self.op.arithmetic():
             for node in reversed([n for n in self.nodes if not is_backward(n)]):
+                if functions.is_further(node):  # a gradient that flows there makes the graph whole
+                    self.assume_gradients([0], node)
+                    continue
                 kind = self._kind(node) if like_others else None
                 if kind in self._alike:
                     self.assume_gradients(self._alike[kind], node)
@@ -264,13 +231,16 @@ class Walk:
 
         Raises:
             GradientError: the node has no gradient here.
+            NotRepeatedError: it is of a layer that a short graph does not have.
             RuleError: its rule raised what is not an error of ours.
         """
         dys = [self.contributions.get(y) for y in node.outputs]
-        wanted = [x in self.active for x in _flowing(node)]
-        if not any(wanted) or all(dy is None for dy in dys) or _stops(node):
+        wanted = [x in self.active for x in flowing(node)]
+        if not any(wanted) or all(dy is None for dy in dys) or stops(node):
             return
         rule = rule_of(node)
+        if functions.is_further(node):
+            raise NotRepeatedError("a gradient flows through what a layer hands over")
         if rule is None:
             raise _no_rule(node)
         self.op.metadata = dict(node.metadata_props)
@@ -291,8 +261,8 @@ class Walk:
 
     def assume_gradients(self, places: Iterable[int], node: ir.Node) -> None:
         """Stand-ins for the gradients of a node's inputs in these places, where there are none."""
-        flowing = _flowing(node)
-        for x in (flowing[place] for place in places):
+        inputs = flowing(node)
+        for x in (inputs[place] for place in places):
             if x is not None and x in self.active and x not in self.contributions:
                 self.contributions[x] = ir.Value(name=f"{x.name}_grad", type=x.type, shape=x.shape)
 
@@ -334,21 +304,6 @@ class Walk:
         return gradients
 
 
-def _reachable(graph: ir.Graph, targets: Sequence[ir.Value]) -> set[ir.Value]:
-    """Floating values that depend on a target through differentiable operators."""
-    active = {v for v in targets if v.dtype in FLOATING}
-    for node in graph:
-        if not _stops(node) and any(v in active for v in _flowing(node)):
-            active.update(v for v in node.outputs if v.dtype in FLOATING)
-    return active
-
-
-def _flowing(node: ir.Node) -> list[ir.Value | None]:
-    """The node's inputs, with None for those through which no gradient flows."""
-    stopped = stopped_inputs(node) | _ONLY_TYPE.get(node.op_type, frozenset())
-    return [None if i in stopped else x for i, x in enumerate(node.inputs)]
-
-
 def _form(value: ir.Value) -> tuple[Hashable, ...]:
     return value.dtype, shapes.dims_of(value)
 
@@ -362,10 +317,6 @@ def _content(value: ir.Value) -> Hashable:
 
 
 _SMALL = 64  # elements; no rule looks at each element of a larger constant
-
-
-def _stops(node: ir.Node) -> bool:
-    return Trait.STOP in traits_of(node)
 
 
 def _no_gradient(node: ir.Node, index: int) -> GradientError:

@@ -12,11 +12,12 @@ from types import MappingProxyType
 
 import onnx_ir as ir
 
+from onnxtrain.ir.functions import is_further
 from onnxtrain.ir.graphs import is_backward
-from onnxtrain.ir.layers import KEPT, Layers
+from onnxtrain.ir.layers import COPIED, KEPT, Layers
 
 BEFORE, AFTER = -1, KEPT  # what depends on no layer: in the forward pass, in the backward pass
-MODEL, COPIED, LAST = 1, 2, 3  # the slice that is compared, the one that is copied, the one that ends the row
+OUTSIDE = KEPT + 1  # what depends on what is some layers further: outputs that every layer has
 
 
 def weights(graph: ir.Graph, layers: Sequence[Layers]) -> dict[ir.Node, int]:
@@ -37,7 +38,7 @@ class Slices:
         gradients: name of a parameter or input to the output that is its gradient.
 
     Attributes:
-        of_node: 0 to 3, or what is before or after all of them.
+        of_node: 0 to 3, or what is before, after or outside of all of them.
         of_value: the same.
     """
 
@@ -50,6 +51,9 @@ class Slices:
         nodes = list(graph)
         forward = [n for n in nodes if not is_backward(n)]
         for node in forward:
+            if is_further(node) and node.attributes["prefix"].value == layers.prefix:
+                self.put(node, OUTSIDE)
+                continue
             self.put(node, max((self.of_value.get(v, BEFORE) for v in node.inputs if v is not None), default=BEFORE))
         self._within(forward)
         backward = [n for n in nodes if is_backward(n)]

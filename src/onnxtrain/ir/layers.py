@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection, Iterable, Sequence
 
 KEPT = 4  # of a row of layers: the first three and the last
+MODEL, COPIED, LAST = 1, 2, 3  # of these the one that is compared, the one that is copied, the one that ends the row
+
+
+class NotRepeatedError(Exception):
+    """The layers of a short graph are not alike any more, so that it does not tell what a longer one is."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +52,19 @@ class Layers:
         is_within = name.startswith(start) and number.isdecimal() and bool(rest)
         return (int(number) - self.first, rest) if is_within else (-1, "")
 
+    def further(self, names: Collection[str], by: int) -> frozenset[str]:
+        """The parameters of missing layers that a value depends on that is so many layers further than another.
+
+        Args:
+            names: what the other one depends on: all parameters of the layers before its own.
+            by: how many layers it is further.
+        """
+        at = [place for place in map(self.place, names) if place is not None]
+        end = max((place for place, _ in at), default=0)
+        last, full = ({rest for place, rest in at if place == p} for p in (end, max(end - 1, 0)))
+        between = {self.name(end + n, rest) for n in range(by) for rest in full}
+        return frozenset(between | {self.name(end + by, rest) for rest in last}) if by and end < LAST else frozenset()
+
     def name(self, place: int, rest: str) -> str:
         """The name of a parameter or buffer of the layer at a place of the whole row."""
         return ".".join(filter(None, (self.prefix, str(self.first + place), rest)))
@@ -59,3 +78,39 @@ class Layers:
     def __str__(self) -> str:
         """As the log and ``explain`` name them."""
         return f"{self.name(0, '')} to {self.last}"
+
+
+def whole_names(names: Iterable[str], layers: Layers) -> tuple[str, ...]:
+    """Names of a short graph's inputs with those of the missing layers, which follow on their like, layer by layer."""
+    found: list[str] = []
+    block: list[str] = []
+    for name in (*names, ""):
+        place = layers.place(name)
+        if place is not None and place[0] == COPIED:
+            block.append(place[1])
+        elif block:
+            found += [layers.name(COPIED + c, rest) for c in range(1, layers.missing + 1) for rest in block]
+            block = []
+        found += [name] if name else []
+    return tuple(found)
+
+
+def short_names(names: Sequence[str], layers: Sequence[Layers]) -> tuple[str, ...]:
+    """Names of a whole graph's inputs without those of the layers that a short one does not have.
+
+    Raises:
+        NotRepeatedError: not all layers have the same of them.
+    """
+    found = tuple(n for n in names if not any(row.is_missing(n) for row in layers))
+    again = found
+    for row in layers:
+        again = whole_names(again, row)
+    if {*again} != {*names}:
+        raise NotRepeatedError("not all layers are trained alike")
+    return found
+
+
+def whole_origin(names: frozenset[str], layers: Layers) -> frozenset[str]:
+    """What an output depends on that depends on these parameters: on all layers, where on the last one."""
+    is_end = any((place := layers.place(name)) is not None and place[0] == LAST for name in names)
+    return frozenset(whole_names(sorted(names), layers)) if is_end else names

@@ -19,14 +19,11 @@ import onnx_ir as ir
 
 from onnxtrain.ir import shapes
 from onnxtrain.ir.bodies import bodies_of
+from onnxtrain.ir.functions import is_further
 from onnxtrain.ir.graphs import ForwardGraph, Signature, TrainingGraph, free_name, is_backward
-from onnxtrain.ir.layer_slices import AFTER, BEFORE, COPIED, LAST, MODEL, Slices
-from onnxtrain.ir.layers import KEPT, Layers
+from onnxtrain.ir.layer_slices import AFTER, BEFORE, OUTSIDE, Slices
+from onnxtrain.ir.layers import COPIED, KEPT, LAST, MODEL, Layers, NotRepeatedError, whole_names, whole_origin
 from onnxtrain.ir.python_calls import is_call
-
-
-class NotRepeatedError(Exception):
-    """The layers of a short graph are not alike any more, so that it does not tell what a longer one is."""
 
 
 def whole(graph: ForwardGraph) -> ForwardGraph:
@@ -58,36 +55,6 @@ def make_whole(training: TrainingGraph, layers: Sequence[Layers]) -> TrainingGra
     return dataclasses.replace(training, signature=signature, gradients=gradients)
 
 
-def whole_names(names: Iterable[str], layers: Layers) -> tuple[str, ...]:
-    """Names of a short graph's inputs with those of the missing layers, which follow on their like, layer by layer."""
-    found: list[str] = []
-    block: list[str] = []
-    for name in (*names, ""):
-        place = layers.place(name)
-        if place is not None and place[0] == COPIED:
-            block.append(place[1])
-        elif block:
-            found += [layers.name(COPIED + c, rest) for c in range(1, layers.missing + 1) for rest in block]
-            block = []
-        found += [name] if name else []
-    return tuple(found)
-
-
-def short_names(names: Sequence[str], layers: Sequence[Layers]) -> tuple[str, ...]:
-    """Names of a whole graph's inputs without those of the layers that a short one does not have.
-
-    Raises:
-        NotRepeatedError: not all layers have the same of them.
-    """
-    found = tuple(n for n in names if not any(row.is_missing(n) for row in layers))
-    again = found
-    for row in layers:
-        again = whole_names(again, row)
-    if {*again} != {*names}:
-        raise NotRepeatedError("not all layers are trained alike")
-    return found
-
-
 def _whole_signature(signature: Signature, layers: Layers) -> Signature:
     origins = signature.origins
     return dataclasses.replace(
@@ -95,7 +62,7 @@ def _whole_signature(signature: Signature, layers: Layers) -> Signature:
         parameters=whole_names(signature.parameters, layers),
         buffers=whole_names(signature.buffers, layers),
         differentiable=whole_names(signature.differentiable, layers),
-        origins=origins and {o: frozenset(whole_names(sorted(names), layers)) for o, names in origins.items()},
+        origins=origins and {o: whole_origin(names, layers) for o, names in origins.items()},
     )
 
 
@@ -136,6 +103,7 @@ class _Unfolding:
         nodes = list(self.graph)
         forward = [n for n in nodes if not is_backward(n)]
         backward = nodes[len(forward) :]
+        forward.sort(key=lambda n: self.slices.of_node[n] == OUTSIDE)
         if not all(map(is_backward, backward)):
             raise NotRepeatedError("the backward pass does not follow on the forward pass")
         periods = [self._compare(part) for part in (forward, backward)]
@@ -229,7 +197,7 @@ class _Unfolding:
         """A layer is read by those beside it, and by nothing else."""
         between = [v for n, label in self.slices.of_node.items() if label in (MODEL, COPIED) for v in n.outputs]
         for value in (*between, *self.place):
-            readers = {self.slices.of_node.get(use.node, AFTER) for use in value.uses()}
+            readers = {self.slices.of_node.get(use.node, AFTER) for use in value.uses() if not is_further(use.node)}
             if any(abs(self._label(value) - reader) > 1 for reader in readers):
                 raise NotRepeatedError(f"{value.name} is read outside of its row")
         results = {*self.gradients.values()}
@@ -300,6 +268,9 @@ class _Unfolding:
     def _point_again(self, node: ir.Node) -> None:
         """Let a node of the short graph read what it reads in the whole one."""
         label = self.slices.of_node[node]
+        if label == OUTSIDE:
+            self._give_further(node)
+            return
         shift = self.layers.missing if label >= LAST else 0
         for index, value in enumerate(node.inputs):
             other = BEFORE if value is None else self._label(value)
@@ -307,6 +278,18 @@ class _Unfolding:
                 continue
             if (now := self._at(value, shift)) is not value:
                 node.replace_input_with(index, now)
+
+    def _give_further(self, node: ir.Node) -> None:
+        """Let a node that stands for a value some layers further give that value."""
+        given = node.inputs[0]
+        if not is_further(node) or given is None:
+            return
+        by = node.attributes["by"].value
+        if by and self._label(given) not in (MODEL, COPIED, LAST):
+            raise NotRepeatedError(f"{given.name} is not of the layer that hands it over")
+        node.replace_input_with(0, self._at(given, by))
+        node.domain, node.op_type = "", "Identity"
+        node.attributes.clear()
 
     def _give_gradients(self) -> None:
         """Let the gradients of the missing layers be outputs of the graph."""

@@ -1,4 +1,6 @@
-"""A recorded call of a ``torch.autograd.Function``, one ``PythonOp`` node, and of ``torch.autograd.grad``."""
+"""Operators of ours that a trace records: a call of a ``torch.autograd.Function``, one ``PythonOp`` node, of
+``torch.autograd.grad``, and what stands for another layer's tensor.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,16 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from onnxtrain.capture import function_transforms, inner_gradients  # noqa: F401  (substitutes, and an operator)
+from onnxtrain.capture import (  # noqa: F401  (substitutes, and an operator)
+    function_transforms,
+    inner_gradients,
+    stand_in_tensors,
+)
 from onnxtrain.capture.aten import hold
 from onnxtrain.capture.nodes import record_node
 from onnxtrain.capture.python_op import recorded
 from onnxtrain.capture.translations import translation, vector
-from onnxtrain.ir.functions import GRADIENTS
+from onnxtrain.ir.functions import FURTHER, GRADIENTS
 from onnxtrain.ir.python_calls import HANDLE, PYTHON_OP, Place, PythonCall
 
 
@@ -35,6 +41,12 @@ def gradients(outputs: list[ir.Value], seeds: list[ir.Value], inputs: list[ir.Va
     attributes = {"count": len(outputs), "allow_unused": int(allow_unused)}
     made = record_node(GRADIENTS, [*outputs, *seeds, *inputs], attributes, outputs=len(inputs))
     return list(made) if isinstance(made, tuple) else [made]
+
+
+@translation(torch.ops.onnxtrain.layers_further.default)
+def layers_further(x: ir.Value, prefix: str, by: int) -> Any:
+    """A node that stands for a layer's value until all layers are in the graph."""
+    return record_node(FURTHER, [x], {"prefix": prefix, "by": by})
 
 
 def _attributes(call: PythonCall) -> dict[str, Any]:

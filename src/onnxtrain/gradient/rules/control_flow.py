@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.gradient.build import FLOATING, differentiate_body
+from onnxtrain.gradient.build import differentiate_body
+from onnxtrain.gradient.flow import FLOATING
 from onnxtrain.gradient.registry import DOMAIN, Context, gradient
 from onnxtrain.ir import shapes
 from onnxtrain.ir.bodies import remove_unread

@@ -25,6 +25,7 @@ op: Any = None
 own: Any = None
 OPAQUE = {"ATen", "ATenGrad", "PythonOp", "PythonOpGrad"}  # only the torch backend can run them: no body exists
 GRADIENTS = "Gradients"  # outputs, their gradients, inputs to the inputs' gradients; in a graph until capture is done
+FURTHER = "LayersFurther"  # in a short graph: what a value of a layer is so many layers further (``ir.unfolding``)
 CARRYING = {"RNNGrad", "GRUGrad", "LSTMGrad"}  # each node carries a body of its own
 
 
@@ -71,7 +72,11 @@ def defines(op_type: str) -> bool:
     """Whether the operator is one of ours."""
     load()
     return (
-        op_type in DEFINITIONS or op_type in OPAQUE or op_type in CLOSED or op_type in CARRYING or op_type == GRADIENTS
+        op_type in DEFINITIONS
+        or op_type in OPAQUE
+        or op_type in CLOSED
+        or op_type in CARRYING
+        or op_type in (GRADIENTS, FURTHER)
     )
 
 
@@ -84,3 +89,8 @@ def has_body(node: ir.Node) -> bool:
     """Whether a node is one of our operators that is a function of standard operators."""
     load()
     return node.domain == DOMAIN and node.op_type in DEFINITIONS
+
+
+def is_further(node: ir.Node) -> bool:
+    """Whether a node stands for what its input is some layers further."""
+    return node.domain == DOMAIN and node.op_type == FURTHER

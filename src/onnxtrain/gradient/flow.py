@@ -1,0 +1,89 @@
+"""Through which nodes a gradient flows, and so which values depend on which."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from onnxtrain.gradient.registry import stopped_inputs
+from onnxtrain.ir.functions import is_further
+from onnxtrain.ir.graphs import ForwardGraph
+from onnxtrain.ir.layers import Layers
+from onnxtrain.ir.traits import Trait, traits_of
+
+FLOATING = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE})
+FLOATING |= {ir.DataType.COMPLEX64, ir.DataType.COMPLEX128}
+_ONLY_TYPE = {"CastLike": frozenset((1,))}  # inputs of which nothing but the element type is read
+_ZERO = frozenset(("Floor", "Ceil", "Round", "Sign"))
+
+
+def stops(node: ir.Node) -> bool:
+    """Whether no gradient flows through a node."""
+    return Trait.STOP in traits_of(node)
+
+
+def reachable(graph: ir.Graph, targets: Sequence[ir.Value]) -> set[ir.Value]:
+    """Floating values that depend on a target through differentiable operators."""
+    active = {v for v in targets if v.dtype in FLOATING}
+    for node in graph:
+        if not stops(node) and any(v in active for v in flowing(node)):
+            active.update(v for v in node.outputs if v.dtype in FLOATING)
+    return active
+
+
+def flowing(node: ir.Node) -> list[ir.Value | None]:
+    """The node's inputs, with None for those through which no gradient flows."""
+    stopped = stopped_inputs(node) | _ONLY_TYPE.get(node.op_type, frozenset())
+    return [None if i in stopped else x for i, x in enumerate(node.inputs)]
+
+
+def tracked_outputs(graph: ForwardGraph) -> tuple[str, ...]:
+    """The outputs that torch would say require a gradient: those that depend on one of ``signature.differentiable``.
+
+    Unlike ``build_gradient`` this follows operators whose gradient is zero (Floor, Sign): torch does.
+    """
+    signature = graph.signature
+    found, wanted = signature.origins, set(signature.differentiable)
+    found = origins_of_outputs(graph) if found is None else found
+    names = [str(v.name) for v in graph.model.graph.outputs]
+    return tuple(n for n in names if n in signature.outputs and wanted & found.get(n, frozenset()))
+
+
+def origins_of_outputs(graph: ForwardGraph) -> dict[str, frozenset[str]]:
+    """For each output the floating inputs on which torch would say that its gradient depends."""
+    inputs = [v for v in graph.model.graph.inputs if v.dtype in FLOATING]
+    names = [str(v.name) for v in inputs]
+    found = {v: 1 << place for place, v in enumerate(inputs)}  # sets of inputs, as bits
+    for node in graph.model.graph:
+        if stops(node) and node.op_type not in _ZERO:
+            continue
+        read = [v for i, v in enumerate(node.inputs) if i not in _ONLY_TYPE.get(node.op_type, ())]
+        bits = functools.reduce(operator.or_, (found.get(v, 0) for v in read if v is not None), 0)
+        if bits:
+            if is_further(node):
+                bits |= _further(node, bits, names, graph.layers)
+            found.update((v, bits) for v in node.outputs if v.dtype in FLOATING)
+    outputs = [v for v in graph.model.graph.outputs if v.name in graph.signature.outputs]
+    return {
+        str(v.name): frozenset(name for place, name in enumerate(names) if found.get(v, 0) >> place & 1)
+        for v in outputs
+    }
+
+
+def _further(node: ir.Node, bits: int, names: list[str], layers: Sequence[Layers]) -> int:
+    """The parameters that what is some layers further depends on beside those of a short graph, as bits.
+
+    Args:
+        node: stands for it.
+        bits: what its input depends on.
+        names: of the inputs; those of layers that the short graph does not have are added.
+        layers: the graph's rows.
+    """
+    own = frozenset(name for place, name in enumerate(names) if bits >> place & 1)
+    row = next(row for row in layers if row.prefix == node.attributes["prefix"].value)
+    added = row.further(own, node.attributes["by"].value)
+    names += sorted(added - {*names})
+    return functools.reduce(operator.or_, (1 << names.index(name) for name in added), 0)
