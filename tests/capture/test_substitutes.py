@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -236,3 +238,40 @@ def test_outside_of_capture_torch_is_itself_and_a_function_is_replaced_once() ->
         torch.distributions.Poisson(torch.tensor(-1.0), validate_args=True)
     with pytest.raises(ValueError, match="registered twice"):
         substitute(next(iter(SUBSTITUTES)))(lambda: None)
+
+
+NAMED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "cat": lambda x: torch.cat(tensors=[x, x * x], axis=1),
+    "concat": lambda x: torch.concat([x, x * x], axis=-1),
+    "chunk": lambda x: torch.chunk(input=x, chunks=2, dim=1)[1] * 2,
+    "narrow": lambda x: torch.narrow(x=x, axis=1, start=1, length=2) * 2,
+    "repeat_interleave": lambda x: torch.repeat_interleave(x, 2, axis=1),
+    "cumsum": lambda x: torch.cumsum(x, axis=1),
+    "sum": lambda x: x.sum(axis=1, keepdims=True) + torch.sum(a=x, axis=0),
+    "argmax": lambda x: x * torch.argmax(x, axis=1, keepdims=True),
+    "cosine_similarity": lambda x: F.cosine_similarity(x1=x, x2=x * x, dim=1),
+    "add": lambda x: torch.add(x1=x, x2=x * x),
+    "split": lambda x: torch.split(x, split_size_or_sections=[1, 3], dim=1)[1] * 2,
+    "result_type": lambda x: (x * 2).to(torch.result_type(tensor=x, other=x)),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_arguments_by_the_names_that_numpy_has_for_them(name: str) -> None:
+    check(Call(NAMED[name]), (torch.randn(3, 4),), (torch.randn(5, 4),))
+
+
+def test_substitutes_take_the_names_that_torch_has() -> None:
+    """Of functions that are torch's own code, whose names its operators tell."""
+    wrong, looked = [], 0
+    for function, made in SUBSTITUTES.items():
+        parameters = inspect.signature(made).parameters
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        operator = getattr(torch.ops.aten, function.__name__, None)
+        is_torchs = isinstance(function, types.BuiltinFunctionType) and hasattr(operator, "default")
+        if takes_all or not is_torchs:
+            continue
+        looked += 1
+        named = {a.name for a in operator.default._schema.arguments} - {"self", "out"}
+        wrong += [(function.__name__, name) for name in named - {*parameters}]
+    assert looked > 10 and not wrong

@@ -18,11 +18,14 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 from onnxtrain.capture.stand_in_tensors import known_of
 
 Refuse = Callable[[str], Exception]  # notes why the layers are not alike; gives the error
 _METHOD, _NUMBER = "update", "layer_idx"
+_SMALL = 16  # elements of a constant that is compared with another one
+_COPIES = (torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.detach_.default, torch.ops.aten.detach.default)
 _LEFT = ("__class__", "__dict__", "__doc__", "__init_subclass__", "__module__", "__new__", "__subclasshook__")
 
 
@@ -198,8 +201,12 @@ def _calls(tracer: Any, mark: torch.fx.Node, given: Sequence[Any]) -> tuple[list
             place.setdefault(tracer.tensor_tracker[value].proxy.node, ("given", at))
     found: list[Any] = []
     node = mark.next
+
+    def told(read: torch.fx.Node) -> Any:
+        return place[read] if read in place else _constant(tracer.root, read)
+
     while node.op != "root":
-        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: place.get(n, n))
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), told)
         found.append((node.op, _constant(tracer.root, node) if node.op == "get_attr" else node.target, args, kwargs))
         place[node] = ("made", len(found))
         node = node.next
@@ -207,11 +214,15 @@ def _calls(tracer: Any, mark: torch.fx.Node, given: Sequence[Any]) -> tuple[list
 
 
 def _constant(root: Any, node: torch.fx.Node) -> Any:
-    """What tells a constant: the form of one without elements, or that it is this one."""
-    value = getattr(root, str(node.target), None)
-    if isinstance(value, torch.Tensor) and not value.numel():
-        return value.dtype, value.device, tuple(value.shape)
-    return node.target
+    """What tells a constant from others, by its content where that is little; of what is none, which node it is."""
+    read: Any = node
+    while read.target in _COPIES:
+        read = read.args[0]
+    value = getattr(root, str(read.target), None) if read.op == "get_attr" else None
+    if not isinstance(value, torch.Tensor) or value.numel() > _SMALL:
+        return node
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        return value.dtype, value.device, tuple(value.shape), repr(value.tolist())
 
 
 def _form(value: Any) -> Any:

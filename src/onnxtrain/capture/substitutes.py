@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from onnxtrain.capture import packed_sequences
+from onnxtrain.capture.argument_names import own_names
 from onnxtrain.capture.assertions import expected, tell
 from onnxtrain.capture.found_elsewhere import FoundElsewhere
 from onnxtrain.capture.hidden_changes import (
@@ -134,7 +135,7 @@ def _is_uncounted(func: Callable[..., Any]) -> bool:
 def _call(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """What a function of torch gives, or what takes its place."""
     substitute = SUBSTITUTES.get(func)
-    made = NotImplemented if substitute is None else substitute(*args, **kwargs)
+    made = NotImplemented if substitute is None else substitute(*args, **own_names(func, substitute, kwargs))
     return func(*args, **kwargs) if made is NotImplemented else made
 
 

@@ -33,10 +33,10 @@ def place_in_memory(tensor: Tensor) -> tuple[int | torch.SymInt, ...]:
 
 
 @substitute(torch.result_type)
-def result_type(tensor1: Any, tensor2: Any) -> torch.dtype:
+def result_type(*operands: Any, **named: Any) -> torch.dtype:
     """A type is no result that a program could hold; torch records the call all the same."""
     with _disable_current_modes():
-        return torch.result_type(_like(tensor1), _like(tensor2))
+        return torch.result_type(*map(_like, (*operands, *named.values())))
 
 
 def _like(value: Any) -> Any:
