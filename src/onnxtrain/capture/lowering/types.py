@@ -25,6 +25,7 @@ _LIKE = {  # torch lists no rule of their own
 }
 _MIXED = frozenset((_ops.einsum,))  # nor of these, whose operands may have several where nothing is summed
 _TYPED = frozenset((_ops.clamp.default, _ops.clamp_min.default, _ops.clamp_max.default))  # by their translations
+_IN_PLACES = (_ops.select_scatter.default, _ops.slice_scatter.default, _ops.diagonal_scatter.default)
 _KINDS = (
     (bool | torch.SymBool, torch.bool),
     (int | torch.SymInt, torch.int64),
@@ -140,6 +141,8 @@ def promoted(
     """
     if target.overloadpacket in _MIXED:
         return _of_one_type(writer, target, args)
+    if target in _IN_PLACES:
+        return _of_first_type(writer, target, args, kwargs)
     rule = _rules().get_rule(_LIKE.get(target, target.overloadpacket))
     if rule is None:
         return None
@@ -167,6 +170,17 @@ def _of_one_type(writer: Writer, target: Any, args: Sequence[Any]) -> tuple[Any,
         return None  # which no node of ONNX casts to
     wider = tuple(_promote(writer, a, dtype) if isinstance(a, list | tuple) else a for a in args)
     return None if wider == tuple(args) else (target, wider, {}, dtype)
+
+
+def _of_first_type(
+    writer: Writer, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Any, Any, Any, torch.dtype] | None:
+    """What is put in places of the first operand, in the type of that one."""
+    first, second, *rest = args
+    dtype = first.meta["val"].dtype
+    if dtype.is_complex or second.meta["val"].dtype == dtype or second.meta["val"].is_complex():
+        return None
+    return target, (first, cast_to(writer, second, dtype), *rest), kwargs, dtype
 
 
 def _is_number(argument: Any) -> bool:

@@ -21,6 +21,8 @@ def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False,
         batch = [_as_a_batch(x) for x in (query, key, value)]
         made = attention(*batch, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         return op.Squeeze(made, op.Constant(value_ints=[0]))
+    if attn_mask is not None and len(attn_mask.shape) < 2:
+        attn_mask = _as_a_matrix(attn_mask)
     size = query.shape[-1]
     fixed = isinstance(scale, int | float) or (scale is None and isinstance(size, int))
     factor = (float(scale) if scale is not None else float(size) ** -0.5) if fixed else _scale_of(query, scale)
@@ -46,6 +48,14 @@ def _as_a_batch(x: Any) -> Any:
     batch = op.Unsqueeze(x, op.Constant(value_ints=[0]))
     batch.type, batch.shape = x.type, ir.Shape([1, *x.shape])
     return batch
+
+
+def _as_a_matrix(mask: Any) -> Any:
+    """A mask that is the same for all queries, or for all keys too, with axes of size 1."""
+    missing = 2 - len(mask.shape)
+    matrix = op.Unsqueeze(mask, op.Constant(value_ints=[*range(missing)]))
+    matrix.type, matrix.shape = mask.type, ir.Shape([1] * missing + [*mask.shape])
+    return matrix
 
 
 @whole(aten.scaled_dot_product_attention.default)
