@@ -544,3 +544,56 @@ def test_programs_of_transformers_are_those_of_all_layers(make: Callable[[], Any
         assert rows(wrapped) == (expected if least == like_layers.LEAST else 0)
         programs.append([_numbered(wrapped.source(which)) for which in ("forward", "backward")])
     assert programs[0] == programs[1]
+
+
+class GivesView(Block):
+    """A layer whose result is a view of its own tensor."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).view(1, -1, WIDTH)[0]
+
+
+class GivesInput(Block):
+    """A layer that has a weight, and gives a view of what it is given."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.view_as(x) if self.training else super().forward(x)
+
+
+class GivesBoth(Block):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        made = super().forward(x)
+        return made, made[:, :1]
+
+
+class ReadsBoth(Stack):
+    """A part of what a layer gives is written before the next one has the whole."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for place, layer in enumerate(self.layers):
+            x, part = layer(x)
+            if place == 5:
+                part.mul_(3.0)
+        return self.last(x)
+
+
+class WritesEarlier(Stack):
+    """What a layer was given is written after it has given a view of that."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for place, layer in enumerate(self.layers):
+            before, x = x, layer(x)
+            if place == 5:
+                before.mul_(3.0)
+        return self.last(x)
+
+
+def test_layers_that_give_views() -> None:
+    check(Stack(blocks(GivesView)), 1)
+
+
+def test_layers_that_give_views_of_what_else_there_is_are_all_traced() -> None:
+    check(ReadsBoth(blocks(GivesBoth)), 0)
+    check(WritesEarlier(blocks(GivesInput)), 0)

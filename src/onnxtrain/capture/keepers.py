@@ -101,6 +101,11 @@ class Handed:
     done: Any
     nodes: frozenset[str]
 
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors that were handed over."""
+        return [x for x in self.leaves if issubclass(type(x), torch.Tensor)]
+
     def is_like(self, other: Handed) -> bool:
         """Whether another layer handed over the same but for tensors, and the keeper did the same with it."""
         is_same = self.keeper is other.keeper and self.spec == other.spec and self.done == other.done

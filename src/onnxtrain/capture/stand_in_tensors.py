@@ -86,5 +86,4 @@ def known_of(value: Any) -> Any:
         UnknownFormError: it is more than that.
     """
     with torch._C.DisableTorchFunction():
-        base = isinstance(value, torch.Tensor) and value._base is not None
-        return (base, form_of_value(value)) if not isinstance(value, _OTHERS) else (type(value), value)
+        return form_of_value(value) if not isinstance(value, _OTHERS) else (type(value), value)

@@ -24,9 +24,10 @@ from onnxtrain.capture.attribute_reads import watched
 from onnxtrain.capture.descriptions import Describer
 from onnxtrain.capture.host_random import HostGenerators
 from onnxtrain.capture.keepers import Handed, Keepers, Source, is_keeper, unread_number
+from onnxtrain.capture.layer_values import Given, Leaves, is_same, place_of, version_of
 from onnxtrain.capture.left_behind import Watch
 from onnxtrain.capture.like_layers import HOOKS, Row, names_within
-from onnxtrain.capture.readings import CodeWatch, GlobalNames, Unwatched, ambient
+from onnxtrain.capture.readings import CodeWatch, GlobalNames, Unwatched
 from onnxtrain.capture.stand_in_modules import UnlikeError, stand_in
 from onnxtrain.capture.stand_in_tensors import known_of, take_out
 from onnxtrain.errors import ContentError
@@ -154,7 +155,7 @@ class _Calls:
         self._next = 0  # of the row
         self._watched: tuple[Any, ...] = ()
         self._keepers: Keepers | None = None  # of the layer that is called
-        self._latest = _Leaves(None)  # what the layer before gave
+        self._latest = Leaves(None)  # what the layer before gave
         self.handed: dict[str, int] = {}
 
     @contextlib.contextmanager
@@ -182,7 +183,7 @@ class _Calls:
         """Forget the calls of an earlier trace."""
         self._close()
         self.handed = {}
-        self._seen, self._next, self._watched, self._latest = [], 0, (), _Leaves(None)
+        self._seen, self._next, self._watched, self._latest = [], 0, (), Leaves(None)
 
     def _close(self) -> tuple[Handed, ...]:
         """Watch keepers no longer; what was handed to them."""
@@ -225,7 +226,7 @@ class _Calls:
         self._turn(len(self.row.modules) - 1 if place == KEPT - 1 else place)
         if _attributes(layer) != self._attributes[place]:
             raise self.refuse("a layer is not what it was before the call")
-        given = _Given(args, kwargs)
+        given = Given(args, kwargs)
         self._check_given(given)
         code = CodeWatch(Describer(names_within(layer), while_traced=True))
         self._watched = given, Watch(layer, self._ignored), _state(layer), code
@@ -246,20 +247,23 @@ class _Calls:
         changes = watch.changes()
         if changes.buffers or changes.left or changes.reformed or _state(layer) != state:
             why = "a call leaves something behind"
-        if not given.is_same(_Given(args, kwargs)):
+        if not given.is_same(Given(args, kwargs)):
             why = "a call changes what it is given"
         if len(self._seen) > 1 and found != self._seen[1].code:
             why = "the code reads something else in each"
         if len(self._seen) > 1 and not _are_like(handed, self._seen[1].handed):
             why = "they do not hand over the same"
+        made = Leaves(result)
+        if made.shares_memory([*given.leaves, *(x for h in handed for x in h.tensors)]):
+            why = "what a layer gives is a view of what else there is"
         if why:
             raise self.refuse(why)
-        self._seen.append(_Seen(given, _Leaves(result), found, names, handed))
+        self._seen.append(_Seen(given, made, found, names, handed))
         self._latest, self._watched = self._seen[-1].result, ()
         if len(self._seen) == KEPT:  # tensors of a trace that there still are after it would be kept by somebody
-            self._seen, self._latest = [], _Leaves(None)
+            self._seen, self._latest = [], Leaves(None)
 
-    def _check_given(self, given: _Given) -> None:
+    def _check_given(self, given: Given) -> None:
         """Whether what a layer is given is what the one before was: the same tensors, and what that one gave."""
         if not self._seen:
             return
@@ -267,9 +271,9 @@ class _Calls:
         if given.spec != then.spec or given.ambient != then.ambient:
             raise self.refuse("they are given other arguments")
         for index, (x, y) in enumerate(zip(given.leaves, then.leaves, strict=True)):
-            place = _place(x, self._latest)
-            is_next = place is not None and known_of(x) == known_of(y) and self._latest.versions[place] == _version(x)
-            if not is_next and not (_is_same(x, y) and then.versions[index] == _version(x)):
+            place = place_of(x, self._latest)
+            is_next = place is not None and known_of(x) == known_of(y) and self._latest.versions[place] == version_of(x)
+            if not is_next and not (is_same(x, y) and then.versions[index] == version_of(x)):
                 raise self.refuse(f"argument {index} is another one for each")
 
     def skip(self, number: int, args: Any, kwargs: Any) -> Any:
@@ -281,18 +285,18 @@ class _Calls:
             kwargs: its keyword arguments.
         """
         self._turn(number)
-        given, like = _Given(args, kwargs), self._seen[KEPT - 2]
+        given, like = Given(args, kwargs), self._seen[KEPT - 2]
         self._check_given(given)
         before = self._seen[KEPT - 3].result
         if not like.names.are_the_same():
             raise self.refuse("a global name is another in one of them")
-        roles = [_place(x, before) for x in like.given.leaves]
-        if roles != [_place(x, self._latest) for x in given.leaves]:
+        roles = [place_of(x, before) for x in like.given.leaves]
+        if roles != [place_of(x, self._latest) for x in given.leaves]:
             raise self.refuse("they are given other results of the layer before")
         self._hand_over(number)
         made = [self._result(i, x, given, like, roles) for i, x in enumerate(like.result.leaves)]
         result = pytree.tree_unflatten(made, like.result.spec)
-        self._latest = _Leaves(result)
+        self._latest = Leaves(result)
         return result
 
     def _hand_over(self, number: int) -> None:
@@ -305,7 +309,7 @@ class _Calls:
         if not all(h.again(self.row.modules[number], b, further) for h, b in zip(like, before, strict=True)):
             raise self.refuse("what is handed over is kept in another way")
 
-    def _result(self, index: int, result: Any, given: _Given, like: _Seen, roles: Sequence[int | None]) -> Any:
+    def _result(self, index: int, result: Any, given: Given, like: _Seen, roles: Sequence[int | None]) -> Any:
         if not isinstance(result, torch.Tensor):
             known_of(result)
             return result
@@ -320,27 +324,6 @@ class _Calls:
         return torch.ops.onnxtrain.like_layer(source, True)
 
 
-class _Leaves:
-    """The leaves of a value, and their structure."""
-
-    def __init__(self, value: Any) -> None:
-        self.leaves, self.spec = pytree.tree_flatten(value)
-        self.versions = list(map(_version, self.leaves))
-
-
-class _Given(_Leaves):
-    """What a layer is given: its arguments, and torch's modes."""
-
-    def __init__(self, args: Any, kwargs: Any) -> None:
-        super().__init__((args, kwargs))
-        self.ambient = ambient()
-
-    def is_same(self, other: _Given) -> bool:
-        """Whether both are the same tensors and equal values."""
-        are_same = self.spec == other.spec and self.versions == other.versions
-        return are_same and all(map(_is_same, self.leaves, other.leaves))
-
-
 @dataclasses.dataclass(frozen=True)
 class _Seen:
     """What was seen of a layer that was traced.
@@ -353,8 +336,8 @@ class _Seen:
         handed: what it handed to objects that keep tensors by layer.
     """
 
-    given: _Given
-    result: _Leaves
+    given: Given
+    result: Leaves
     code: frozenset[str]
     names: GlobalNames
     handed: tuple[Handed, ...]
@@ -362,25 +345,6 @@ class _Seen:
 
 def _are_like(some: Sequence[Handed], others: Sequence[Handed]) -> bool:
     return len(some) == len(others) and all(map(Handed.is_like, some, others))
-
-
-def _place(argument: Any, results: _Leaves) -> int | None:
-    """Which of the results of a layer an argument is; None where it is none."""
-    if not isinstance(argument, torch.Tensor):
-        return None
-    return next((i for i, made in enumerate(results.leaves) if made is argument), None)
-
-
-def _is_same(x: Any, y: Any) -> bool:
-    """Whether two arguments are one tensor, or equal values."""
-    is_one = isinstance(x, torch.Tensor) or isinstance(y, torch.Tensor) or is_keeper(x)
-    return x is y if is_one else known_of(x) == known_of(y)
-
-
-def _version(value: Any) -> int:
-    """How often a tensor was changed."""
-    with torch._C.DisableTorchFunction():
-        return value._version if isinstance(value, torch.Tensor) else 0
 
 
 def _attributes(layer: torch.nn.Module) -> list[dict[str, int]]:
