@@ -6,7 +6,7 @@ from onnxtrain.compiler import Compiled
 from onnxtrain.engine import sparsity
 from onnxtrain.engine.bound import BoundGraph
 from onnxtrain.errors import ModuleError
-from onnxtrain.ir.graphs import DOMAIN, RECOMPUTED
+from onnxtrain.ir.graphs import DOMAIN, RECOMPUTED, notes_of
 from onnxtrain.ir.printer import in_bytes, to_text
 from onnxtrain.ir.python_calls import is_call
 from onnxtrain.options import Fallback, Options
@@ -49,7 +49,7 @@ def graph_text(compiled: Compiled, stage: str) -> str:
     model = models.get(stage)
     if model is None:
         raise ModuleError(f"there is no {stage!r} graph of the last call", cure="train first; or ask for 'captured'")
-    recomputed = [str(v.name) for n in model.graph if n.meta.get(RECOMPUTED) for v in n.outputs]
+    recomputed = [str(v.name) for n in model.graph if notes_of(n).get(RECOMPUTED) for v in n.outputs]
     title = "training graph" if stage == "training" else stage
     return to_text(model, title=title, saved=compiled.plan.saved, recomputed=recomputed)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import onnx_ir as ir
 
-from onnxtrain.ir.graphs import DOMAIN, free_name, values
+from onnxtrain.ir.graphs import DOMAIN, copy_notes, free_name, notes_of, values
 from onnxtrain.ir.traits import Trait, traits_of
 
 CLOSED = frozenset(("If", "Loop", "Scan"))
@@ -81,7 +81,7 @@ def _is_constant(value: ir.Value) -> bool:
 def _inside(body: ir.Graph, value: ir.Value) -> ir.Value:
     """An input of the body, or a constant of its own, that stands for an outer value."""
     made = ir.Value(name=str(value.name), type=value.type, shape=value.shape)
-    made.meta.update(value.meta)
+    copy_notes(value, made)
     if _is_constant(value):
         made.const_value = tensor = ir.convenience.get_const_tensor(value)
         if tensor is not None:
@@ -103,7 +103,7 @@ def read_outside(graph: ir.Graph, value: ir.Value) -> None:
         for body in bodies_of(node):
             formal = ir.Value(name=str(value.name), type=value.type, shape=value.shape)
             old = body.initializers.get(str(value.name))
-            if old is not None and _COPY in old.meta:
+            if old is not None and _COPY in notes_of(old):
                 body.initializers.pop(str(value.name))
                 old.replace_all_uses_with(formal, replace_graph_outputs=True)
             body.inputs.append(formal)
@@ -112,7 +112,7 @@ def read_outside(graph: ir.Graph, value: ir.Value) -> None:
 
 def _has_copy(body: ir.Graph, name: str) -> bool:
     inner = body.initializers.get(name)
-    copied = inner is not None and _COPY in inner.meta
+    copied = inner is not None and _COPY in notes_of(inner)
     return copied or any(_has_copy(deeper, name) for node in body for deeper in bodies_of(node))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxtrain.ir import functions, shapes
-from onnxtrain.ir.graphs import DOMAIN
+from onnxtrain.ir.graphs import DOMAIN, copy_notes
 
 
 @functools.cache
@@ -54,7 +54,7 @@ def _copy(value: ir.Value | None, name: str | None) -> ir.Value | None:
     if value is None:
         return None
     copied = ir.Value(name=name, type=value.type, shape=value.shape, const_value=value.const_value)
-    copied.meta.update(value.meta)
+    copy_notes(value, copied)
     return copied
 
 

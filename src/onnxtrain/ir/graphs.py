@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
 
 import onnx_ir as ir
 
@@ -15,6 +17,7 @@ RECOMPUTED = "onnxtrain.recomputed"  # key in Node.meta: a copy that computes a 
 SOURCE = "onnxtrain.source"  # key in Node.metadata_props: "file.py:12" of the user's line
 DRAWN = "onnxtrain.drawn"  # key in Node.metadata_props: it draws random numbers that nothing reads, as eager does
 DOMAIN = "onnxtrain"  # domain of our own operators
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,9 +136,20 @@ class Plan:
     segments: tuple[Segment, ...] = ()
 
 
+def notes_of(described: ir.Node | ir.Value) -> Mapping[str, Any]:
+    """What is noted in ``meta`` of a node or value, to look at: onnx_ir makes a store of four objects for who asks."""
+    return described.meta if getattr(described, "_metadata", True) else _NOTHING
+
+
+def copy_notes(source: ir.Node | ir.Value, made: ir.Node | ir.Value) -> None:
+    """Note in ``meta`` of a copy what is noted of what it is a copy of."""
+    if found := notes_of(source):
+        made.meta.update(found)
+
+
 def is_backward(node: ir.Node) -> bool:
     """Whether the gradient builder emitted the node."""
-    return bool(node.meta.get(BACKWARD))
+    return bool(notes_of(node).get(BACKWARD))
 
 
 def values(graph: ir.Graph) -> Iterator[ir.Value]:

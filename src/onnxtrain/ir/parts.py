@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 
-from onnxtrain.ir.graphs import Segment
+from onnxtrain.ir.graphs import Segment, copy_notes
 
 
 def part(model: ir.Model, nodes: list[ir.Node], inputs: Iterable[str], outputs: Iterable[str]) -> ir.Model:
@@ -26,7 +26,7 @@ def part(model: ir.Model, nodes: list[ir.Node], inputs: Iterable[str], outputs: 
     def copy(value: ir.Value | None) -> ir.Value | None:
         if value is not None and value not in copies:
             made = ir.Value(name=value.name, type=value.type, shape=value.shape, const_value=value.const_value)
-            made.meta.update(value.meta)
+            copy_notes(value, made)
             copies[value] = made
         return None if value is None else copies[value]
 
@@ -95,5 +95,5 @@ def _copy_node(node: ir.Node, copy: object) -> ir.Node:
         name=node.name,
         metadata_props=dict(node.metadata_props),
     )
-    made.meta.update(node.meta)
+    copy_notes(node, made)
     return made

@@ -24,7 +24,7 @@ from onnxtrain.ir import functions, linear_models
 from onnxtrain.ir.bodies import bodies_of, close_bodies, is_closed
 from onnxtrain.ir.bounds import check_data, check_places, check_size, tensors_of
 from onnxtrain.ir.expansions import can_expand, is_fused, write_out
-from onnxtrain.ir.graphs import DOMAIN, ForwardGraph, Signature, describe, free_name, values
+from onnxtrain.ir.graphs import DOMAIN, ForwardGraph, Signature, describe, free_name, notes_of, values
 from onnxtrain.ir.merged import split_merged
 from onnxtrain.ir.opsets import LOWEST, convert, raise_opset, version_of
 from onnxtrain.ir.shape_rules.sizes import squeezed_axes
@@ -95,7 +95,7 @@ def _is_held(value: ir.Value) -> bool:
 
 def decision_of(value: ir.Value) -> Decision | None:
     """What a constant that was read is, also once it is an input; None where that was not asked."""
-    return value.meta.get(_DECISION)
+    return notes_of(value).get(_DECISION)
 
 
 def decisions(source: Source) -> list[Decision]:

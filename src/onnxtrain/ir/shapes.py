@@ -22,7 +22,7 @@ import sympy
 
 from onnxtrain.errors import ShapeError
 from onnxtrain.ir.bodies import bodies_of
-from onnxtrain.ir.graphs import describe, source_of
+from onnxtrain.ir.graphs import describe, notes_of, source_of
 
 Dim: TypeAlias = int | ir.SymbolicDim
 Dims: TypeAlias = tuple[Dim, ...]
@@ -132,12 +132,13 @@ def data_of(value: ir.Value | None) -> Data | None:
     """The symbolic content of a small integer tensor, or None where it is not known."""
     if value is None:
         return None
-    if _DATA not in value.meta:
+    if _DATA not in (found := notes_of(value)):
         array = constant_of(value)
         if array is None or array.ndim > 1 or array.size > _LARGEST_DATA or array.dtype.kind not in "iu":
             return None
-        value.meta[_DATA] = tuple(array.tolist()) if array.ndim else int(array)
-    return value.meta[_DATA]
+        found = value.meta
+        found[_DATA] = tuple(array.tolist()) if array.ndim else int(array)
+    return found[_DATA]
 
 
 def set_data(value: ir.Value, data: Data) -> None:
@@ -147,7 +148,8 @@ def set_data(value: ir.Value, data: Data) -> None:
 
 def forget_data(value: ir.Value) -> None:
     """Forget the content that was stated of a value."""
-    value.meta.pop(_DATA, None)
+    if _DATA in notes_of(value):
+        del value.meta[_DATA]
 
 
 def attribute(node: ir.Node, name: str, default: Any = None) -> Any:
@@ -249,7 +251,7 @@ def rename_symbols(graph: ir.Graph, names: Mapping[str, str]) -> None:
     for value in (v for g in (graph, *inner) for v in (*g.inputs, *(v for n in g for v in n.outputs))):
         if value.shape is not None:
             value.shape = ir.Shape([_renamed(d, names) for d in value.shape])
-        data = value.meta.get(_DATA)
+        data = notes_of(value).get(_DATA)
         if isinstance(data, tuple):
             set_data(value, tuple(_renamed(d, names) for d in data))
         elif data is not None:

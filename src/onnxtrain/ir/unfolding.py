@@ -20,7 +20,7 @@ import onnx_ir as ir
 from onnxtrain.ir import shapes
 from onnxtrain.ir.bodies import bodies_of
 from onnxtrain.ir.functions import is_further
-from onnxtrain.ir.graphs import ForwardGraph, Signature, TrainingGraph, free_name, is_backward
+from onnxtrain.ir.graphs import ForwardGraph, Signature, TrainingGraph, copy_notes, free_name, is_backward, notes_of
 from onnxtrain.ir.layer_slices import AFTER, BEFORE, OUTSIDE, Slices
 from onnxtrain.ir.layers import COPIED, KEPT, LAST, MODEL, Layers, NotRepeatedError, whole_names, whole_origin
 from onnxtrain.ir.python_calls import is_call
@@ -241,7 +241,7 @@ class _Unfolding:
             name=node.name and f"{node.name}_layer{self.layers.first + COPIED + shift}",
             metadata_props=dict(node.metadata_props),
         )
-        made.meta.update(node.meta)
+        copy_notes(node, made)
         return made
 
     def _at(self, value: ir.Value, shift: int) -> ir.Value:
@@ -341,7 +341,7 @@ class _Unfolding:
 def _described(value: ir.Value, name: str | None) -> ir.Value:
     """Another value of the same form."""
     made = ir.Value(name=name, type=value.type, shape=value.shape)
-    made.meta.update(value.meta)
+    copy_notes(value, made)
     return made
 
 
@@ -351,7 +351,7 @@ def _are_alike(a: ir.Node, b: ir.Node) -> bool:
         return False
     if is_call(a) or bodies_of(a) or bodies_of(b) or a.attributes.keys() != b.attributes.keys():
         return False
-    if a.meta != b.meta or any((x is None) != (y is None) for x, y in zip(a.inputs, b.inputs, strict=True)):
+    if notes_of(a) != notes_of(b) or any((x is None) != (y is None) for x, y in zip(a.inputs, b.inputs, strict=True)):
         return False
     return all(_are_equal(x.value, b.attributes[name].value) for name, x in a.attributes.items())
 

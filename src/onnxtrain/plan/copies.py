@@ -11,7 +11,17 @@ import onnx_ir as ir
 from onnxtrain.errors import GraphError
 from onnxtrain.ir import shapes
 from onnxtrain.ir.builder import Builder
-from onnxtrain.ir.graphs import BACKWARD, DOMAIN, RECOMPUTED, Plan, TrainingGraph, describe, free_name, is_backward
+from onnxtrain.ir.graphs import (
+    BACKWARD,
+    DOMAIN,
+    RECOMPUTED,
+    Plan,
+    TrainingGraph,
+    copy_notes,
+    describe,
+    free_name,
+    is_backward,
+)
 from onnxtrain.plan.lifetimes import owners
 from onnxtrain.plan.recompute import Choice, draws_mask, gives_the_same, made_with
 
@@ -122,7 +132,7 @@ class _Again:
             return value
         copy = self._copy(node, value, before)
         self._call(copy, f"{node.name or node.outputs[0].name}{_SUFFIX}", value)
-        copy.meta.update(node.meta)
+        copy_notes(node, copy)
         copy.meta[BACKWARD] = copy.meta[RECOMPUTED] = True
         for old, new in zip(made_with(value), copy.outputs, strict=False):
             self._describe(old, new, _SUFFIX)
@@ -155,4 +165,4 @@ class _Again:
             new.name = free_name(f"{old.name}{suffix}", self.names)
             self.names.add(new.name)
         new.type, new.shape = old.type, old.shape
-        new.meta.update(old.meta)
+        copy_notes(old, new)

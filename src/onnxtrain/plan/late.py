@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from onnxtrain.ir import shapes
 from onnxtrain.ir.builder import Builder
-from onnxtrain.ir.graphs import RECOMPUTED, TrainingGraph, is_backward
+from onnxtrain.ir.graphs import RECOMPUTED, TrainingGraph, is_backward, notes_of
 
 
 def hold_back(training: TrainingGraph, loss: str) -> None:
@@ -96,7 +96,7 @@ class _Holding:
 
     def hold(self, node: ir.Node) -> None:
         """Hold back what a node of the backward pass reads."""
-        is_again = bool(node.meta.get(RECOMPUTED))
+        is_again = bool(notes_of(node).get(RECOMPUTED))
         moment, op = self.latest if is_again else self.first, Builder(self.graph, before=node, backward=True)
         for index, value in enumerate(node.inputs):
             if value is not None and self._is_early(value):
