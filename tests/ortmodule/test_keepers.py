@@ -245,6 +245,20 @@ class Sums(Cache):
         return self.kept[-1]
 
 
+class Lags(Cache):
+    """Gives most layers what the first one handed over, and the last ones something else."""
+
+    def update(self, keys: Tensor, values: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
+        super().update(keys, values, layer_idx)
+        return self.kept[max(0, layer_idx - 4)]
+
+
+class LagsSum(Cache):
+    def update(self, keys: Tensor, values: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
+        super().update(keys, values, layer_idx)
+        return keys + self.kept[max(0, layer_idx - 4)][0], values
+
+
 class Past(Cache):
     """Each layer attends to other constants."""
 
@@ -261,12 +275,24 @@ class Slices(Cache):
         return (keys[:1], values) if layer_idx == 4 else (keys, values)
 
 
-OTHER_EACH = (Scales, ScalesOne, GivesBefore, Sums, Past, Slices)
+OTHER_EACH = (Scales, ScalesOne, GivesBefore, Lags, LagsSum, Sums, Past, Slices)
 
 
 @pytest.mark.parametrize("make", OTHER_EACH, ids=lambda k: k.__name__)
 def test_keepers_that_do_something_else_for_each_layer(make: Callable[[], Any]) -> None:
     check(Keeps(blocks(Attends), make), 0, of_result)
+
+
+class GivesFirst(Cache):
+    """Gives every layer what the first one handed over."""
+
+    def update(self, keys: Tensor, values: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
+        super().update(keys, values, layer_idx)
+        return self.kept[0]
+
+
+def test_a_keeper_that_gives_the_same_to_each_layer() -> None:
+    check(Keeps(blocks(Attends), GivesFirst), 1, of_result)
 
 
 class Adding(Cache):

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import inspect
 import types
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -91,7 +91,7 @@ class Handed:
         keeper: the object.
         leaves: the arguments.
         spec: their structure.
-        done: the operators that the keeper called, and the forms of what it gave back.
+        done: the operators that the keeper called, and what it gave back: of which form, and from where.
         nodes: names of the recorded nodes that gave the tensors which were handed over, and of those of the keeper.
     """
 
@@ -120,9 +120,10 @@ class Handed:
             further: gives that layer's tensor which is like one of this layer.
         """
         both = zip(self.leaves, before.leaves, strict=True)
-        leaves = [further(x) if issubclass(type(x), torch.Tensor) and x is not y else x for x, y in both]
-        made, _ = _hand(self.keeper, leaves, self.spec, layer)
-        return made.done == self.done
+        own = {id(x): x for x, y in both if issubclass(type(x), torch.Tensor) and x is not y}
+        made = {key: further(x) for key, x in own.items()}
+        leaves = [made.get(id(x), x) for x in self.leaves]
+        return _hand(self.keeper, leaves, self.spec, layer)[0].done == self.done
 
 
 class Keepers:
@@ -190,15 +191,25 @@ def _hand(keeper: Any, leaves: Sequence[Any], spec: pytree.TreeSpec, layer: torc
     mark = next(iter(reversed(mode.tracer.graph.nodes)))
     result = getattr(keeper, _METHOD)(*args, **kwargs)
     calls, place = _calls(mode.tracer, mark, given)
-    done = calls, [*map(known_of, pytree.tree_leaves(result))]
+    done = calls, [(known_of(x), _origin(mode.tracer, x, place)) for x in pytree.tree_leaves(result)]
     return Handed(keeper, tuple(leaves), spec, done, frozenset(n.name for n in place)), result
 
 
-def _calls(tracer: Any, mark: torch.fx.Node, given: Sequence[Any]) -> tuple[list[Any], Collection[torch.fx.Node]]:
+def _origin(tracer: Any, value: Any, place: Mapping[torch.fx.Node, Any]) -> Any:
+    """Where a tensor comes from: from among the calls or what was given, or which other one it is."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    if value not in tracer.tensor_tracker:
+        return id(value)
+    node = tracer.tensor_tracker[value].proxy.node
+    return place.get(node, node)
+
+
+def _calls(tracer: Any, mark: torch.fx.Node, given: Sequence[Any]) -> tuple[list[Any], Mapping[torch.fx.Node, Any]]:
     """The calls of operators since a node, told by where among them or what is given their arguments come from.
 
     Returns:
-        The calls, and their nodes with those of the tensors that are given.
+        The calls, and where their nodes and those of the tensors that are given come from.
     """
     place: dict[torch.fx.Node, Any] = {}
     for at, value in enumerate(given):
