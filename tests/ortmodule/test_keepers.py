@@ -345,11 +345,18 @@ def _qwen() -> nn.Module:
     return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**sizes, num_hidden_layers=7, vocab_size=99))
 
 
+def _mistral() -> nn.Module:
+    """Its cache keeps a window, and makes a constant for each layer before any is called."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = transformers.MistralConfig(**sizes, num_hidden_layers=7, vocab_size=99, sliding_window=64)
+    return transformers.MistralForCausalLM(config)
+
+
 def _kept(cache: Any) -> list[Tensor]:
     return [t for layer in cache.layers for t in (layer.keys, layer.values)]
 
 
-@pytest.mark.parametrize("make", [_gpt2, _llama, _qwen])
+@pytest.mark.parametrize("make", [_gpt2, _llama, _mistral, _qwen])
 def test_models_of_transformers_with_their_cache(make: Callable[[], nn.Module]) -> None:
     """The loss, what every layer kept, and gradients from the keys of the fifth layer."""
     torch.manual_seed(0)

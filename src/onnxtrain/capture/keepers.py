@@ -235,9 +235,9 @@ def _constant(root: Any, node: torch.fx.Node) -> Any:
     while read.target in _COPIES:
         read = read.args[0]
     value = getattr(root, str(read.target), None) if read.op == "get_attr" else None
-    if not isinstance(value, torch.Tensor) or value.numel() > _SMALL:
-        return node
-    with torch._C.DisableTorchFunction(), _disable_current_modes():
+    with torch._C.DisableTorchFunction(), _disable_current_modes():  # so that nobody sees it read
+        if not isinstance(value, torch.Tensor) or value.numel() > _SMALL:
+            return node
         return value.dtype, value.device, tuple(value.shape), repr(value.tolist())
 
 

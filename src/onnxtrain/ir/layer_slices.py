@@ -17,7 +17,7 @@ from onnxtrain.ir.graphs import is_backward
 from onnxtrain.ir.layers import COPIED, KEPT, Layers
 
 BEFORE, AFTER = -1, KEPT  # what depends on no layer: in the forward pass, in the backward pass
-OUTSIDE = KEPT + 1  # what depends on what is some layers further: outputs that every layer has
+OUTSIDE = KEPT + 1  # outputs that every layer has: what depends on what is some layers further, or on no layer
 
 
 def weights(graph: ir.Graph, layers: Sequence[Layers]) -> dict[ir.Node, int]:
@@ -69,13 +69,18 @@ class Slices:
         self.of_value.update(dict.fromkeys(node.outputs, label))
 
     def _within(self, forward: Sequence[ir.Node]) -> None:
-        """What depends on no layer, but is computed for one of them alone, belongs to that one."""
+        """What depends on no layer, but is computed for one of them alone, belongs to that one; for none, outside."""
         for node in reversed(forward):
-            if self.of_node[node] == BEFORE and not any(v.is_graph_output() for v in node.outputs):
-                read = {use.node for v in node.outputs for use in v.uses()}
-                labels = {self.of_node[reader] for reader in read if reader in self.of_node}  # not of the backward pass
-                if len(labels) == 1:
-                    self.put(node, labels.pop())
+            if self.of_node[node] != BEFORE:
+                continue
+            read = {use.node for v in node.outputs for use in v.uses()}
+            if any(v.is_graph_output() for v in node.outputs):
+                if not read:
+                    self.put(node, OUTSIDE)
+                continue
+            labels = {self.of_node[reader] for reader in read if reader in self.of_node}  # not of the backward pass
+            if len(labels) == 1:
+                self.put(node, labels.pop())
 
     def _ends(self, backward: Sequence[ir.Node], results: Mapping[str, int]) -> None:
         """What is computed for the gradient of a parameter alone belongs to the parameter's layer."""
