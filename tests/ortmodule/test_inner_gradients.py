@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from parity import captures, pair
+from parity import captures, pair, same_step
 from torch import nn
 from torch.func import functional_call, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
@@ -400,3 +400,17 @@ def test_a_gradient_shares_memory_with_its_reshape_or_not(
             assert __file__ in caught.value.source and caught.value.cure
         else:
             torch.testing.assert_close(wrapped(x), eager(x))
+
+
+class Masked(nn.Module):
+    """Attention with a mask that is a gradient itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = torch.func.vjp(torch.sigmoid, x)[1](torch.ones_like(x))[0]
+        return nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask.sort(1)[0]).mean()
+
+
+def test_a_gradient_as_a_mask_is_trained() -> None:
+    wrapped, eager = pair(Masked())
+    for size in (3, 5):
+        same_step(wrapped, eager, torch.randn(2, size, size, dtype=torch.float64, requires_grad=True))

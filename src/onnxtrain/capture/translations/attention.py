@@ -9,6 +9,7 @@ import torch
 
 from onnxtrain.capture.nodes import op, record_node
 from onnxtrain.capture.translations import number, translation, whole
+from onnxtrain.ir.functions import is_inner_gradient
 from onnxtrain.ir.traits import Trait, traits_of
 
 aten = torch.ops.aten
@@ -103,9 +104,14 @@ def _is_learned(mask: Any) -> bool:
             continue
         if node is None and str(value.name).startswith(("p_", "tensors_")) and value.dtype.is_floating_point():
             return True
-        if node is not None and Trait.STOP not in traits_of(node) and not _gives_integers(value, node):
+        if node is not None and not _stops(node) and not _gives_integers(value, node):
             todo.extend(node.inputs[:1] if node.op_type == "CastLike" else node.inputs)
     return False
+
+
+def _stops(node: ir.Node) -> bool:
+    """Whether no gradient flows through a node; through a backward pass one does, once that is written out."""
+    return Trait.STOP in traits_of(node) and not is_inner_gradient(node)
 
 
 def _gives_integers(value: Any, node: ir.Node) -> bool:
