@@ -496,6 +496,13 @@ def test_strides_of_a_memory_that_is_not_known_are_refused() -> None:
         capture(module, (torch.randn(5, 4, dtype=torch.float64),), {})
 
 
+def test_strides_beyond_a_tensor_are_refused() -> None:
+    """Of a loss eager PyTorch reads there what its terms were."""
+    module = Piece(lambda x: torch.nn.functional.soft_margin_loss(x, x.detach().sign()).as_strided((3,), (1,)))
+    with pytest.raises(CaptureError, match="reads beyond"):
+        capture(module, (torch.randn(5, 4, dtype=torch.float64),), {})
+
+
 def test_strides_of_memory_that_is_read_as_another_type_are_refused() -> None:
     module = Piece(lambda x: torch.view_as_real(torch.complex(x, x)).as_strided((3,), (2,)))
     with pytest.raises(CaptureError, match="as_strided on a part"):

@@ -16,7 +16,14 @@ from onnxtrain.capture.lowering.complex_views import conjugated, scattered, whol
 from onnxtrain.capture.lowering.functional import functional_of, is_view_in_place, written_by
 from onnxtrain.capture.lowering.open_views import OpenViews
 from onnxtrain.capture.lowering.records import arguments_of, memory_of, name_of
-from onnxtrain.capture.lowering.strides import inverted, offset_of, order_in_memory, order_of_view, refused_strides
+from onnxtrain.capture.lowering.strides import (
+    inverted,
+    offset_of,
+    order_in_memory,
+    order_of_view,
+    refuse_beyond,
+    refused_strides,
+)
 from onnxtrain.capture.lowering.types import passes_gradient
 from onnxtrain.capture.lowering.writer import Writer
 from onnxtrain.errors import CaptureError
@@ -138,6 +145,7 @@ class Aliases:
             raise refused_strides()
         offset = given.get("storage_offset")
         offset = offset_of(given["self"].meta["val"]) if offset is None else self.content(offset)
+        refuse_beyond(given["size"], given["stride"], offset, first.meta["val"])
         memory = self.content(first)
         if is_detached:
             memory = self._call(aten.detach.default, (memory,))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -72,6 +73,21 @@ def offset_of(value: torch.Tensor) -> int:
     if not isinstance(offset, int):
         raise refused_strides()
     return offset
+
+
+def refuse_beyond(sizes: Sequence[Any], strides: Sequence[Any], offset: Any, whole: torch.Tensor) -> None:
+    """Of a loss, which PyTorch makes in the memory of its terms, what lies beside it can be read, and is anything.
+
+    Raises:
+        CaptureError: strides reach, whatever the sizes of inputs are, beyond the memory that a tensor fills.
+    """
+    if not all(isinstance(n, int) for n in (*sizes, *strides, offset, *whole.shape)) or 0 in sizes:
+        return
+    if offset + sum((n - 1) * stride for n, stride in zip(sizes, strides, strict=True)) >= whole.numel():
+        raise CaptureError(
+            "the forward pass calls as_strided and reads beyond a tensor",
+            cure="read what the tensor has; what lies beside it in memory is whatever was computed there before",
+        )
 
 
 def refused_strides(name: str = "as_strided") -> CaptureError:
