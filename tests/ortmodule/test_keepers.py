@@ -259,6 +259,39 @@ class LagsSum(Cache):
         return keys + self.kept[max(0, layer_idx - 4)][0], values
 
 
+class Leaves(Cache):
+    """Keeps what all but one layer handed over."""
+
+    def update(self, keys: Tensor, values: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
+        return super().update(keys, values, layer_idx) if layer_idx != 1 else (keys, values)
+
+
+class Summed(Keeps):
+    """What was kept is read by the whole, too."""
+
+    def forward(self, x: Tensor) -> Any:
+        made, kept = super().forward(x)
+        return made + sum(keys.sum() for keys, _ in kept.values()), kept
+
+
+@pytest.mark.parametrize("make", [Cache, Leaves])
+def test_what_was_kept_is_read_by_the_whole(make: Callable[[], Any]) -> None:
+    check(Summed(blocks(Attends), make), 0, of_result)
+
+
+class HandsApart(Attends):
+    """The next layer depends on the values alone, and what is kept on the keys."""
+
+    def forward(self, x: Tensor, cache: Any) -> Tensor:
+        cache.update(self.key(x), self.key(x), self.number)
+        return x + self.out(self.value(x))
+
+
+@pytest.mark.parametrize("number", [0, 2, 4, COUNT - 1])
+def test_what_is_kept_has_gradients_of_its_own(number: int) -> None:
+    check(Keeps(blocks(HandsApart)), 1, of_layer(number))
+
+
 class Past(Cache):
     """Each layer attends to other constants."""
 

@@ -597,3 +597,36 @@ def test_layers_that_give_views() -> None:
 def test_layers_that_give_views_of_what_else_there_is_are_all_traced() -> None:
     check(ReadsBoth(blocks(GivesBoth)), 0)
     check(WritesEarlier(blocks(GivesInput)), 0)
+
+
+class Twofold(nn.Module):
+    """What a layer gives does not depend on its weight, which another result does."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number, self.weight = number, nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 + torch.zeros_like(x * self.weight)
+
+
+class Shifted(Twofold):
+    """The gradient that goes through a layer is not computed with what is the layer's own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 + self.weight
+
+
+class Unweighted(Twofold):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.type_as(x * self.weight) * 1.5
+
+
+@pytest.mark.parametrize("kind", [Twofold, Unweighted])
+def test_layers_whose_own_does_not_tell_how_many_there_are_are_all_traced(kind: type[nn.Module]) -> None:
+    check(Stack(blocks(kind)), 0)
+
+
+def test_gradients_that_pass_through_layers_are_those_of_all() -> None:
+    """The forward pass is of stand-ins; the backward pass is built of all layers."""
+    check(Stack(blocks(Shifted)), 1)

@@ -92,7 +92,7 @@ def trace(
         owned = [*dict(module.named_parameters()), *dict(module.named_buffers())]
         names = input_names(module.forward, args, kwargs, inputs.numbers, owned)
         program = _program(flat, _told_apart(tensors), names, fixed, fill)
-        stand_ins.take_out(program)
+        stand_ins.take_out(program, PREFIX)
         flat.result.settle()
         sizes, buffers = tuple(t.shape for t in tensors), (*dict(module.named_buffers()), *flat.result.written)
         return Traced(program, flat, inputs, tuple(names), buffers, sizes, layers=stand_ins.layers)

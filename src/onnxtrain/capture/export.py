@@ -212,6 +212,7 @@ class FlatModule(torch.nn.Module):
             inputs.rewritten(i, o, self.copied[i]) for i, o in zip(copied, outputs, strict=True)
         )
         seen, self.result.path = replay.path(len(distinct))
+        self._stand_ins.check_kept()
         return [*map(self._stand_ins.shown, distinct), *seen]
 
 

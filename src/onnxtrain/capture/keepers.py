@@ -93,6 +93,7 @@ class Handed:
         spec: their structure.
         done: the operators that the keeper called, and what it gave back: of which form, and from where.
         nodes: names of the recorded nodes that gave the tensors which were handed over, and of those of the keeper.
+        names: for each argument the name of the node that gave it; empty where none did.
     """
 
     keeper: Any
@@ -100,11 +101,17 @@ class Handed:
     spec: pytree.TreeSpec
     done: Any
     nodes: frozenset[str]
+    names: tuple[str, ...]
 
     @property
     def tensors(self) -> list[torch.Tensor]:
         """The tensors that were handed over."""
         return [x for x in self.leaves if issubclass(type(x), torch.Tensor)]
+
+    def own(self, before: Handed) -> frozenset[str]:
+        """The nodes of tensors without those of what the layer before handed over, too."""
+        both = zip(self.leaves, before.leaves, self.names, strict=False)
+        return self.nodes - {name for x, y, name in both if x is y}
 
     def is_like(self, other: Handed) -> bool:
         """Whether another layer handed over the same but for tensors, and the keeper did the same with it."""
@@ -192,17 +199,27 @@ def _hand(keeper: Any, leaves: Sequence[Any], spec: pytree.TreeSpec, layer: torc
     result = getattr(keeper, _METHOD)(*args, **kwargs)
     calls, place = _calls(mode.tracer, mark, given)
     done = calls, [(known_of(x), _origin(mode.tracer, x, place)) for x in pytree.tree_leaves(result)]
-    return Handed(keeper, tuple(leaves), spec, done, frozenset(n.name for n in place)), result
+    names = tuple(node.name if (node := _node_of(mode.tracer, x)) is not None else "" for x in given)
+    return Handed(keeper, tuple(leaves), spec, done, frozenset(n.name for n in place if _is_tensor(n)), names), result
 
 
 def _origin(tracer: Any, value: Any, place: Mapping[torch.fx.Node, Any]) -> Any:
     """Where a tensor comes from: from among the calls or what was given, or which other one it is."""
     if not isinstance(value, torch.Tensor):
         return None
-    if value not in tracer.tensor_tracker:
-        return id(value)
-    node = tracer.tensor_tracker[value].proxy.node
-    return place.get(node, node)
+    node = _node_of(tracer, value)
+    return id(value) if node is None else place.get(node, node)
+
+
+def _is_tensor(node: torch.fx.Node) -> bool:
+    """Whether a node gives a tensor, and no size."""
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def _node_of(tracer: Any, value: Any) -> torch.fx.Node | None:
+    """The recorded node that gave a tensor."""
+    is_tracked = issubclass(type(value), torch.Tensor) and value in tracer.tensor_tracker
+    return tracer.tensor_tracker[value].proxy.node if is_tracked else None
 
 
 def _calls(tracer: Any, mark: torch.fx.Node, given: Sequence[Any]) -> tuple[list[Any], Mapping[torch.fx.Node, Any]]:
@@ -213,8 +230,8 @@ def _calls(tracer: Any, mark: torch.fx.Node, given: Sequence[Any]) -> tuple[list
     """
     place: dict[torch.fx.Node, Any] = {}
     for at, value in enumerate(given):
-        if issubclass(type(value), torch.Tensor) and value in tracer.tensor_tracker:
-            place.setdefault(tracer.tensor_tracker[value].proxy.node, ("given", at))
+        if (made := _node_of(tracer, value)) is not None:
+            place.setdefault(made, ("given", at))
     found: list[Any] = []
     node = mark.next
 

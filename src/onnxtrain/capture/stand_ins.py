@@ -29,7 +29,7 @@ from onnxtrain.capture.left_behind import Watch
 from onnxtrain.capture.like_layers import HOOKS, Row, names_within
 from onnxtrain.capture.readings import CodeWatch, GlobalNames, Unwatched
 from onnxtrain.capture.stand_in_modules import UnlikeError, stand_in
-from onnxtrain.capture.stand_in_tensors import known_of, take_out
+from onnxtrain.capture.stand_in_tensors import is_further, known_of, take_out
 from onnxtrain.errors import ContentError
 from onnxtrain.ir.layers import KEPT, Layers
 
@@ -79,6 +79,21 @@ class StandIns:
         with Unwatched() if self._rows else contextlib.nullcontext():  # without rows a profiler is somebody else's
             yield
 
+    def check_kept(self) -> None:
+        """Whether what layers handed to keepers is read by nothing else than by them, and given to the user.
+
+        Raises:
+            UnlikeError: it is, and nothing would tell of which layer it is.
+        """
+        if not any(calls.handed for calls in self._rows):
+            return
+        mode: Any = get_proxy_mode()
+        order = {node.name: at for at, node in enumerate(mode.tracer.graph.nodes)}
+        for node in mode.tracer.graph.nodes:
+            ends = [order[calls.ends[node.name]] for calls in self._rows if node.name in calls.ends]
+            if any(order[user.name] > end for end in ends for user in node.users if not is_further(user)):
+                raise self._refuse("what a layer hands over is read by something else")
+
     def shown(self, output: torch.Tensor) -> torch.Tensor:
         """An output of the module; of what a layer handed to a keeper the graph has to know whose it is."""
         mode: Any = get_proxy_mode()
@@ -89,8 +104,8 @@ class StandIns:
                     return torch.ops.onnxtrain.layers_further(output, calls.row.layers.prefix, calls.handed[name])
         return output
 
-    def take_out(self, program: torch.export.ExportedProgram) -> None:
-        """Take what stand-ins gave out of a recorded program.
+    def take_out(self, program: torch.export.ExportedProgram, prefix: str) -> None:
+        """Take what stand-ins gave out of a recorded program, which has a prefix before names of parameters.
 
         Raises:
             UnlikeError: a layer was read by something else than the layer after it, or was not called in its turn.
@@ -100,10 +115,7 @@ class StandIns:
                 calls.check_called()
         if self.unlike:
             raise UnlikeError(self.unlike)
-        lengths = {row.missing for row in self.layers}
-        for module in program.graph_module.modules():
-            if isinstance(module, torch.fx.GraphModule):
-                take_out(module.graph, lengths)
+        take_out(program, self.layers, prefix)
 
     def _refuse(self, why: str) -> UnlikeError:
         self.unlike = self.unlike or why
@@ -145,6 +157,7 @@ class _Calls:
     Attributes:
         handed: names of the nodes that the traced layers handed to keepers, and that these made of them, with how much
             further each is in a graph of all layers.
+        ends: names of such nodes of all layers but the first, with the last node of the layer.
     """
 
     def __init__(self, row: Row, ignored: Collection[str], refuse: Callable[[str], UnlikeError]) -> None:
@@ -157,6 +170,7 @@ class _Calls:
         self._keepers: Keepers | None = None  # of the layer that is called
         self._latest = Leaves(None)  # what the layer before gave
         self.handed: dict[str, int] = {}
+        self.ends: dict[str, str] = {}
 
     @contextlib.contextmanager
     def standing(self) -> Iterator[None]:
@@ -182,7 +196,7 @@ class _Calls:
     def begin(self) -> None:
         """Forget the calls of an earlier trace."""
         self._close()
-        self.handed = {}
+        self.handed, self.ends = {}, {}
         self._seen, self._next, self._watched, self._latest = [], 0, (), Leaves(None)
 
     def _close(self) -> tuple[Handed, ...]:
@@ -242,6 +256,11 @@ class _Calls:
         handed = self._close()
         is_last = len(self._seen) == KEPT - 1
         self.handed |= {name: self.row.layers.missing * is_last for h in handed for name in h.nodes}
+        if handed and self._seen:
+            mode: Any = get_proxy_mode()
+            end = next(iter(reversed(mode.tracer.graph.nodes))).name
+            pairs = zip(handed, self._seen[-1].handed, strict=False)
+            self.ends |= {name: self.ends.get(name, end) for h, before in pairs for name in h.own(before)}
         found, why, names = frozenset(code.found), code.unreadable, GlobalNames(code.names)
         code.release()
         changes = watch.changes()

@@ -15,7 +15,8 @@ from onnxtrain.ir.bodies import bodies_of, remove_unread
 from onnxtrain.ir.builder import Builder
 from onnxtrain.ir.expansions import can_expand, expand_nodes
 from onnxtrain.ir.graphs import ForwardGraph, TrainingGraph, describe, free_name, is_backward, source_of, values
-from onnxtrain.ir.layers import NotRepeatedError
+from onnxtrain.ir.layer_slices import Slices
+from onnxtrain.ir.layers import COPIED, MODEL, Layers, NotRepeatedError
 from onnxtrain.ir.opsets import raise_opset
 from onnxtrain.ir.standard_form import write_out
 
@@ -35,12 +36,30 @@ def build_gradient(graph: ForwardGraph, outputs: Sequence[str] | None = None) ->
 
     Raises:
         GradientError: an operator on the way has no gradient rule.
+        NotRepeatedError: of a short graph: what a layer computes is not told by its own.
         GraphError: the graph is older than opset 13.
     """
     model, walk = _start(graph)
     output_gradients = walk.seed(graph.signature.outputs if outputs is None else outputs)
     walk.run()
+    for row in graph.layers:
+        _check_chain(model.graph, row, walk)
     return TrainingGraph(model, graph.signature, output_gradients, walk.finish())
+
+
+def _check_chain(graph: ir.Graph, row: Layers, walk: Walk) -> None:
+    """Whether the gradient of what the third layer of a short graph is given is computed with what is its own.
+
+    Raises:
+        NotRepeatedError: it is not, so that nothing tells how often that is computed.
+    """
+    slices = Slices(graph, row)
+    between = [v for n, label in slices.of_node.items() if label == MODEL and not is_backward(n) for v in n.outputs]
+    for value in between:
+        is_given = any(slices.of_node.get(use.node) == COPIED and not is_backward(use.node) for use in value.uses())
+        dy = walk.contributions.get(value)
+        if is_given and dy is not None and slices.of_value.get(dy) != COPIED:
+            raise NotRepeatedError(f"the gradient of {value.name} is not computed with what is its layer's own")
 
 
 def _start(graph: ForwardGraph) -> tuple[ir.Model, Walk]:

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnxtrain.gradient.registry import stopped_inputs
 from onnxtrain.ir.functions import is_further
 from onnxtrain.ir.graphs import ForwardGraph
-from onnxtrain.ir.layers import Layers
+from onnxtrain.ir.layers import Layers, whole_names
 from onnxtrain.ir.traits import Trait, traits_of
 
 FLOATING = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE})
@@ -53,37 +53,51 @@ def tracked_outputs(graph: ForwardGraph) -> tuple[str, ...]:
 
 
 def origins_of_outputs(graph: ForwardGraph) -> dict[str, frozenset[str]]:
-    """For each output the floating inputs on which torch would say that its gradient depends."""
+    """For each output the floating inputs on which torch would say that its gradient depends.
+
+    Of a short graph those of the whole one.
+    """
     inputs = [v for v in graph.model.graph.inputs if v.dtype in FLOATING]
-    names = [str(v.name) for v in inputs]
     found = {v: 1 << place for place, v in enumerate(inputs)}  # sets of inputs, as bits
+    further: dict[ir.Value, frozenset[str]] = {}  # what values depend on through what is some layers further
     for node in graph.model.graph:
         if stops(node) and node.op_type not in _ZERO:
             continue
-        read = [v for i, v in enumerate(node.inputs) if i not in _ONLY_TYPE.get(node.op_type, ())]
-        bits = functools.reduce(operator.or_, (found.get(v, 0) for v in read if v is not None), 0)
-        if bits:
-            if is_further(node):
-                bits |= _further(node, bits, names, graph.layers)
-            found.update((v, bits) for v in node.outputs if v.dtype in FLOATING)
+        read = [v for i, v in enumerate(node.inputs) if v is not None and i not in _ONLY_TYPE.get(node.op_type, ())]
+        bits = functools.reduce(operator.or_, (found.get(v, 0) for v in read), 0)
+        names = frozenset().union(*(further.get(v, ()) for v in read))
+        if is_further(node):
+            bits, names = 0, names | _further(node, _named(bits, inputs), graph.layers)
+        for value in (v for v in node.outputs if v.dtype in FLOATING):
+            if bits:
+                found[value] = bits
+            if names:
+                further[value] = names
     outputs = [v for v in graph.model.graph.outputs if v.name in graph.signature.outputs]
     return {
-        str(v.name): frozenset(name for place, name in enumerate(names) if found.get(v, 0) >> place & 1)
+        str(v.name): _whole(_named(found.get(v, 0), inputs), graph.layers) | further.get(v, frozenset())
         for v in outputs
     }
 
 
-def _further(node: ir.Node, bits: int, names: list[str], layers: Sequence[Layers]) -> int:
-    """The parameters that what is some layers further depends on beside those of a short graph, as bits.
+def _named(bits: int, inputs: Sequence[ir.Value]) -> frozenset[str]:
+    return frozenset(str(v.name) for place, v in enumerate(inputs) if bits >> place & 1)
+
+
+def _whole(names: frozenset[str], layers: Sequence[Layers]) -> frozenset[str]:
+    """What depends on the third layer of a row depends on those that the graph does not have."""
+    for row in layers:
+        names = frozenset(whole_names(sorted(names), row))
+    return names
+
+
+def _further(node: ir.Node, names: frozenset[str], layers: Sequence[Layers]) -> frozenset[str]:
+    """What a value depends on that is some layers further.
 
     Args:
         node: stands for it.
-        bits: what its input depends on.
-        names: of the inputs; those of layers that the short graph does not have are added.
+        names: what its input depends on in a short graph.
         layers: the graph's rows.
     """
-    own = frozenset(name for place, name in enumerate(names) if bits >> place & 1)
     row = next(row for row in layers if row.prefix == node.attributes["prefix"].value)
-    added = row.further(own, node.attributes["by"].value)
-    names += sorted(added - {*names})
-    return functools.reduce(operator.or_, (1 << names.index(name) for name in added), 0)
+    return _whole(row.further(names, node.attributes["by"].value), [other for other in layers if other is not row])

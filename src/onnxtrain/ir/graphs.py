@@ -47,7 +47,8 @@ class Signature:
         rows: inputs that say which rows of others are computed.
         casts: inputs that are parameters in another element type, by name.
         origins: for each output the parameters and user inputs through which torch says that it requires a gradient,
-            though the gradient may be zero and what they give optimized away; None where the graph itself says it.
+            though the gradient may be zero and what they give optimized away; None where the graph itself says it. Of a
+            short graph those of the whole one.
     """
 
     user_inputs: tuple[str, ...]

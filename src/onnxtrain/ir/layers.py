@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 KEPT = 4  # of a row of layers: the first three and the last
 MODEL, COPIED, LAST = 1, 2, 3  # of these the one that is compared, the one that is copied, the one that ends the row
@@ -52,18 +52,24 @@ class Layers:
         is_within = name.startswith(start) and number.isdecimal() and bool(rest)
         return (int(number) - self.first, rest) if is_within else (-1, "")
 
-    def further(self, names: Collection[str], by: int) -> frozenset[str]:
-        """The parameters of missing layers that a value depends on that is so many layers further than another.
+    def further(self, names: frozenset[str], by: int) -> frozenset[str]:
+        """The parameters that a value depends on that is so many layers further than another.
 
         Args:
-            names: what the other one depends on: all parameters of the layers before its own.
+            names: what the other one depends on in a short graph: all that a layer is given depends on, and some of
+                its own layer.
             by: how many layers it is further.
         """
-        at = [place for place in map(self.place, names) if place is not None]
-        end = max((place for place, _ in at), default=0)
-        last, full = ({rest for place, rest in at if place == p} for p in (end, max(end - 1, 0)))
-        between = {self.name(end + n, rest) for n in range(by) for rest in full}
-        return frozenset(between | {self.name(end + by, rest) for rest in last}) if by and end < LAST else frozenset()
+        at = {name: place for name in names if (place := self.place(name)) is not None}
+        end = max((place for place, _ in at.values()), default=0)
+        if end == LAST:
+            return frozenset(whole_names(sorted(names), self))
+        if not by:
+            return names
+        last, given = ({rest for place, rest in at.values() if place == p} for p in (end, max(end - 1, 0)))
+        found = {name for name in names if name not in at or at[name][0] < end}
+        found |= {self.name(end + n, rest) for n in range(by) for rest in given}
+        return frozenset(found | {self.name(end + by, rest) for rest in last})
 
     def name(self, place: int, rest: str) -> str:
         """The name of a parameter or buffer of the layer at a place of the whole row."""
@@ -108,9 +114,3 @@ def short_names(names: Sequence[str], layers: Sequence[Layers]) -> tuple[str, ..
     if {*again} != {*names}:
         raise NotRepeatedError("not all layers are trained alike")
     return found
-
-
-def whole_origin(names: frozenset[str], layers: Layers) -> frozenset[str]:
-    """What an output depends on that depends on these parameters: on all layers, where on the last one."""
-    is_end = any((place := layers.place(name)) is not None and place[0] == LAST for name in names)
-    return frozenset(whole_names(sorted(names), layers)) if is_end else names

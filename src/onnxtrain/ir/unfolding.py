@@ -22,7 +22,7 @@ from onnxtrain.ir.bodies import bodies_of
 from onnxtrain.ir.functions import is_further
 from onnxtrain.ir.graphs import ForwardGraph, Signature, TrainingGraph, copy_notes, free_name, is_backward, notes_of
 from onnxtrain.ir.layer_slices import AFTER, BEFORE, OUTSIDE, Slices
-from onnxtrain.ir.layers import COPIED, KEPT, LAST, MODEL, Layers, NotRepeatedError, whole_names, whole_origin
+from onnxtrain.ir.layers import COPIED, KEPT, LAST, MODEL, Layers, NotRepeatedError, whole_names
 from onnxtrain.ir.python_calls import is_call
 
 
@@ -56,13 +56,11 @@ def make_whole(training: TrainingGraph, layers: Sequence[Layers]) -> TrainingGra
 
 
 def _whole_signature(signature: Signature, layers: Layers) -> Signature:
-    origins = signature.origins
     return dataclasses.replace(
         signature,
         parameters=whole_names(signature.parameters, layers),
         buffers=whole_names(signature.buffers, layers),
         differentiable=whole_names(signature.differentiable, layers),
-        origins=origins and {o: whole_origin(names, layers) for o, names in origins.items()},
     )
 
 
