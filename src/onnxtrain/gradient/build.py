@@ -58,7 +58,7 @@ def _check_chain(graph: ir.Graph, row: Layers, walk: Walk) -> None:
     for value in between:
         is_given = any(slices.of_node.get(use.node) == COPIED and not is_backward(use.node) for use in value.uses())
         dy = walk.contributions.get(value)
-        if is_given and dy is not None and slices.of_value.get(dy) != COPIED:
+        if is_given and dy is not None and slices.of_value.get(dy) not in (MODEL, COPIED):  # or with what it is given
             raise NotRepeatedError(f"the gradient of {value.name} is not computed with what is its layer's own")
 
 
