@@ -66,6 +66,8 @@ def take_out(program: torch.export.ExportedProgram, rows: Sequence[Layers], pref
         UnlikeError: a layer was read by something else than the layer after it, or what it gives is not computed
             with its parameters, so that nothing would tell how often that is done.
     """
+    if not rows:
+        return
     signature = program.graph_signature
     owned = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     names = {
@@ -103,7 +105,7 @@ def _take_out(module: torch.fx.GraphModule, names: Mapping[torch.fx.Node, str], 
             region = getattr(module, str(inner.target)) if is_attribute else None  # type: ignore[union-attr]
             if isinstance(region, torch.fx.GraphModule):
                 own = [n for n in region.graph.nodes if n.op == "placeholder"]
-                passed = dict(zip(own, node.args[at + 1 :], strict=True))
+                passed = dict(zip(own, node.args[at + 1 :], strict=False))  # a branch has others
                 _take_out(region, {n: names[x] for n, x in passed.items() if x in names}, rows)  # type: ignore[index]
     for node in given:
         node.replace_all_uses_with(node.args[0])
