@@ -20,9 +20,9 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from onnxtrain.capture.stand_in_modules import Refuse
 from onnxtrain.capture.stand_in_tensors import known_of
 
-Refuse = Callable[[str], Exception]  # notes why the layers are not alike; gives the error
 _METHOD, _NUMBER = "update", "layer_idx"
 _SMALL = 16  # elements of a constant that is compared with another one
 _COPIES = (torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.detach_.default, torch.ops.aten.detach.default)
@@ -199,7 +199,7 @@ def _hand(keeper: Any, leaves: Sequence[Any], spec: pytree.TreeSpec, layer: torc
     result = getattr(keeper, _METHOD)(*args, **kwargs)
     calls, place = _calls(mode.tracer, mark, given)
     done = calls, [(known_of(x), _origin(mode.tracer, x, place)) for x in pytree.tree_leaves(result)]
-    names = tuple(node.name if (node := _node_of(mode.tracer, x)) is not None else "" for x in given)
+    names = tuple(node.name if (node := node_of(mode.tracer, x)) is not None else "" for x in given)
     return Handed(keeper, tuple(leaves), spec, done, frozenset(n.name for n in place if _is_tensor(n)), names), result
 
 
@@ -207,7 +207,7 @@ def _origin(tracer: Any, value: Any, place: Mapping[torch.fx.Node, Any]) -> Any:
     """Where a tensor comes from: from among the calls or what was given, or which other one it is."""
     if not isinstance(value, torch.Tensor):
         return None
-    node = _node_of(tracer, value)
+    node = node_of(tracer, value)
     return id(value) if node is None else place.get(node, node)
 
 
@@ -216,8 +216,8 @@ def _is_tensor(node: torch.fx.Node) -> bool:
     return isinstance(node.meta.get("val"), torch.Tensor)
 
 
-def _node_of(tracer: Any, value: Any) -> torch.fx.Node | None:
-    """The recorded node that gave a tensor."""
+def node_of(tracer: Any, value: Any) -> torch.fx.Node | None:
+    """The recorded node that gave a tensor; None where none did, or the value is none."""
     is_tracked = issubclass(type(value), torch.Tensor) and value in tracer.tensor_tracker
     return tracer.tensor_tracker[value].proxy.node if is_tracked else None
 
@@ -230,7 +230,7 @@ def _calls(tracer: Any, mark: torch.fx.Node, given: Sequence[Any]) -> tuple[list
     """
     place: dict[torch.fx.Node, Any] = {}
     for at, value in enumerate(given):
-        if (made := _node_of(tracer, value)) is not None:
+        if (made := node_of(tracer, value)) is not None:
             place.setdefault(made, ("given", at))
     found: list[Any] = []
     node = mark.next

@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from onnxtrain.capture.attribute_reads import watched
 from onnxtrain.capture.descriptions import Describer
 from onnxtrain.capture.host_random import HostGenerators
-from onnxtrain.capture.keepers import Handed, Keepers, Source, is_keeper, unread_number
+from onnxtrain.capture.keepers import Handed, Keepers, Source, is_keeper, node_of, unread_number
 from onnxtrain.capture.layer_values import Given, Leaves, is_same, place_of, version_of
 from onnxtrain.capture.left_behind import Watch
 from onnxtrain.capture.like_layers import HOOKS, Row, names_within
@@ -31,7 +31,7 @@ from onnxtrain.capture.readings import CodeWatch, GlobalNames, Unwatched
 from onnxtrain.capture.stand_in_modules import UnlikeError, stand_in
 from onnxtrain.capture.stand_in_tensors import is_further, known_of, take_out
 from onnxtrain.errors import ContentError
-from onnxtrain.ir.layers import KEPT, Layers
+from onnxtrain.ir.layers import COPIED, KEPT, MODEL, Layers
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
@@ -97,11 +97,11 @@ class StandIns:
     def shown(self, output: torch.Tensor) -> torch.Tensor:
         """An output of the module; of what a layer handed to a keeper the graph has to know whose it is."""
         mode: Any = get_proxy_mode()
-        if any(calls.handed for calls in self._rows) and output in mode.tracer.tensor_tracker:
-            name = mode.tracer.tensor_tracker[output].proxy.node.name
-            for calls in self._rows:
-                if name in calls.handed:
-                    return torch.ops.onnxtrain.layers_further(output, calls.row.layers.prefix, calls.handed[name])
+        handing = [calls for calls in self._rows if calls.handed]
+        node = node_of(mode.tracer, output) if handing else None
+        for calls in handing:
+            if node is not None and node.name in calls.handed:
+                return torch.ops.onnxtrain.layers_further(output, calls.row.layers.prefix, calls.handed[node.name])
         return output
 
     def take_out(self, program: torch.export.ExportedProgram, prefix: str) -> None:
@@ -322,9 +322,9 @@ class _Calls:
         """Hand to keepers what a layer would that is not traced."""
 
         def further(x: torch.Tensor) -> torch.Tensor:
-            return torch.ops.onnxtrain.layers_further(x, self.row.layers.prefix, number - (KEPT - 2))
+            return torch.ops.onnxtrain.layers_further(x, self.row.layers.prefix, number - COPIED)
 
-        before, like = (self._seen[place].handed for place in (KEPT - 3, KEPT - 2))
+        before, like = (self._seen[place].handed for place in (MODEL, COPIED))
         if not all(h.again(self.row.modules[number], b, further) for h, b in zip(like, before, strict=True)):
             raise self.refuse("what is handed over is kept in another way")
 
