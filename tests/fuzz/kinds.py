@@ -14,6 +14,7 @@ GENERATORS = {
     "changes": "fuzz.modules.changing_programs",
     "rows": "fuzz.modules.transformers",
     "scripts": "fuzz.modules.scripted_programs",
+    "layers": "fuzz.modules.layer_stacks",
 }
 KINDS = ("files", *GENERATORS)
 

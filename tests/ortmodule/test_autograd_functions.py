@@ -875,6 +875,35 @@ def test_checkpoints_are_captured_through(reentrant: bool, caplog: pytest.LogCap
     assert [n.attributes["func_name"].value for n in nodes(wrapped)] == [f"{__name__}.Scale"]
 
 
+class Counted(Checkpointed):
+    """A checkpointed region that updates buffers, which eager PyTorch does again in the backward pass."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__(reentrant)
+        self.norm = torch.nn.BatchNorm1d(6)
+        self.register_buffer("mean", torch.zeros(6))
+
+    def part(self, x: Tensor) -> Tensor:
+        made = self.norm(torch.nn.functional.dropout(self.first(x), 0.5))
+        self.mean.mul_(0.9).add_(0.1 * made.detach().mean(0))
+        return made.tanh()
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_what_a_checkpoint_counts_is_counted_again_in_the_backward_pass(reentrant: bool) -> None:
+    wrapped, eager = pair(Counted(reentrant))
+    for training, gradients in ((True, True), (True, True), (True, False), (False, True), (True, True)):
+        for module in (wrapped.train(training), eager.train(training)):
+            with torch.set_grad_enabled(gradients):
+                torch.manual_seed(3)
+                loss = module(torch.linspace(-1, 2, 20).view(5, 4).requires_grad_()).square().sum()
+            if gradients:
+                loss.backward()
+        theirs = dict(eager.named_buffers())
+        for name, buffer in wrapped.named_buffers():
+            torch.testing.assert_close(buffer, theirs[name])
+
+
 def test_checkpoints_are_kept_where_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORTMODULE_ALLOW_AUTOGRAD_CHECKPOINT", "1")
     wrapped, eager = pair(Checkpointed(True))

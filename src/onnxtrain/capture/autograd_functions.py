@@ -10,14 +10,18 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
+import functools
 import logging
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
+from onnxtrain.capture.layer_values import version_of
 from onnxtrain.capture.python_op import record
 from onnxtrain.errors import CaptureError
 
@@ -46,16 +50,18 @@ class Functions:
 class _Recorder:
     """What happens to calls within one capture."""
 
-    def __init__(self, root: torch.nn.Module, kept: list[Any], functions: Functions) -> None:
-        self._root, self._kept, self._functions = root, kept, functions
+    def __init__(
+        self, root: torch.nn.Module, kept: list[Any], functions: Functions, has_gradients: Callable[[], bool]
+    ) -> None:
+        self._root, self._kept, self._functions, self._has_gradients = root, kept, functions, has_gradients
         self._hinted = False
 
     def apply(self, cls: Any, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a call; those made within its own forward pass are part of it."""
         if cls is CheckpointFunction and not self._functions.keep_checkpoints:
             run, _, *rest = args
-            self.pass_checkpoint()
-            return run(*rest)
+            with self.checkpoint():
+                return run(*rest)
         if not self._functions.as_nodes:
             raise _lost(cls, "ORTMODULE_ENABLE_CUSTOM_AUTOGRAD=0 refuses them; remove it")
         if torch._C._are_functorch_transforms_active():
@@ -68,27 +74,68 @@ class _Recorder:
         finally:
             _RECORDER.reset(token)
 
-    def pass_checkpoint(self) -> None:
-        """Say once what becomes of gradient checkpoints."""
+    @contextlib.contextmanager
+    def checkpoint(self) -> Iterator[None]:
+        """In the block the region of a gradient checkpoint runs, which becomes part of the graph; this is said once.
+
+        Eager PyTorch runs it again in the backward pass, which updates the statistics of a batch normalization twice.
+        """
         if not self._hinted:
             self._hinted = True
             _LOG.warning(
                 "gradient checkpointing is captured through: the graph keeps what the backward pass reads, and what is "
                 "computed again to save memory is the memory optimizer's choice, not the module's"
             )
+        with _Updates(self._root) as updates:
+            yield
+        if updates.found and self._has_gradients():
+            updates.repeat()
+
+
+class _Updates(TorchFunctionMode):
+    """Notes the calls in its block that change buffers.
+
+    Args:
+        root: the module that has the buffers.
+
+    Attributes:
+        found: the calls, in their order.
+    """
+
+    def __init__(self, root: torch.nn.Module) -> None:
+        super().__init__()
+        self._buffers = {id(b): b for b in root.buffers()}
+        self.found: list[Callable[[], Any]] = []
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        held = [b for a in (*args, *(kwargs or {}).values()) if (b := self._buffers.get(id(a))) is not None]
+        before = list(map(version_of, held))
+        result = function(*args, **(kwargs or {}))
+        if before != list(map(version_of, held)) or function is F.batch_norm:  # whose changes torch does not count
+            self.found.append(functools.partial(function, *args, **(kwargs or {})))
+        return result
+
+    def repeat(self) -> None:
+        """Change the buffers in the same way again."""
+        with torch.no_grad():
+            for call in self.found:
+                call()
 
 
 _RECORDER: contextvars.ContextVar[_Recorder | None] = contextvars.ContextVar("onnxtrain_recorder", default=None)
 
 
 @contextlib.contextmanager
-def recording(root: torch.nn.Module, kept: list[Any], functions: Functions) -> Iterator[None]:
+def recording(
+    root: torch.nn.Module, kept: list[Any], functions: Functions, has_gradients: Callable[[], bool]
+) -> Iterator[None]:
     """Within it, applying a class of ``torch.autograd.Function`` records one operator; other threads are unaffected.
 
     Args:
         root: the module that is captured.
         kept: receives what the recorded operators need as long as they are translated.
         functions: what becomes of them.
+        has_gradients: says whether gradients are enabled, and notes that this was asked.
     """
     original = torch.autograd.Function.__dict__["apply"]
 
@@ -98,7 +145,7 @@ def recording(root: torch.nn.Module, kept: list[Any], functions: Functions) -> I
             return own(*args, **kwargs)
         return recorder.apply(cls, own, args, kwargs)
 
-    token = _RECORDER.set(_Recorder(root, kept, functions))
+    token = _RECORDER.set(_Recorder(root, kept, functions, has_gradients))
     torch.autograd.Function.apply = classmethod(apply)  # type: ignore[method-assign]
     try:
         with _through_checkpoints():
@@ -120,8 +167,8 @@ def _through_checkpoints() -> Iterator[None]:
         if recorder is None:
             yield from original(*args, **kwargs)
         else:
-            recorder.pass_checkpoint()
-            yield
+            with recorder.checkpoint():
+                yield
 
     setattr(torch_checkpoint, name, through)
     try:

@@ -163,7 +163,9 @@ class FlatModule(torch.nn.Module):
         inputs = Contents([t.clone() if i in self.copied else t for i, t in enumerate(tensors)])
         args, kwargs = self._inputs.restore([inputs.tensors[self.repeated.get(i, i)] for i in range(len(tensors))])
         given, parameters = Given(args, kwargs), Versions(self.module)
-        functions = autograd_functions.recording(self.module, self.result.calls, self._functions)
+        functions = autograd_functions.recording(
+            self.module, self.result.calls, self._functions, lambda: self.result.assumed.ask_gradients()
+        )
         sizes = symbolic_sizes(tensors)
         elsewhere = FoundElsewhere(self._owned, owned_by(self.module), plain_tensors(self.module))
         buffers, watch = dict(self.module.named_buffers()), Watch(self.module, self._ignored, self._names)

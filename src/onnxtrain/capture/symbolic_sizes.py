@@ -66,6 +66,11 @@ class Assumed:
     form: bool = False
     gradients: bool = False
 
+    def ask_gradients(self) -> bool:
+        """Whether gradients are enabled, where what is traced depends on it."""
+        self.form = self.gradients = True
+        return torch._C.is_grad_enabled()
+
 
 @contextlib.contextmanager
 def symbolic_sizes(tensors: Sequence[torch.Tensor]) -> Iterator[Assumed]:
@@ -87,9 +92,8 @@ def _noted_grad_mode(assumed: Assumed) -> contextlib.AbstractContextManager[None
     """Note whether the user's code asks if gradients are enabled."""
 
     def is_grad_enabled() -> bool:
-        if is_users(sys._getframe(1).f_code.co_filename):
-            assumed.form = assumed.gradients = True
-        return torch._C.is_grad_enabled()
+        by_user = is_users(sys._getframe(1).f_code.co_filename)
+        return assumed.ask_gradients() if by_user else torch._C.is_grad_enabled()
 
     return replaced((torch, "is_grad_enabled", is_grad_enabled))
 

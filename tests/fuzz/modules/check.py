@@ -115,10 +115,13 @@ def _smaller(program: Program) -> Iterator[Program]:
     for place in reversed(range(len(program.body))):
         yield _cut(program, place)
         yield from _bypassed(program, place)
-    lines = [line.split("\n") for line in program.body]
-    for place, parts in enumerate(lines):
-        for inner in range(len(parts) if len(parts) > 1 else 0):
-            yield _with(program, place, "\n".join([*parts[:inner], *parts[inner + 1 :]]))
+    for place, text in enumerate(program.body):
+        for less in _without_a_line(text):
+            yield _with(program, place, less)
+    for place, text in enumerate(program.definitions):
+        for less in _without_a_line(text):
+            made = (*program.definitions[:place], less, *program.definitions[place + 1 :])
+            yield dataclasses.replace(program, definitions=made)
     if program.is_default:
         yield dataclasses.replace(program, is_default=False)
     if program.settings:
@@ -133,7 +136,7 @@ def _smaller(program: Program) -> Iterator[Program]:
 
 def _without_dead(program: Program) -> Iterator[Program]:
     """The program without arguments and lines of ``__init__`` that nothing reads."""
-    text = "\n".join([*program.body, program.returns])
+    text = "\n".join([*program.body, program.returns, *program.definitions])
     arguments = tuple(a for a in program.arguments if re.search(rf"\b{a.name}\b", text))
     initial = tuple(line for line in program.initial if re.search(rf"{re.escape(_layer(line))}\b", text))
     if arguments != program.arguments or initial != program.initial:
@@ -143,6 +146,14 @@ def _without_dead(program: Program) -> Iterator[Program]:
 def _layer(line: str) -> str:
     """The attribute that a line of ``__init__`` makes, as ``forward`` reads it."""
     return "self." + re.findall(r"register_buffer\(['\"](\w+)|^self\.(\w+)", line)[0][-1 - ("register" in line)]
+
+
+def _without_a_line(text: str) -> Iterator[str]:
+    """A text of several lines without one of them; the last ones, which fewer others read, first."""
+    lines = text.split("\n")
+    for place in reversed(range(len(lines) if len(lines) > 1 else 0)):
+        if lines[place].strip():
+            yield "\n".join([*lines[:place], *lines[place + 1 :]])
 
 
 def _cut(program: Program, place: int) -> Program:

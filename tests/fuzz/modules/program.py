@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from fuzz.modules.beside import agree, default_type
 
@@ -107,6 +108,7 @@ class Program:
         settings: further keyword arguments of ``agree``, as text.
         prepared: lines of ``inputs`` that make what the arguments have in common.
         is_default: whether floating numbers without a type are of ``real``, too.
+        definitions: classes that the module is made of.
     """
 
     seed: int
@@ -120,6 +122,7 @@ class Program:
     settings: str = ""
     prepared: tuple[str, ...] = ()
     is_default: bool = False
+    definitions: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
@@ -131,6 +134,7 @@ class Program:
         return "\n".join(
             [
                 HEAD.format(real=self.real),
+                *(f"\n{text}" for text in self.definitions),
                 "\nclass Written(nn.Module):",
                 "    def __init__(self):",
                 indented(["super().__init__()", *self.initial]),

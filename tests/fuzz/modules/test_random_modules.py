@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fuzz.kinds import Wish, outcome
-from fuzz.modules import changing_programs, scripted_programs, tensor_programs, transformers
+from fuzz.modules import changing_programs, layer_stacks, scripted_programs, tensor_programs, transformers
 from fuzz.modules.beside import EagerRefuses, agree
 from fuzz.modules.check import check, shrunk
 from fuzz.modules.program import Argument, Program
@@ -20,10 +20,12 @@ TENSORS = (0, 1, 3, 5, 9, 12)
 CHANGES = tuple(range(8))
 ROWS = (0, 2, 4)
 SCRIPTS = (1, 2, 3)
+LAYERS = tuple(range(8))
 
 
 @pytest.mark.parametrize(
-    ("kind", "seeds"), [("tensors", TENSORS), ("changes", CHANGES), ("rows", ROWS), ("scripts", SCRIPTS)]
+    ("kind", "seeds"),
+    [("tensors", TENSORS), ("changes", CHANGES), ("rows", ROWS), ("scripts", SCRIPTS), ("layers", LAYERS)],
 )
 def test_random_modules_agree(kind: str, seeds: tuple[int, ...]) -> None:
     done = {str(seed): outcome(seed, Wish(kind)) for seed in seeds}
@@ -32,7 +34,7 @@ def test_random_modules_agree(kind: str, seeds: tuple[int, ...]) -> None:
         assert all(found["dropped"] for found in done.values()), report(done)
 
 
-@pytest.mark.parametrize("kind", [tensor_programs, changing_programs, transformers, scripted_programs])
+@pytest.mark.parametrize("kind", [tensor_programs, changing_programs, transformers, scripted_programs, layer_stacks])
 def test_a_seed_makes_the_same_program_again(kind) -> None:
     generate = kind.generate
     programs = [generate(seed) for seed in range(6)]
