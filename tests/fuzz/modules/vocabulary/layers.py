@@ -123,7 +123,7 @@ FAMILIES: dict[str, tuple[str | tuple[str, ...], ...]] = {
         "{f}.log_softmax(-1).gather(-1, ({i} % {d}).unsqueeze(-1)).mean()", "({f} * {b}).sum() / {b}.sum().clamp(1)",
         "(({f} - {s}).square() * {m}).mean()", "F.cross_entropy({f2}[:-1], {i1}[1:] % {d})",
         "F.cross_entropy({f2}, {i1} % {d}, weight=torch.arange(1, {d} + 1).to(REAL))",
-        "torch.logsumexp({f}, {axis}).mean() - {f}.mean()", "F.multi_margin_loss({f2}, {i1} % {d})",
+        "torch.logsumexp({f}, {axis}).mean() - {f}.mean()", "F.multi_margin_loss({f2}, {i1} % {d}) if {0}.shape[0] else {0}.sum()",
     ),
     "state": (
         ("{layer}.mul_(0.9).add_(0.1 * {f}.detach().mean())", "self.register_buffer('{name}', torch.zeros(()))"),

@@ -49,7 +49,7 @@ VALUES = (
 THEN = (
     "v = v * m", "k = torch.relu(k)", "v = v - v.mean(1, keepdim=True)", "k = k.clone()\nk[:1] = 0",
     "v = v.detach() * self.s + v", "k = k * self.s", "v = v + self.buf", "x = x * 1", "v = v.clone().mul_(0.5)",
-    "k = k.softmax(-1)", "with torch.no_grad():\n    u = v * 2\nv = v + u", "v = torch.where(v > 0, v, k)",
+    "k = k.softmax(-1)", "with torch.no_grad():\n    u = v * 0.2\nv = v + u", "v = torch.where(v > 0, v, k)",
     "v = v + torch.arange(x.shape[1], dtype=x.dtype)[:, None]", "v = v.masked_fill(m < 0.5, 0.0)", "k, v = v, k",
     "v = v / math.sqrt(x.shape[1])", "v = v + torch.ones(x.shape[1], 1).tril().to(x.dtype)", "v = self.norm(v)",
     "if self.training:\n    v = v * 0.5", "v = v * self.gain", "k = k + self.gain", "x = self.norm(x)", "v = F.dropout(v, 0.0)",
@@ -70,7 +70,7 @@ LOOKS = (
     "v = v * (2 if c.total else 1)", "c.listed.append(k)", "c.kept[self.i] = (c.kept[self.i][0] * 2, v)",
 )  # fmt: skip
 RESULTS = (
-    "x + k * v", "x + v", "(x + v) * 0.5", "x + self.o(k * v)", "(x + k + v).view(x.shape)", "torch.where(x > 0, x + v, k)",
+    "x + 0.1 * k * v", "x + v", "(x + v) * 0.5", "x + self.o(k * v)", "(x + k + v).view(x.shape) * 0.4", "torch.where(x > 0, x + v, k)",
     "x + v", "x.add(v)", "self.norm(x + v)", "x + self.o(v).tanh() + 0.0 * k", "x * 0.5 + v.clamp(-2, 2)",
     "F.layer_norm(x + v, (4,))", "x + self.o(F.silu(self.a(x)) * v)", "v", "x + v.mean(1, keepdim=True)",
 )  # fmt: skip
