@@ -87,7 +87,7 @@ def agree(
         try:
             _compare(ours, theirs, near, watch.found, when)
         except Fault:
-            _doubt(first, past, watch.found)
+            _doubt(first, past, ours, watch.found)
             raise
     return wrapped
 
@@ -188,19 +188,63 @@ def _compare(ours: Step, theirs: Step, near: Step, precision: torch.dtype, when:
             )
 
 
-def _doubt(module: torch.nn.Module, past: Sequence[tuple[Run, Step]], precision: torch.dtype) -> None:
+def _doubt(module: torch.nn.Module, past: Sequence[tuple[Run, Step]], ours: Step, precision: torch.dtype) -> None:
     """Refuse what any of some other draws of noise makes another number: one leaves half of what is at an edge there.
+
+    And what is as far from eager's as eager itself is once each of its operations rounds otherwise: where large terms
+    cancel, noise of the inputs shows nothing.
 
     Args:
         module: as it was before the first step.
         past: the steps, and what eager gave.
+        ours: the last step, which is in doubt.
         precision: the coarsest type.
     """
     noise = NOISE[precision]
     for _ in range(DOUBTS):
-        noisy = _moved(copy.deepcopy(module), noise)
+        noisy, rounded = (copy.deepcopy(module) for _ in range(2))
+        noisy = _moved(noisy, noise)
         for run, theirs in past:
             _refuse_chances(theirs, _eager(partial(run, noisy, noisy, noise)), precision)
+            with Rounding(noise / 100):
+                near = _eager(partial(run, rounded, rounded, 0.0))
+        with contextlib.suppress(Fault):
+            _compare(ours, theirs, near, precision, "")
+            raise EagerRefuses("a number is decided by rounding within")
+
+
+_ROUNDED = {
+    *("mm", "bmm", "addmm", "baddbmm", "mul", "div", "sum", "mean", "exp", "log", "tanh", "rsqrt", "sqrt", "var"),
+    *("_softmax", "_safe_softmax", "_log_softmax", "native_layer_norm", "native_batch_norm", "convolution"),
+    *("_softmax_backward_data", "_log_softmax_backward_data", "native_layer_norm_backward"),
+    *("native_batch_norm_backward", "convolution_backward"),
+}
+
+
+class Rounding(TorchDispatchMode):
+    """What arithmetic is given is off by a little, in each call on its own; additions, which may be exact, are not.
+
+    Args:
+        noise: relative to each number.
+    """
+
+    def __init__(self, noise: float) -> None:
+        super().__init__()
+        self.noise = noise
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function.overloadpacket.__name__ in _ROUNDED and not function._schema.is_mutable:
+            args = mapped(args, partial(_rounded, noise=self.noise))
+        return function(*args, **(kwargs or {}))
+
+
+def _rounded(value: Any, noise: float) -> Any:
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.numel():
+        return value
+    return value * (1 + noise * torch.empty_like(value).normal_(generator=_DRAWS))
+
+
+_DRAWS = torch.Generator().manual_seed(0)  # of its own: the module draws as before
 
 
 def _refuse_chances(theirs: Step, near: Step, precision: torch.dtype) -> None:
