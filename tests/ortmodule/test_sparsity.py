@@ -108,6 +108,24 @@ def test_explain_says_which_set_each_value_is_computed_for() -> None:
     assert "output logits: computed when it is read" in lines
 
 
+class Numbered(torch.nn.Module):
+    """Returns numbers beside its loss and logits, as many as there are tensors among them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = BertForMaskedLM(CONFIG)
+
+    def forward(self, **given: torch.Tensor) -> dict[str, Any]:
+        made = self.model(**given)
+        return {"first": 1, "most": 9, "loss": made.loss, "logits": made.logits}
+
+
+def test_numbers_among_the_outputs_are_no_places_of_tensors() -> None:
+    model = ORTModule(Numbered(), options=Options(density_threshold=0.95, log_level="INFO"))
+    model(**batch())["loss"].backward()
+    assert "output logits: computed when it is read" in model.explain("sparsity").splitlines()
+
+
 def test_options() -> None:
     for off in ("compute_optimizer", "sparse_optimizer"):
         model = masked_language_model(**{off: False})

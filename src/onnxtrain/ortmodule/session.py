@@ -92,9 +92,9 @@ class Session:
         """Where an output of the graph is in what the module returns: ``logits``, ``hidden_states[1]``."""
         schema, left, given = self.captured.outputs, self.captured.left, self.captured.given
         index = self.captured.graph.signature.outputs.index(output)
-        positions = schema.restore(list(range(schema.tensors)))
+        positions = schema.restore([_Position(i) for i in range(schema.tensors)])
         for path, position in pytree.tree_flatten_with_path(positions)[0]:
-            if type(position) is int and self.captured.sources[position] == index:
+            if isinstance(position, _Position) and self.captured.sources[position] == index:
                 if self.captured.leaves and path[0].idx:
                     return (left, given)[path[0].idx - 1][path[1].idx].label
                 path = path[1:] if self.captured.leaves else path
@@ -103,6 +103,10 @@ class Session:
 
     def _compare(self, tensors: Sequence[torch.Tensor]) -> Verification:
         return Verification(self.module, self.captured, tensors)
+
+
+class _Position(int):
+    """Which of the tensors stands somewhere, and no number that the module returns."""
 
 
 class ModuleTensors(Owned):
