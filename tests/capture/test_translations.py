@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from parity import Applied, pair, same_step
 
-from onnxtrain.capture import capture
+from onnxtrain.capture import capture, translator
 from onnxtrain.capture.nodes import Nodes, Value, added_to, op
 from onnxtrain.capture.translations import TRANSLATIONS
 
@@ -73,6 +73,24 @@ CALLS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "one of what is no batch": lambda x: F.conv_transpose1d(x[0], torch.ones(3, 2, 3), padding=1),
     "pooled": lambda x: F.max_pool2d(x, 2, ceil_mode=True, padding=1),
     "resized to sizes": lambda x: F.interpolate(x[None], size=(x.shape[1] * 2, 5), mode="bilinear"),
+    "taken from a number": lambda x: torch.rsub(x, 2, alpha=3) + torch.where(x > 0, x, 0.5) + 2.0**x,
+    "a number elsewhere": lambda x: (
+        x * torch.where(x > 0, 1 - (x > 1).long(), 2) + x * torch.where(x > 0, x.long(), 0.5)
+    ),
+    "the larger and the smaller": lambda x: torch.max(x, x.cos()) - torch.minimum(x, x.detach().half()),
+    "repeated with further axes": lambda x: x.repeat(2, 1, 1, 3) + x.mean().repeat(12),
+    "repeated by a size": lambda x: x.repeat(1, x.shape[0], 1),
+    "selected again": lambda x: x.index_select(-2, INDEX[0]) + x.index_select(1, torch.tensor(1)).square(),
+    "differences": lambda x: (
+        x.diff(n=2).sum() * x.diff(dim=1, prepend=x[:, :1], append=x[:, :2]) * (x > 0).diff(dim=0).sum()
+    ),
+    "put into a slice": lambda x: x.slice_scatter(x[:, :1] * 2, 1, -1).slice_scatter(x[:, :2].exp(), 1, 1, 9),
+    "put into a part": lambda x: x.slice_scatter(x[:, :1] * 2, 1, -3, -2).slice_scatter(x[:, :2].exp(), 1, 0, 3, 2),
+    "put into nothing": lambda x: (
+        x.slice_scatter(x[:, :0], 1, 2, 1).slice_scatter(x[:, :0], 1, 9).select_scatter(x[0], 0, -2)
+    ),
+    "a squared error": lambda x: F.mse_loss(x, x.detach().cos(), reduction="none") + F.mse_loss(x, x.detach().half()),
+    "products by their axes": lambda x: torch.einsum("bij, bkj", x, x.cos()) + torch.einsum("b...->...", x.sin()).sum(),
     "resized by corners": lambda x: F.interpolate(x[None], scale_factor=2, mode="bilinear", align_corners=True),
 }
 
@@ -131,6 +149,21 @@ def test_most_models_start_without_onnxscript() -> None:
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_what_is_written_often_needs_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    def moved(ids: torch.Tensor) -> torch.Tensor:
+        made = ids.new_zeros(ids.shape)
+        made[:, 1:] = ids[:, :-1].clone()
+        made[:, 0] = 3
+        return torch.where(made > 2, made, 1).repeat(2, 1).diff().index_select(0, torch.tensor([0]))
+
+    def forward(ids: torch.Tensor) -> torch.Tensor:
+        distances = 1.0 - torch.min(ids.abs(), torch.ones_like(ids)) * torch.tensor(0.5)
+        return F.mse_loss(torch.einsum("ij->j", 2.0**distances).square(), moved(ids.long()).sum() * distances[0])
+
+    monkeypatch.setattr(translator, "has_translation", lambda target, opset: pytest.fail(f"{target} is looked for"))
+    capture(Applied(forward), (torch.ones(2, 5),), {})
 
 
 def nodes_of(write: Callable[[Value], object], dtype: ir.DataType = ir.DataType.FLOAT16) -> list[ir.Node]:

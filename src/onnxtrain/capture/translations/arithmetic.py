@@ -118,10 +118,28 @@ def _times(y: Any, alpha: Any, x: Any) -> Any:
     return op.Mul(y if isinstance(y, ir.Value) else like(y, x), like(alpha, x))
 
 
+@translation(aten.rsub.Scalar)
+def rsub(x, y, alpha=1):
+    """One Sub, the other way round."""
+    return op.Sub(like(y, x), _times(x, alpha, x)) if _holds(y, x) else NotImplemented
+
+
+@translation(aten.square.default)
+def square(x):
+    """One Mul."""
+    return NotImplemented if _is_true_or_false(x) else op.Mul(x, x)
+
+
 @translation(aten.mul.Tensor, aten.mul.Scalar)
 def mul(x, y):
     """One Mul; of truth values an And."""
     return op.And(x, y) if _is_true_or_false(x) else op.Mul(x, y)
+
+
+@translation(aten.einsum.default)
+def einsum(equation, tensors, path=None):
+    """One Einsum."""
+    return op.Einsum(*tensors, equation=equation) if isinstance(tensors, list | tuple) else NotImplemented
 
 
 @translation(aten.div.Tensor, aten.div.Scalar)
@@ -142,13 +160,19 @@ def power_of(x, exponent):
     return op.Pow(x, exponent)
 
 
+@translation(aten.pow.Scalar)
+def power_of_number(base, exponent):
+    """One Pow, with the base in the type of the exponent."""
+    return op.Pow(like(base, exponent), exponent) if exponent.dtype.is_floating_point() else NotImplemented
+
+
 @translation(aten.rsqrt.default)
 def rsqrt(x):
     """The reciprocal of a root."""
     return op.Reciprocal(op.Sqrt(x))
 
 
-def _compared(op_type: str) -> Callable[..., Any]:
+def _of_numbers(op_type: str) -> Callable[..., Any]:
     def translate(x: Any, y: Any) -> Any:
         return NotImplemented if _is_true_or_false(x) else getattr(op, op_type)(x, y)
 
@@ -156,7 +180,9 @@ def _compared(op_type: str) -> Callable[..., Any]:
 
 
 for _name, _op_type in (("ge", "GreaterOrEqual"), ("gt", "Greater"), ("le", "LessOrEqual"), ("lt", "Less")):
-    translation(getattr(aten, _name).Tensor, getattr(aten, _name).Scalar)(_compared(_op_type))
+    translation(getattr(aten, _name).Tensor, getattr(aten, _name).Scalar)(_of_numbers(_op_type))
+for _name, _op_type in (("max", "Max"), ("min", "Min")):
+    translation(getattr(aten, f"{_name}imum").default, getattr(aten, _name).other)(_of_numbers(_op_type))
 _one_node("Equal", aten.eq.Tensor, aten.eq.Scalar)
 
 
@@ -209,10 +235,22 @@ def where(condition, x, y):
     return op.Where(condition, x, y)
 
 
+@translation(aten.where.ScalarOther)
+def where_else_number(condition, x, y):
+    """One Where, with a number in the type of the tensor."""
+    return op.Where(condition, x, like(y, x)) if _holds(y, x) else NotImplemented
+
+
 @translation(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 def masked_fill(x, mask, value):
     """One Where."""
     return op.Where(mask, like(value, x), x)
+
+
+def _holds(number: Any, x: Any) -> bool:
+    """Whether the type of a tensor is that of the tensor and a number together."""
+    is_of_same_kind = x.dtype.is_floating_point() or (type(number) is int and not _is_true_or_false(x))
+    return isinstance(number, int | float) and is_of_same_kind
 
 
 def _is_true_or_false(x: Any) -> bool:

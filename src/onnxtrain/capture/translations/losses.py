@@ -37,6 +37,14 @@ def nll_loss(log_prob, target, weight=None, reduction=1, ignore_index=-100):
     return record_node("NegativeLogLikelihoodLoss", given, attributes, domain="")
 
 
+@translation(aten.mse_loss.default)
+def mse_loss(x, target, reduction=1):
+    """The squares of differences, or their mean or sum."""
+    off = op.Sub(x, target)
+    square = op.Mul(off, off)
+    return (square, op.ReduceMean(square, keepdims=0), op.ReduceSum(square, keepdims=0))[reduction]
+
+
 @translation(torch.ops.onnxtrain.ctc_loss.default)
 def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity):
     """Torch's own operator, lengths as tensors."""

@@ -48,6 +48,14 @@ def expand(x, shape, implicit=False):
     return op.Expand(x, vector([1 if isinstance(s, int) and s == -1 else s for s in shape]))
 
 
+@translation(aten.repeat.default)
+def repeat(x, repeats):
+    """One Tile of a tensor with as many axes."""
+    further = len(repeats) - len(x.shape)
+    x = op.Unsqueeze(x, list(range(further))) if further else x
+    return op.Tile(x, vector(repeats)) if repeats else op.Identity(x)
+
+
 @translation(aten.unsqueeze.default)
 def unsqueeze(x, axis):
     """One Unsqueeze."""
@@ -72,6 +80,50 @@ def slice_of(x, axis=0, start=None, end=None, step=1):
     """One Slice."""
     bounds = [vector([0 if start is None else start]), vector([_LAST if end is None else end])]
     return op.Slice(x, *bounds, vector([axis]), vector([step]))
+
+
+@translation(aten.index_select.default)
+def index_select(x, axis, place):
+    """One Gather along an axis; a single index leaves the axis."""
+    if not len(x.shape):
+        return NotImplemented
+    return op.Gather(x, place if len(place.shape) else op.Unsqueeze(place, [0]), axis=axis)
+
+
+@translation(aten.slice_scatter.default)
+def slice_scatter(x, source, axis=0, start=None, end=None, step=1):
+    """What is before a slice, another slice, and what is behind it, where its bounds are told from one end."""
+    start, end = start or 0, _LAST if end is None else end
+    if not all(isinstance(bound, int) for bound in (start, end, step)) or step != 1 or end < start:
+        return NotImplemented
+    if start < 0 <= end < _LAST:
+        return NotImplemented
+    return _with(x, source, axis, start, end)
+
+
+@translation(aten.select_scatter.default)
+def select_scatter(x, source, axis, place):
+    """What is before a place, what is put there, and what is behind it."""
+    if not isinstance(place, int):
+        return NotImplemented
+    return _with(x, op.Unsqueeze(source, [axis]), axis, place, place + 1 or _LAST)
+
+
+def _with(x: Any, source: Any, axis: int, start: int, end: int) -> Any:
+    parts = [slice_of(x, axis, 0, start)] if start else []
+    parts += [source] + ([slice_of(x, axis, end)] if end < _LAST else [])
+    return op.Concat(*parts, axis=axis) if len(parts) > 1 else op.Identity(source)
+
+
+@translation(aten.diff.default)
+def diff(x, n=1, dim=-1, prepend=None, append=None):
+    """From each element to the next one; of truth values whether they differ."""
+    parts = [part for part in (prepend, x, append) if part is not None]
+    x = op.Concat(*parts, axis=dim) if len(parts) > 1 else x
+    for _ in range(n):
+        later, sooner = slice_of(x, dim, 1), slice_of(x, dim, 0, -1)
+        x = op.Not(op.Equal(later, sooner)) if parts[0].dtype == ir.DataType.BOOL else op.Sub(later, sooner)
+    return x
 
 
 @translation(aten.index.Tensor, aten._unsafe_index.Tensor)
@@ -155,6 +207,12 @@ def to_copy(x, dtype=None, **_: Any):
         return op.Identity(x)
     is_complex = ir.DataType(dtype) in (ir.DataType.COMPLEX64, ir.DataType.COMPLEX128)
     return NotImplemented if is_complex else op.Cast(x, to=dtype)
+
+
+@translation(torch.ops.prims.convert_element_type.default)
+def convert_element_type(x, dtype):
+    """The same elements, in another type."""
+    return to_copy(x, dtype)
 
 
 @translation(aten.type_as.default)
