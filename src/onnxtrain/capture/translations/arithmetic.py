@@ -248,9 +248,9 @@ def masked_fill(x, mask, value):
 
 
 def _holds(number: Any, x: Any) -> bool:
-    """Whether the type of a tensor is that of the tensor and a number together."""
-    is_of_same_kind = x.dtype.is_floating_point() or (type(number) is int and not _is_true_or_false(x))
-    return isinstance(number, int | float) and is_of_same_kind
+    """Whether the type of a tensor is that of the tensor and a number, which may be computed, together."""
+    is_whole = number.dtype == ir.DataType.INT64 if isinstance(number, ir.Value) else type(number) is int
+    return x.dtype.is_floating_point() or (is_whole and not _is_true_or_false(x))
 
 
 def _is_true_or_false(x: Any) -> bool:
