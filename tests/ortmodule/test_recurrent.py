@@ -131,16 +131,20 @@ def test_packed_sequences(kind: str, how: str, settings: dict[str, Any], backend
     assert captures(wrapped) <= 5
 
 
-def test_packed_sequences_as_inputs() -> None:
-    class Given(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = torch.nn.GRU(3, 4)
+class Given(torch.nn.Module):
+    """A layer that is given a packed sequence."""
 
-        def forward(self, sequences: PackedSequence) -> Any:
-            return self.layer(sequences)
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.GRU(3, 4)
 
-    wrapped, eager = pair(Given())
+    def forward(self, sequences: PackedSequence) -> Any:
+        return self.layer(sequences)
+
+
+@pytest.mark.parametrize("module", [Given(), torch.nn.GRU(3, 4)], ids=["within", "alone"])
+def test_packed_sequences_as_inputs(module: torch.nn.Module) -> None:
+    wrapped, eager = pair(module)
     for lengths in ([3, 2], [4, 4, 1], [2, 1]):
         given = pack_sequence([torch.randn(n, 3) for n in lengths])
         same_step(wrapped, eager, given, loss=lambda output: output[0].data.square().sum())

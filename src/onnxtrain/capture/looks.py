@@ -246,9 +246,14 @@ def _map_places(of: Callable[[Any], Any], index: Any) -> Any:
 def user_frame() -> types.FrameType | None:
     """The innermost frame that is the user's."""
     frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and not is_users(frame.f_code.co_filename):
+    while frame is not None and (not is_users(frame.f_code.co_filename) or _is_of_fx(frame)):
         frame = frame.f_back
     return frame
+
+
+def _is_of_fx(frame: types.FrameType) -> bool:
+    """Whether a frame is of the function that torch.fx writes around what it traces, which is in no file."""
+    return frame.f_code.co_name == "<lambda>" and frame.f_globals.keys() <= {"fn", "__builtins__"}
 
 
 def place_of(frame: types.FrameType) -> str:
