@@ -219,8 +219,13 @@ class Hooked(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.first(x)
-        if self.how == "used before":
-            x = y.exp()
+        if "used before" in self.how:
+            y = y[:, :2] if "a view" in self.how else y
+            x = y.exp() * y.shape[0]
+            if self.how == "used before, and changed":
+                y[0] *= 2
+            elif self.how == "used before, for a gradient":
+                (x,) = torch.autograd.grad(x.sum(), y, create_graph=True)
         elif self.how == "of a view":
             y = y[:, :2]
         elif self.how == "of a view without gradients":
@@ -251,7 +256,7 @@ class Hooked(torch.nn.Module):
         return (y.sin() * y).sum() + x.sum()
 
 
-@pytest.mark.parametrize("how", ["", "of a view", "written to"])
+@pytest.mark.parametrize("how", ["", "of a view", "written to", "used before", "a view, used before"])
 def test_hooks_of_gradients_are_called_in_order(how: str) -> None:
     wrapped, eager = pair(Hooked(how))
     for rows in (5, 3, 1):
@@ -327,7 +332,8 @@ def test_hooks_of_views_see_what_is_computed_from_these(name: str) -> None:
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ("used before", "used before"),
+        ("used before, and changed", "used and changed before"),
+        ("used before, for a gradient", "or differentiated"),
         ("of a view without gradients", "under torch.no_grad"),
         ("of an input", "an input or a parameter"),
         ("reads the call's", "reads a tensor of the forward pass"),

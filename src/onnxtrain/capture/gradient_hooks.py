@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
@@ -12,11 +13,14 @@ from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils import _pytree as pytree
 
+from onnxtrain.capture import inner_gradients  # noqa: F401  (defines the operator of gradients)
 from onnxtrain.capture.hidden_changes import HOOKS
 from onnxtrain.capture.substitutes import substitute
 from onnxtrain.errors import CaptureError
 
 Tensor = torch.Tensor
+_EARLIER = "register it where the tensor is computed"
+_GRADIENTS = torch.ops.onnxtrain.gradients.default
 Hooks: TypeAlias = list[Callable[[Tensor], Tensor | None]]
 
 
@@ -62,10 +66,11 @@ class _Handle:
 
 @substitute(Tensor.register_hook)
 def register_hook(self: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Any:
-    """Part of the graph, where it is registered before the tensor is used.
+    """Part of the graph, as if it were registered where the tensor is made.
 
     Raises:
-        CaptureError: the tensor was used before, is an input or a parameter, or the hook reads others of the call.
+        CaptureError: the tensor is an input or a parameter, or was used and then written to, or differentiated;
+            or the hook reads others of the call.
     """
     if not self.requires_grad:
         return NotImplemented
@@ -77,16 +82,62 @@ def register_hook(self: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Any:
     if earlier is not None and call is _call_of(self):
         earlier.append(hook)
         return _Handle()
-    if _is_used(self):
-        raise _refused("of a tensor that was used before", "register it where the tensor is computed")
-    hooks = [hook]
-    if self._is_view():
-        _hook_view(self, hooks)
-    else:
-        with torch.enable_grad():
-            GradientHook.apply(self, hooks)
+    hooks, used = [hook], _call_of(self) if _is_used(self) else None
+    if used is not None and not _may_come_earlier(self, used):
+        raise _refused("of a tensor that was used and changed before, or differentiated", _EARLIER)
+    with _earlier(self, used):
+        if self._is_view():
+            _hook_view(self, hooks)
+        else:
+            with torch.enable_grad():
+                GradientHook.apply(self, hooks)
     setattr(self, HOOKS, (hooks, _call_of(self)))  # they, and the call whose result has them
     return _Handle()
+
+
+@contextlib.contextmanager
+def _earlier(tensor: Tensor, used: Node | None) -> Iterator[None]:
+    """Hooks of a tensor that are recorded in the block stand right after the call that made it, before what reads it.
+
+    Args:
+        tensor: the tensor.
+        used: the call, where something read its result before; else None.
+    """
+    if used is None:
+        yield
+        return
+    mode: Any = get_proxy_mode()
+    last, readers = next(iter(reversed(mode.tracer.graph.nodes))), [*used.users]
+    yield
+    place = used
+    while (made := last.next).op != "root":
+        place.append(made)
+        place = made
+    if tensor._is_view() and (hooked := _call_of(tensor)) is not None:  # of other tensors the memory has hooks
+        for reader in readers:
+            reader.replace_input_with(used, hooked)
+
+
+def _may_come_earlier(tensor: Tensor, call: Node) -> bool:
+    """Whether hooks of a tensor may be recorded right after the call that made it.
+
+    Not where its memory was written to since, or a gradient was taken, which would go through them.
+    """
+    mode: Any = get_proxy_mode()
+    if call.graph is not mode.tracer.graph:
+        return False
+    memory, node = _memory_of(tensor), call.next
+    while node.op != "root":
+        writes = isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+        of = [n.meta.get("val") for n in node.all_input_nodes] if writes else []
+        if node.target is _GRADIENTS or any(isinstance(x, Tensor) and _memory_of(x) == memory for x in of):
+            return False
+        node = node.next
+    return True
+
+
+def _memory_of(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
 
 
 def _hook_view(view: Tensor, hooks: Hooks) -> None:
