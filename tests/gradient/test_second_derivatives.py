@@ -16,16 +16,13 @@ from onnxtrain.plan import make_plan
 
 Tensor = torch.Tensor
 WITHOUT = {  # torch has no second derivative there, or another one
-    **dict.fromkeys(("Elu-kinks", "Celu-kinks", "Selu-kinks", "PRelu-kink"), "torch takes another side of the kink"),
+    "PRelu-kink": "torch takes another side of the kink",
     **dict.fromkeys(
         ("Pow-zero-base-0.5", "Pow-whole-exponents", "Pow-zero-base-tensor", "Pow-negative-base", "ReduceL2-zeros"),
         "the derivative of a power at 0, or of a negative number, is no number",
     ),
     **dict.fromkeys(
-        (
-            *("ReduceProd-zeros", "ReduceProd-zeros-drop", "CumProd-zeros", "CumProd-zeros-both"),
-            *("ScatterElements-mul-ties", "ScatterND-mul-ties"),
-        ),
+        (*("CumProd-zeros", "CumProd-zeros-both", "ScatterElements-mul-ties", "ScatterND-mul-ties"),),
         "a product's gradient where a factor is 0 is found by a branch, which is not differentiated",
     ),
 }

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from onnxtrain.ir.graphs import DOMAIN
 from op_cases.case import Case, Tensor, at, distinct, ints, positive, x
 
 
@@ -15,6 +16,17 @@ def _prod(a: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
     for axis in sorted(axes, reverse=True):
         a = a.prod(axis, keepdim=keep)
     return a
+
+
+def _others(a: Tensor) -> Tensor:
+    """For each element of a row the product of the other ones."""
+    return torch.stack([torch.cat((a[:, :i], a[:, i + 1 :]), 1).prod(1) for i in range(a.shape[1])], 1)
+
+
+def _others_of_both(a: Tensor) -> Tensor:
+    """The same along the first and the last of three axes."""
+    rows = a.transpose(0, 1).flatten(1)
+    return _others(rows).view(a.shape[1], a.shape[0], a.shape[2]).transpose(0, 1)
 
 
 def _degenerate() -> list[Case]:
@@ -27,6 +39,8 @@ def _degenerate() -> list[Case]:
         Case("ReduceMax", (tied,), lambda a: a.amax(), {"keepdims": 0}, label="ties-all"),
         Case("ReduceProd", (products, ints(1)), lambda a: a.prod(1, True), label="zeros"),
         Case("ReduceProd", (products, ints(0)), lambda a: a.prod(0), {"keepdims": 0}, label="zeros-drop"),
+        Case("ProductOfOthers", (products, ints(1)), _others, domain=DOMAIN, label="zeros"),
+        Case("ProductOfOthers", (x(2, 3, 2), ints(0, -1)), _others_of_both, domain=DOMAIN, label="axes"),
         Case("ReduceL2", (zeros, ints(1)), lambda a: a.norm(2, 1, True), label="zeros"),
         Case("ReduceL1", (zeros, ints(1)), lambda a: a.norm(1, 1, True), label="zeros"),
         Case("ReduceSumSquare", (zeros, ints(1)), lambda a: a.square().sum(1, True), label="zeros"),

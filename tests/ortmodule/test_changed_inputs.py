@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -229,3 +230,22 @@ def test_sizes_make_no_graph_of_their_own() -> None:
     for rows in (5, 3, 2):
         wrapped(_inner(rows))
     assert captures(wrapped) == 1
+
+
+@dataclasses.dataclass
+class Batch:
+    """What a forward pass is given, in an object of the user's."""
+
+    content: Tensor
+
+
+def test_a_rehearsal_leaves_what_is_in_an_object_as_it_was() -> None:
+    def code(w: Tensor, batch: Batch) -> Any:
+        batch.content *= 3
+        return batch.content * w * (2 if batch.content.sum() > 0 else 1), batch
+
+    wrapped, eager = ORTModule(Piece(code)), Piece(code)
+    for sign in (1, -1, 1):
+        ours, theirs = (Batch(torch.full((2, 4), float(sign), dtype=torch.float64)) for _ in range(2))
+        torch.testing.assert_close(wrapped(ours)[0], eager(theirs)[0])
+        torch.testing.assert_close(ours.content, theirs.content)

@@ -288,6 +288,25 @@ def test_an_axis_is_squeezed_only_where_it_is_1() -> None:
         compare(lambda y, x, squeeze=squeeze: squeeze(y), _lengths((2, 1), (2, 3), (2, 1), (1, 1), (1, 3)))
 
 
+@functools.lru_cache
+def _quotient(size: int, parts: int) -> int:
+    return size // parts
+
+
+def _known_quotient(size: int, parts: int) -> int:
+    """As einops looks it up, which is prepared for sizes that are symbols."""
+    try:
+        return _quotient(size, parts)
+    except TypeError:
+        return _quotient.__wrapped__(size, parts)
+
+
+def test_sizes_that_are_no_keys_need_one_graph() -> None:
+    halves = lambda y, x: y.unflatten(1, (2, _known_quotient(y.shape[1], 2))).sum(2)  # noqa: E731
+    wrapped = compare(halves, _lengths((2, 4), (3, 6)))
+    assert captures(wrapped) == 1
+
+
 def test_sizes_in_tensors_need_one_graph() -> None:
     """They are computed from the sizes: no size is a guard."""
     for name in ("as_tensor", "new_tensor", "tensor", "repeat_interleave", "full"):

@@ -402,6 +402,30 @@ def test_a_gradient_shares_memory_with_its_reshape_or_not(
             torch.testing.assert_close(wrapped(x), eager(x))
 
 
+SPECIAL: dict[str, tuple[Callable[[Tensor], Tensor], list[float]]] = {
+    "a product with a zero": (lambda x: x.prod(1).exp(), [0.0, 2.0, -1.5, 0.5]),
+    "a product with zeros": (lambda x: (x.prod() + x.prod(1, keepdim=True).sin()) * 2, [0.0, 2.0, 0.0, 0.5]),
+    "a product of zeros alone": (lambda x: x.prod(1), [0.0, 0.0, 0.0, 0.0]),
+    "what would overflow": (lambda x: nn.functional.elu(x) + nn.functional.elu(x, 0.5), [800.0, -800.0, 0.0, 1.0]),
+    "logits of 0": (
+        lambda x: nn.functional.binary_cross_entropy_with_logits(x, x.detach() * 0 + 0.3),
+        [0.0, 3.0, -2.0, 0.0],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_further_derivatives_where_the_first_is_special(name: str) -> None:
+    function, values = SPECIAL[name]
+    x = torch.tensor([values] * 3, dtype=torch.float64) * torch.linspace(1, 2, 3)[:, None].double()
+    slope = pair(Net(lambda m, x: grad(function(x * m.scale).sum(), x, create_graph=True)[0]).double())
+    curve = pair(Net(lambda m, x: hessian(lambda y: function(y * m.scale).sum())(x)).double())
+    for rows in (2, 1, 3):
+        same_step(*slope, x[:rows].clone().requires_grad_())
+        with torch.no_grad():  # of the next derivative eager's is no number
+            same_step(*curve, x[:rows])
+
+
 class Masked(nn.Module):
     """Attention with a mask that is a gradient itself."""
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from onnxtrain.capture.free_numbers import Conditions, counted_by
 from onnxtrain.capture.hidden_changes import Overwritten
@@ -97,8 +96,7 @@ def rehearse(
     tensors, inputs = flatten((tuple(args), dict(kwargs)))
     once = {id(t): _without_history(t) for t in tensors}
     args, kwargs = inputs.restore([once[id(t)] for t in tensors])  # the caller's containers stay what they are
-    given = [x for x in pytree.tree_leaves((tuple(args), dict(kwargs))) if isinstance(x, torch.Tensor)]
-    with untouched(module, given, ignored), HostGenerators(module).untouched(), unseen(), recorder:
+    with untouched(module, [*once.values()], ignored), HostGenerators(module).untouched(), unseen(), recorder:
         module.forward(*args, **kwargs)
     return Answers(tuple(recorder.looks), tuple(recorder.sizes), rehearsed=True)
 

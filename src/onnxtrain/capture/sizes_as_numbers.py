@@ -1,7 +1,8 @@
 """Sizes are Python's numbers while a module is traced, where torch's symbols are not; and tensors are of their types.
 
 A symbol has another text than the number, is no key, no ``int``, and knows less arithmetic. Where the answer needs the
-number itself (a text, a key), the size becomes one, which is a guard.
+number itself (a text, a key), the size becomes one, which is a guard; but code that is prepared for sizes which are no
+keys (``except TypeError``, as einops) gets them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from onnxtrain.capture.replaced import replaced
-from onnxtrain.capture.source_lines import is_between, is_foreign, is_users
+from onnxtrain.capture.source_lines import expects, is_between, is_foreign, is_users
 
 _KINDS: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 
@@ -38,7 +39,8 @@ def _of_number(kind: type, name: str) -> Callable[..., Any]:
     whole = getattr(kind, name)
 
     def asked(self: Any, *args: Any) -> Any:
-        is_asked = is_users(sys._getframe(1).f_code.co_filename)
+        frame = sys._getframe(1)
+        is_asked = is_users(frame.f_code.co_filename) and not (name == "__hash__" and expects(frame, TypeError))
         return getattr(_KINDS[kind], name)(_KINDS[kind](self), *args) if is_asked else whole(self, *args)
 
     return asked

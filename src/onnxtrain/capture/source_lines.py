@@ -25,6 +25,7 @@ _TYPED = ("<stdin>", "<string>", "<console>", "<input>", "<ipython-input", "<pyt
 FOREIGN = frozenset(("torch", "onnxtrain", "sympy", "mpmath", "numpy", "typing_extensions", *sys.stdlib_module_names))
 
 Place = tuple[str, int]  # file and line
+_LONGEST = 16  # instructions between the begin of a handler and the test of which error it is
 
 
 def codes_within(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -90,6 +91,22 @@ def _guarded(code: types.CodeType) -> list[range]:
     begun = ("PUSH_EXC_INFO", "WITH_EXCEPT_START")
     handlers = {offset for offset, pair in names.items() if pair[0] == begun[0] and pair != begun}
     return [range(entry.start, entry.end) for entry in entries if entry.target in handlers]
+
+
+def expects(frame: types.FrameType, error: type[Exception]) -> bool:
+    """Whether a frame is within a ``try`` that handles an error by its name, first of all."""
+    return any(frame.f_lasti in lines and error.__name__ in names for lines, names in _expected(frame.f_code))
+
+
+@functools.lru_cache(4096)
+def _expected(code: types.CodeType) -> list[tuple[range, set[str]]]:
+    """The places in a function's bytecode whose errors it handles, and the names of the first ones that it handles."""
+    found = []
+    for entry in dis.Bytecode(code).exception_entries:  # type: ignore[attr-defined]
+        handler = itertools.dropwhile(lambda at, entry=entry: at.offset < entry.target, dis.get_instructions(code))
+        asked = itertools.takewhile(lambda at: at.opname != "CHECK_EXC_MATCH", itertools.islice(handler, _LONGEST))
+        found.append((range(entry.start, entry.end), {str(at.argval) for at in asked if at.opname.startswith("LOAD")}))
+    return found
 
 
 def places_in(stack: str) -> list[Place]:

@@ -10,7 +10,7 @@ import torch
 from onnxtrain.capture import loss_functions  # noqa: F401  (defines the operator of ctc_loss)
 from onnxtrain.capture.aten import ATEN
 from onnxtrain.capture.nodes import op, record_node
-from onnxtrain.capture.translations import number, translation
+from onnxtrain.capture.translations import like, number, translation
 
 aten = torch.ops.aten
 _REDUCTIONS = ("none", "mean", "sum")
@@ -43,6 +43,18 @@ def mse_loss(x, target, reduction=1):
     off = op.Sub(x, target)
     square = op.Mul(off, off)
     return (square, op.ReduceMean(square, keepdims=0), op.ReduceSum(square, keepdims=0))[reduction]
+
+
+@translation(aten.binary_cross_entropy_with_logits.default)
+def binary_cross_entropy_with_logits(x, target, weight=None, pos_weight=None, reduction=1):
+    """By logarithms of the sigmoid of each sign, which have derivatives of any order at 0, too."""
+    if x.dtype != target.dtype:
+        return NotImplemented
+    right = op.Mul(target, op.Softplus(op.Neg(x)))
+    right = right if pos_weight is None else op.Mul(right, pos_weight)
+    loss = op.Add(right, op.Mul(op.Sub(like(1, x), target), op.Softplus(x)))
+    loss = loss if weight is None else op.Mul(loss, weight)
+    return (loss, op.ReduceMean(loss, keepdims=0), op.ReduceSum(loss, keepdims=0))[reduction]
 
 
 @translation(torch.ops.onnxtrain.ctc_loss.default)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import onnx_ir as ir
@@ -26,13 +27,13 @@ def leaky_relu(ctx: Context, dy: Value, x: Value, *, alpha: float = 0.01) -> Any
 @gradient("Elu")
 def elu(ctx: Context, dy: Value, x: Value, *, alpha: float = 1.0) -> Any:
     """dy where x > 0, dy · alpha · exp(x) elsewhere."""
-    return _beyond_zero(ctx, x, dy, dy * alpha * ctx.op.Exp(x))
+    return _beyond_zero(ctx, x, dy, lambda low: dy * alpha * ctx.op.Exp(low))
 
 
 @gradient("Celu")
 def celu(ctx: Context, dy: Value, x: Value, *, alpha: float = 1.0) -> Any:
     """dy where x > 0, dy · exp(x / alpha) elsewhere."""
-    return _beyond_zero(ctx, x, dy, dy * ctx.op.Exp(x / alpha))
+    return _beyond_zero(ctx, x, dy, lambda low: dy * ctx.op.Exp(low / alpha))
 
 
 @gradient("Selu")
@@ -45,12 +46,21 @@ def selu(
     gamma: float = 1.05070102214813232421875,
 ) -> Any:
     """gamma · dy where x > 0, gamma · dy · alpha · exp(x) elsewhere."""
-    return _beyond_zero(ctx, x, dy * gamma, dy * (alpha * gamma) * ctx.op.Exp(x))
+    return _beyond_zero(ctx, x, dy * gamma, lambda low: dy * (alpha * gamma) * ctx.op.Exp(low))
 
 
-def _beyond_zero(ctx: Context, x: Value, above: Value, below: Value) -> Value:
-    """One gradient up to 0, the other above it and of what is no number."""
-    return ctx.op.Where(ctx.op.LessOrEqual(x, ctx.op.like(0.0, x)), below, above)
+def _beyond_zero(ctx: Context, x: Value, above: Value, below: Callable[[Value], Value]) -> Value:
+    """One gradient up to 0, the other above it and of what is no number.
+
+    Args:
+        ctx: of the rule.
+        x: the operand.
+        above: the gradient above 0.
+        below: the gradient up to 0, of the operand as far as it is that low: what would overflow has no gradient.
+    """
+    op, zero = ctx.op, ctx.op.like(0.0, x)
+    low = op.Where(op.Less(x, zero), x, zero)  # of 0 the second derivative is torch's, none
+    return op.Where(op.LessOrEqual(x, zero), below(low), above)
 
 
 @gradient("ThresholdedRelu")

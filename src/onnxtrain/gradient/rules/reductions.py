@@ -6,7 +6,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxtrain.gradient.registry import Context, gradient
+from onnxtrain.gradient.registry import DOMAIN, Context, gradient
 from onnxtrain.ir import shapes
 
 Value = ir.Value
@@ -79,16 +79,30 @@ def reduce_extreme(ctx: Context, dy: Value, x: Value, axes: Value | None = None,
 
 @gradient("ReduceProd")
 def reduce_prod(ctx: Context, dy: Value, x: Value, axes: Value | None = None, **_: Any) -> Any:
-    """dy · the product of the other elements: y / x, or with one element 0 the product of the rest for that one."""
-    op, zero = ctx.op, ctx.op.like(0.0, x)
-    if _axes(ctx, x, axes) is None:
-        return dy
-    is_zero = op.Equal(x, zero)
-    zeros = _count(ctx, is_zero, x, axes)
-    factor = op.Where(is_zero, op.like(1.0, x), x)
-    rest = _over(ctx, "ReduceProd", factor, x, axes) / factor
-    others_zero = op.Greater(op.Sub(zeros, op.cast(is_zero, ir.DataType.INT64)), op.constant(0))
-    return _spread(ctx, dy, x, axes) * op.Where(others_zero, zero, rest)
+    """dy · the product of the other elements."""
+    over = _axes(ctx, x, axes)
+    return dy if over is None else _spread(ctx, dy, x, axes) * ctx.op.ProductOfOthers(x, over)
+
+
+@gradient("ProductOfOthers", domain=DOMAIN)
+def product_of_others(ctx: Context, dy: Value, x: Value, axes: Value) -> Any:
+    """Σ dy_i · the product of all but i and k, for k: of a matrix whose row i has all elements, and 1 in place i."""
+    op, content = ctx.op, shapes.constant_of(axes)
+    if content is None:
+        raise ctx.unsupported("the second gradient of a product along axes that are computed")
+    reduced = [int(axis) % shapes.rank(x) for axis in content]
+    order = [axis for axis in range(shapes.rank(x)) if axis not in reduced] + reduced
+    turned, turned_dy = (op.Transpose(v, perm=order) for v in (x, dy))
+    kept, count = op.ints(*range(len(order) - len(reduced))), op.ints(*range(len(order) - len(reduced), len(order)))
+    size = op.ReduceProd(op.Gather(op.shape(turned), count), keepdims=1)
+    flat = op.Concat(op.Gather(op.shape(turned), kept), size, axis=0)
+    places = op.Range(op.constant(0), op.Squeeze(size), op.constant(1))
+    own = op.Equal(op.Unsqueeze(places, op.ints(1)), places)
+    each = op.Where(own, op.like(1.0, x), op.Unsqueeze(op.Reshape(turned, flat, allowzero=1), op.ints(-2)))
+    both = op.Where(own, op.like(0.0, x), op.ProductOfOthers(each, op.ints(-1)))
+    row = op.Unsqueeze(op.Reshape(turned_dy, flat, allowzero=1), op.ints(-2))
+    dx = op.Reshape(op.Squeeze(op.MatMul(row, both), op.ints(-2)), op.shape(turned), allowzero=1)
+    return op.Transpose(dx, perm=[order.index(axis) for axis in range(len(order))])
 
 
 @gradient("ReduceL2")

@@ -1,4 +1,4 @@
-"""Our operators of linear algebra."""
+"""Our operators of linear algebra, and of products."""
 
 from __future__ import annotations
 
@@ -24,3 +24,16 @@ def Cofactors(x):
     odd = op.Mod(numbers + column, op.Constant(value_int=2))
     signs = op.CastLike(one - odd - odd, x)
     return op.Reshape(minors * signs, op.Shape(x))
+
+
+@function(like=(0,))
+def ProductOfOthers(x, axes):
+    """For each element the product of the other ones along axes, also where some are 0."""
+    zero = op.CastLike(op.Constant(value_float=0.0), x)
+    one = op.CastLike(op.Constant(value_float=1.0), x)
+    is_zero = op.Equal(x, zero)
+    zeros = op.Cast(is_zero, to=7)
+    others = op.ReduceSum(zeros, axes, keepdims=1) - zeros
+    factor = op.Where(is_zero, one, x)
+    rest = op.ReduceProd(factor, axes, keepdims=1) / factor
+    return op.Where(op.Greater(others, op.Constant(value_int=0)), zero, rest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -95,6 +96,15 @@ def _prod(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
     for axis in sorted((a % max(1, x.dim()) for a in axes), reverse=True):
         x = torch.prod(x, axis, keepdim=keep)
     return x
+
+
+@lowering("ProductOfOthers", domain=DOMAIN, host=(1,))
+def product_of_others(x: Tensor, axes: Sequence[int]) -> Tensor:
+    """The product of all by each, where one is 0 that of the rest for that one."""
+    is_zero = x == 0
+    factor = torch.where(is_zero, 1.0, x)
+    others = is_zero.sum(tuple(axes), keepdim=True) - is_zero.to(torch.int64)
+    return torch.where(others > 0, 0.0, _prod(factor, tuple(axes), True) / factor)
 
 
 def _extreme(function: Any, x: Tensor, axes: tuple[int, ...], keep: bool, sign: int) -> Tensor:
