@@ -405,6 +405,7 @@ def test_a_gradient_shares_memory_with_its_reshape_or_not(
 SPECIAL: dict[str, tuple[Callable[[Tensor], Tensor], list[float]]] = {
     "a product with a zero": (lambda x: x.prod(1).exp(), [0.0, 2.0, -1.5, 0.5]),
     "a product with zeros": (lambda x: (x.prod() + x.prod(1, keepdim=True).sin()) * 2, [0.0, 2.0, 0.0, 0.5]),
+    "a logarithm of a sigmoid": (nn.functional.logsigmoid, [0.0, 3.0, -2.0, 0.0]),
     "a product of zeros alone": (lambda x: x.prod(1), [0.0, 0.0, 0.0, 0.0]),
     "what would overflow": (lambda x: nn.functional.elu(x) + nn.functional.elu(x, 0.5), [800.0, -800.0, 0.0, 1.0]),
     "logits of 0": (

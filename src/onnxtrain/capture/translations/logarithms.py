@@ -25,6 +25,12 @@ def log_sigmoid(x):
     return op.Neg(op.Softplus(op.Neg(x)))
 
 
+@translation(aten.log_sigmoid_forward.default)
+def log_sigmoid_and_part(x):
+    """The same where it is mapped over, and what torch's kernel keeps of it for its own gradient."""
+    return log_sigmoid(x), op.Exp(op.Neg(op.Abs(x)))
+
+
 @translation(aten.logaddexp.default)
 def log_of_sum(x, y):
     """The larger one and what the smaller one adds, log(1 + exp(-|x - y|)), where exp of either is infinite too."""
