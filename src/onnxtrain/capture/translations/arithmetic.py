@@ -124,12 +124,6 @@ def rsub(x, y, alpha=1):
     return op.Sub(like(y, x), _times(x, alpha, x)) if _holds(y, x) else NotImplemented
 
 
-@translation(aten.square.default)
-def square(x):
-    """One Mul."""
-    return NotImplemented if _is_true_or_false(x) else op.Mul(x, x)
-
-
 @translation(aten.mul.Tensor, aten.mul.Scalar)
 def mul(x, y):
     """One Mul; of truth values an And."""
@@ -158,6 +152,12 @@ def power(x, exponent):
 def power_of(x, exponent):
     """One Pow."""
     return op.Pow(x, exponent)
+
+
+@translation(aten.square.default)
+def square(x):
+    """The second power."""
+    return power(x, 2)
 
 
 @translation(aten.pow.Scalar)

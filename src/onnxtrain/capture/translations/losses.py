@@ -40,8 +40,7 @@ def nll_loss(log_prob, target, weight=None, reduction=1, ignore_index=-100):
 @translation(aten.mse_loss.default)
 def mse_loss(x, target, reduction=1):
     """The squares of differences, or their mean or sum."""
-    off = op.Sub(x, target)
-    square = op.Mul(off, off)
+    square = op.Pow(op.Sub(x, target), like(2, x))
     return (square, op.ReduceMean(square, keepdims=0), op.ReduceSum(square, keepdims=0))[reduction]
 
 
