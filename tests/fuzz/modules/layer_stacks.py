@@ -79,13 +79,13 @@ def _layer(writer: _Writer, has_keeper: bool, is_pair: bool) -> str:
 
 
 def _initial(writer: _Writer) -> tuple[str, ...]:
-    held = parts.HELD[0] if writer.has(0.6) else None
+    held = parts.HELD[:1] if writer.has(0.6) else parts.HELD
     number = str(writer.rng.choice(["i", "i", "i", f"{writer.count} - i", "i * 2", "0"]))
     return (
         "self.first, self.last, self.shared = nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(4, 4)",
         f"self.n = {writer.count}",
         "self.norms = nn.ModuleList(nn.LayerNorm(4) for _ in range(2 * self.n))",
-        writer.take([held] if held else parts.HELD, number=number),
+        writer.take(held, number=number),
     )
 
 

@@ -82,6 +82,11 @@ def vector(sizes: Sequence[Any]) -> Any:
     return op.Concat(*parts, axis=0) if len(parts) > 1 else parts[0]
 
 
+def reduced(loss: Any, reduction: int) -> Any:
+    """A loss as it is, or its mean or sum: as torch numbers them."""
+    return (loss, op.ReduceMean(loss, keepdims=0), op.ReduceSum(loss, keepdims=0))[reduction]
+
+
 def number(value: float) -> ir.Value:
     """A float32 constant."""
     return op.Constant(value_float=float(value))

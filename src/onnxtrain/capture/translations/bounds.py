@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from onnxtrain.capture.nodes import op
-from onnxtrain.capture.translations import like, translation, whole
+from onnxtrain.capture.translations import like, reduced, translation, whole
 
 aten = torch.ops.aten
 _LOWEST = math.exp(-100)  # below it binary_cross_entropy takes -100 for the logarithm
@@ -97,8 +97,7 @@ def binary_cross_entropy(x, target, weight=None, reduction=1):
     """A probability that is exactly right has no gradient, and one that is exactly wrong a finite one."""
     wrong = op.Sub(like(1, x), x)
     loss = op.Neg(op.Add(op.Mul(target, _logarithm(x)), op.Mul(op.Sub(like(1, x), target), _logarithm(wrong))))
-    loss = loss if weight is None else op.Mul(loss, weight)
-    return (loss, op.ReduceMean(loss, keepdims=0), op.ReduceSum(loss, keepdims=0))[reduction]
+    return reduced(loss if weight is None else op.Mul(loss, weight), reduction)
 
 
 def _logarithm(x: Any) -> Any:

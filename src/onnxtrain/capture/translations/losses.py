@@ -10,7 +10,7 @@ import torch
 from onnxtrain.capture import loss_functions  # noqa: F401  (defines the operator of ctc_loss)
 from onnxtrain.capture.aten import ATEN
 from onnxtrain.capture.nodes import op, record_node
-from onnxtrain.capture.translations import like, number, translation
+from onnxtrain.capture.translations import like, number, reduced, translation
 
 aten = torch.ops.aten
 _REDUCTIONS = ("none", "mean", "sum")
@@ -40,8 +40,7 @@ def nll_loss(log_prob, target, weight=None, reduction=1, ignore_index=-100):
 @translation(aten.mse_loss.default)
 def mse_loss(x, target, reduction=1):
     """The squares of differences, or their mean or sum."""
-    square = op.Pow(op.Sub(x, target), like(2, x))
-    return (square, op.ReduceMean(square, keepdims=0), op.ReduceSum(square, keepdims=0))[reduction]
+    return reduced(op.Pow(op.Sub(x, target), like(2, x)), reduction)
 
 
 @translation(aten.binary_cross_entropy_with_logits.default)
@@ -52,8 +51,7 @@ def binary_cross_entropy_with_logits(x, target, weight=None, pos_weight=None, re
     right = op.Mul(target, op.Softplus(op.Neg(x)))
     right = right if pos_weight is None else op.Mul(right, pos_weight)
     loss = op.Add(right, op.Mul(op.Sub(like(1, x), target), op.Softplus(x)))
-    loss = loss if weight is None else op.Mul(loss, weight)
-    return (loss, op.ReduceMean(loss, keepdims=0), op.ReduceSum(loss, keepdims=0))[reduction]
+    return reduced(loss if weight is None else op.Mul(loss, weight), reduction)
 
 
 @translation(torch.ops.onnxtrain.ctc_loss.default)

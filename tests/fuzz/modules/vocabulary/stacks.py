@@ -91,19 +91,23 @@ CALLS = (
     "layer(x, c, m, x.mean())", "layer(x, c, m, x.detach().mean())", "checkpoint(layer, x, c, m, s, use_reentrant=False)",
     "layer(x, c, m if j else m * 1, s)", "layer(x, c, m.clone(), s)", "layer(x * 1, c, m, s)",
 )  # fmt: skip
+_ALIKE = "self.layers = nn.ModuleList(Layer({number}) for i in range({n}))"
+_MADE_UNLIKE = (
+    "self.layers[{j}].a = self.layers[{k} - 1].a",
+    "self.layers[{j}].requires_grad_(False)",
+    "self.layers[:{j}].requires_grad_(False)",
+    "self.layers[{j}].eval()",
+    "self.layers[{j}].register_forward_hook(lambda m, a, r: r)",
+    "self.layers[{j}].s = 0.25",
+    "self.layers[{j}].buf.fill_(0.7)",
+    "self.layers[{j}].a.bias = None",
+    "self.layers[{j}].a = nn.Linear(4, 4, bias=False)",
+    "self.layers[{j}] = nn.Sequential(Layer(0))[0]",
+)  # fmt: skip
 HELD = (
-    "self.layers = nn.ModuleList(Layer({number}) for i in range({n}))",
+    _ALIKE,
     "self.layers = nn.ModuleList([Layer({number}) for i in range({n})])",
-    "self.layers = nn.ModuleList(Layer({number}) for i in range({n}))\nself.layers[{j}].a = self.layers[{k} - 1].a",
-    "self.layers = nn.ModuleList(Layer({number}) for i in range({n}))\nself.layers[{j}].requires_grad_(False)",
-    "self.layers = nn.ModuleList(Layer({number}) for i in range({n}))\nself.layers[:{j}].requires_grad_(False)",
-    "self.layers = nn.ModuleList(Layer({number}) for i in range({n}))\nself.layers[{j}].eval()",
-    "self.layers = nn.ModuleList(Layer({number}) for i in range({n}))\nself.layers[{j}].register_forward_hook(lambda m, a, r: r)",
-    "self.layers = nn.ModuleList(Layer({number}) for i in range({n}))\nself.layers[{j}].s = 0.25",
-    "self.layers = nn.ModuleList(Layer({number}) for i in range({n}))\nself.layers[{j}].buf.fill_(0.7)",
-    "self.layers = nn.ModuleList(Layer({number}) for i in range({n}))\nself.layers[{j}].a.bias = None",
-    "self.layers = nn.ModuleList(Layer({number}) for i in range({n}))\nself.layers[{j}].a = nn.Linear(4, 4, bias=False)",
-    "self.layers = nn.ModuleList(Layer({number}) for i in range({n}))\nself.layers[{j}] = nn.Sequential(Layer(0))[0]",
+    *(f"{_ALIKE}\n{change}" for change in _MADE_UNLIKE),
     "self.layers = nn.ModuleList([Layer(0)] * {n})",
     "self.layers = nn.ModuleList(Layer({number}) if i != {j} else Other({number}) for i in range({n}))",
 )  # fmt: skip
