@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import logging
 import time
@@ -29,9 +30,9 @@ from onnxtrain.ir.passes import Record, save
 from onnxtrain.ir.traits import Trait, traits_of
 from onnxtrain.ir.unfolding import make_whole, whole
 from onnxtrain.ir.verify import invalid
-from onnxtrain.optimize import apply_registered, hoist_casts, optimize, optimize_training
+from onnxtrain.optimize import apply_registered, hoist_casts, optimize, optimize_training, registered_for
 from onnxtrain.options import Options
-from onnxtrain.plan import make_plan
+from onnxtrain.plan import make_plan, partition
 from onnxtrain.plan.copies import recomputed
 from onnxtrain.plan.recompute import Choice
 
@@ -71,16 +72,34 @@ class Report:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
 
+_COLLECTED: dict[str, int] = {}  # how many full collections there had been when objects were last counted as old
+
+
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Within it Python does not look for garbage: what a stage leaves behind is collected later, all at once."""
+    """Within it Python does not look for garbage: after it, once, and only among what was made within."""
     collects = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if collects:
+            gc.collect(0)
+            _grow_old()
             gc.enable()
+
+
+def _grow_old() -> None:
+    """Count what was made as old: a graph lives long, and Python would go through all objects to find that out.
+
+    Not twice without a full collection in between, so that none is put off for ever, and not where a program froze
+    objects of its own, which this would thaw.
+    """
+    full = gc.get_stats()[2]["collections"]
+    if full != _COLLECTED.get("full") and not gc.get_freeze_count():
+        _COLLECTED["full"] = full
+        gc.freeze()
+        gc.unfreeze()
 
 
 @dataclasses.dataclass
@@ -90,7 +109,7 @@ class Compiled:
     Args:
         executable: runs forward and backward.
         forward: the optimized forward graph; a short one where the others were made of it.
-        training: the training graph; None for inference.
+        training: the training graph, or a short one; None for inference.
         plan: what the backend compiled.
         report: times and passes.
         tracked: names of the outputs that depend on what is differentiated.
@@ -107,6 +126,12 @@ class Compiled:
     def whole_forward(self) -> ForwardGraph:
         """The optimized forward graph of all layers."""
         return whole(self.forward) if self.forward.layers else self.forward
+
+    @functools.cached_property
+    def whole_training(self) -> TrainingGraph:
+        """The training graph of all layers."""
+        assert self.training is not None
+        return make_whole(self.training.copy()) if self.training.layers else self.training
 
 
 def capture_module(
@@ -286,7 +311,10 @@ def compile_graph(
             training = _training_graph(chosen, outputs, options, report, device)
     _dump(options, "optimized", mode, (training or graph).model)
     with report.stage("plan"):
-        plan = make_plan(training or (whole(graph) if graph.layers else graph))
+        if training is None:
+            plan = make_plan(whole(graph) if graph.layers else graph)
+        else:
+            plan = partition(make_whole(training.copy()))
     _dump(options, "execution_model", mode, plan.forward)
     if plan.backward is not None:
         _dump(options, "execution_model_backward", mode, plan.backward)
@@ -298,11 +326,12 @@ def compile_graph(
 def _training_graph(
     graph: ForwardGraph, outputs: Sequence[str], options: Options, report: Report, device: str
 ) -> TrainingGraph:
-    """The optimized training graph of all layers."""
-    training = build_gradient(graph, outputs)
+    """The optimized training graph; a short one where nothing is to see all layers."""
+    training = dataclasses.replace(build_gradient(graph, outputs), layers=graph.layers)
     report.passes += optimize_training(training, check=options.verify_passes)
-    training = make_whole(training, graph.layers) if graph.layers else training
-    apply_registered(training, device)
+    if options.cache_casts or registered_for(device):
+        training = make_whole(training)
+        apply_registered(training, device)
     if options.cache_casts:
         hoist_casts(training)
     return training
@@ -316,8 +345,7 @@ def replanned(compiled: Compiled, chosen: Sequence[Choice], folder: str = "") ->
         chosen: which values.
         folder: where those are that wait; empty for memory of the host.
     """
-    assert compiled.training is not None
-    training = recomputed(compiled.training, compiled.plan, chosen, folder)
+    training = recomputed(compiled.whole_training, compiled.plan, chosen, folder)
     return training, make_plan(training)
 
 

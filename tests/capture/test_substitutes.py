@@ -181,6 +181,10 @@ CALLS: dict[str, tuple[Callable[..., Any], list[tuple[torch.Tensor, ...]]]] = {
         lambda x: (y := x.detach().mean()).clone().masked_scatter_(y > 0, y * 2) * x,
         [(torch.rand(n),) for n in (2, 5)],
     ),
+    "a tensor of nothing": (
+        lambda x: torch.cat([torch.tensor([]), x.sum(0), torch.tensor([], dtype=torch.int64)]) + torch.tensor([]).sum(),
+        [(torch.rand(n, 3),) for n in (2, 5)],
+    ),
     "one label, not reduced": (
         lambda x, t: F.cross_entropy(x, t, reduction="none"),
         [(torch.rand(4), torch.tensor(2))],

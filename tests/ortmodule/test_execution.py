@@ -357,3 +357,33 @@ def test_a_retained_graph_is_walked_again_after_another_variant_was_learned() ->
             found.append([t.grad for t in given])
         for ours, theirs in zip(*found, strict=True):
             torch.testing.assert_close(ours, theirs)
+
+
+class LeavesCircles(torch.nn.Module):
+    """Makes objects that hold each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.seen = torch.nn.Linear(3, 2), weakref.WeakSet[torch.nn.Module]()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        circle = torch.nn.Identity()
+        circle.__dict__["itself"] = circle
+        self.seen.add(circle)
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_garbage_of_a_capture_is_collected_with_nothing_else(frozen: bool) -> None:
+    gc.collect()
+    if frozen:
+        gc.freeze()
+    try:
+        before = gc.get_stats()[2]["collections"]
+        module = LeavesCircles()
+        for _ in range(3):
+            ORTModule(module)(torch.ones(2, 3)).sum().backward()
+        assert not module.seen and gc.isenabled()
+        assert bool(gc.get_freeze_count()) == frozen and gc.get_stats()[2]["collections"] == before
+    finally:
+        gc.unfreeze()

@@ -459,6 +459,19 @@ def test_the_program_is_that_of_all_layers() -> None:
     assert _programs(module, like_layers.LEAST) == _programs(module, 10**9)
 
 
+def test_the_training_graph_is_of_all_layers() -> None:
+    module = Stack(blocks(count=10))
+    module.last = nn.Sequential(nn.LayerNorm(WIDTH), module.last)
+    wrapped = ORTModule(module)
+    wrapped(torch.randn(5, 4)).square().sum().backward()
+    compiled = wrapped.__dict__["_sessions"].entries[0].session.bound.latest
+    assert compiled.training is not None and compiled.training.layers and compiled.plan.backward is not None
+    planned = [n.name for part in (compiled.plan.forward, compiled.plan.backward) for n in part.graph]
+    assert sorted(map(str, planned)) == sorted(str(n.name) for n in compiled.whole_training.model.graph)
+    assert len(compiled.training.model.graph) < len(planned)
+    assert "layers.9.up.weight" in wrapped.graph("training")
+
+
 def test_dropout_draws_what_it_would() -> None:
     class Drops(Block):
         def forward(self, x: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 Form = tuple[Any, ...]
+OF_FORM: set[Any] = set()  # operators of ours of which that holds
 NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _CONTENT = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 _PLAIN = (int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -66,7 +67,7 @@ def _are_new(result: Any, given: Sequence[Any]) -> bool:
 def is_of_form(func: Any) -> bool:
     """Whether what an operator returns depends on the form of its call alone, not on content; and it writes nothing."""
     looks = any(tag in func.tags for tag in _CONTENT)
-    return func.namespace == "aten" and not func._schema.is_mutable and not looks
+    return (func.namespace == "aten" or func in OF_FORM) and not func._schema.is_mutable and not looks
 
 
 def form_of(func: Any, spec: Any, leaves: Sequence[Any]) -> Form | None:

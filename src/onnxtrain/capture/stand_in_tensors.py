@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from onnxtrain.capture.call_forms import form_of_value
+from onnxtrain.capture.call_forms import OF_FORM, form_of_value
 from onnxtrain.capture.stand_in_modules import UnlikeError
 from onnxtrain.ir.layers import COPIED, Layers
 
@@ -45,6 +45,7 @@ for _operator in (like_layer, layers_further):
     _operator.register_autograd(_no_gradient)
 _LIKE = torch.ops.onnxtrain.like_layer.default
 _FURTHER = torch.ops.onnxtrain.layers_further.default
+OF_FORM.update((_LIKE, _FURTHER))
 _aten = torch.ops.aten
 _LIKE_OTHERS = (_aten.type_as, _aten.view_as, _aten.expand_as, _aten.reshape_as)  # of which the rest is only a form
 

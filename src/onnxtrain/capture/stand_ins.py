@@ -322,8 +322,12 @@ class _Calls:
         """Hand to keepers what a layer would that is not traced."""
 
         def further(x: torch.Tensor) -> torch.Tensor:
-            return torch.ops.onnxtrain.layers_further(x, self.row.layers.prefix, number - COPIED)
+            made = torch.ops.onnxtrain.layers_further(x, self.row.layers.prefix, 1)  # a known call from the second on
+            node: Any = node_of(mode.tracer, made)
+            node.update_arg(2, number - COPIED)
+            return made
 
+        mode: Any = get_proxy_mode()
         before, like = (self._seen[place].handed for place in (MODEL, COPIED))
         if not all(h.again(self.row.modules[number], b, further) for h, b in zip(like, before, strict=True)):
             raise self.refuse("what is handed over is kept in another way")

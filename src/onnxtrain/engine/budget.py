@@ -176,10 +176,10 @@ class _Fitting:
             return Fit(self.base, self.base, self.sizes, before, before)
         draws_again = backend(self.options.backend).draws_again(self.device)
         offloads = self.options.memory_offload is not None
-        search = Search(self.base.training, self.base.plan, self.sizes, self.device, draws_again, offloads)
+        search = Search(self.base.whole_training, self.base.plan, self.sizes, self.device, draws_again, offloads)
         self.choices = [*search.run()]
         self._seen = [(u.value, u.most, u.rest) for u in before.uses] if before else []
-        self._changes = changes(self.base.training, self.base.plan, self.sizes, self.choices, self._seen)
+        self._changes = changes(self.base.whole_training, self.base.plan, self.sizes, self.choices, self._seen)
         self._curve = peaks(*self._changes)
         is_least = self.options.memory_budget == "min"
         if not is_least and (fit := self._cheapest(before, room)) is not None:
@@ -219,16 +219,15 @@ class _Fitting:
 
     def _pruned(self, count: int) -> Iterator[Sequence[Choice]]:
         """The first choices, and all, without those that raise the peak."""
-        assert self.base.training is not None
         for most in sorted({count, len(self.choices)}):
-            chosen = pruned(self.base.training, self.base.plan, self.sizes, self.choices[:most], self._seen)
+            chosen = pruned(self.base.whole_training, self.base.plan, self.sizes, self.choices[:most], self._seen)
             if len(chosen) < most:
                 yield chosen
 
     def _by_layers(self) -> Iterator[Sequence[Choice]]:
         """The other end of what there is: of a transformer's layers nothing is saved but what they begin with."""
-        training = self.base.training
-        if training is not None and layer_inputs(n for n in training.model.graph if not is_backward(n)):
+        training = self.base.whole_training
+        if layer_inputs(n for n in training.model.graph if not is_backward(n)):
             found = candidates(training, self.base.plan, self.sizes, self.device, probe_in_force("", 1))
             yield [c.choice for c in found if c.kind == RECOMPUTE]
 

@@ -80,7 +80,7 @@ class Plans:
         _LOG.info("%s", self._table(rows, sizes))
         _LOG.log(DEVINFO, "%s", self._insight(rows))
         if asked:
-            self._warn(compiled.training.model.graph)
+            self._warn(compiled.whole_training.model.graph)
         return [c.choice for c in taken]
 
     def _warn(self, graph: ir.Graph) -> None:
@@ -109,8 +109,7 @@ class Plans:
         return self._table(_rows(found, selected(found, self._requests, self._level)), sizes)
 
     def _found(self, compiled: Compiled, sizes: Mapping[str, int]) -> list[Candidate]:
-        assert compiled.training is not None
-        return candidates(compiled.training, compiled.plan, sizes, self._device, self._probe)
+        return candidates(compiled.whole_training, compiled.plan, sizes, self._device, self._probe)
 
     def _table(self, rows: Sequence[_Row], sizes: Mapping[str, int]) -> str:
         stated = ", ".join(f"{name} = {size}" for name, size in sizes.items())

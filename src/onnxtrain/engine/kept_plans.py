@@ -31,12 +31,11 @@ def name_of(base: Compiled, sizes: Mapping[str, int], options: Options, device: 
         options: the budget and the backend.
         device: where it runs.
     """
-    assert base.training is not None
     kernels = (torch.get_num_threads(), torch.backends.cpu.get_cpu_capability())
     asked = (options.backend, options.memory_budget, bool(options.memory_offload))
     stated = (versions(), asked, device, kernels, sorted(sizes.items()))
     digest = hashlib.sha256(repr(stated).encode())
-    for line in _lines(base.training.model.graph):
+    for line in _lines(base.whole_training.model.graph):
         digest.update(line)
     return f"{digest.hexdigest()}{PLAN}"
 
@@ -70,8 +69,7 @@ def read(cache: GraphCache, name: str, base: Compiled) -> Kept | None:
     payload = cache.read(name)
     if payload is None:
         return None
-    assert base.training is not None
-    values = _values(base.training.model.graph)
+    values = _values(base.whole_training.model.graph)
     found = json.loads(payload)
     chosen = [_choice(fields, values) for fields in found["chosen"]]
     return chosen, _footprint(found["before"]), _footprint(found["footprint"])
@@ -89,8 +87,7 @@ def write(cache: GraphCache, name: str, base: Compiled, kept: Kept) -> None:
     chosen, before, footprint = kept
     told = {"before": before, "footprint": footprint}
     fields: dict[str, Any] = {n: None if f is None else dataclasses.asdict(f) for n, f in told.items()}
-    assert base.training is not None
-    numbers = {v: i for i, v in enumerate(_values(base.training.model.graph))}
+    numbers = {v: i for i, v in enumerate(_values(base.whole_training.model.graph))}
     named = {str(v.name): i for v, i in numbers.items()}
     fields["chosen"] = [_numbered(choice, numbers, named) for choice in chosen]
     cache.write(name, json.dumps(fields).encode())

@@ -13,6 +13,7 @@ from onnxtrain.ir.concrete import size_of
 from onnxtrain.ir.graphs import DOMAIN, source_of
 from onnxtrain.optimize.rows import Liveness, Rows, RowSet, Whole, Within, is_by_attention, labels_of, text_of
 
+_SHOWN = 6  # names that the summary lists
 _COLUMNS = (
     "STEP",
     "INPUT TYPE",
@@ -49,7 +50,9 @@ def features(bound: BoundGraph) -> list[tuple[str, str]]:
             ("  padding elimination", "off (embedding_sparse_optimizer, ORTMODULE_ENABLE_EMBEDDING_SPARSE_OPTIMIZER)")
         ]
     if plan.waiting:
-        rows += [("  computed when read", ", ".join(map(bound.place_of, sorted(plan.waiting))))]
+        names = [bound.place_of(name) for name in bound.signature.outputs if name in plan.waiting]
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        rows += [("  computed when read", ", ".join(names[:_SHOWN]) + more)]
     return rows
 
 

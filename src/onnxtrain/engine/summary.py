@@ -17,11 +17,11 @@ _STAGES = ("recall", "export", "translate", "optimize", "skip", "gradient", "pla
 def summary(bound: BoundGraph) -> str:
     """What was built for a call: nodes, saved values, gradients, and the time of each stage."""
     compiled, report = bound.latest, bound.report
-    count = len(compiled.whole_forward.model.graph)
+    count, plan = len(compiled.whole_forward.model.graph), compiled.plan
     rows = [f"forward graph    {count} nodes, {len(bound.signature.parameters)} weights"]
-    if compiled.training is not None:
-        counts = f"{len(compiled.plan.saved)} saved values, {len(compiled.plan.gradients)} gradients"
-        rows.append(f"training graph   {len(compiled.training.model.graph)} nodes, {counts}")
+    if plan.backward is not None:
+        counts = f"{len(plan.saved)} saved values, {len(plan.gradients)} gradients"
+        rows.append(f"training graph   {len(plan.forward.graph) + len(plan.backward.graph)} nodes, {counts}")
     removed: dict[str, int] = {}
     for record in report.passes:
         removed[record.name] = removed.get(record.name, 0) + record.nodes_before - record.nodes_after
@@ -45,7 +45,7 @@ def graph_text(compiled: Compiled, stage: str) -> str:
     if stage == "captured":
         return to_text(compiled.whole_forward.model, title="forward")
     models = {"forward": compiled.plan.forward, "backward": compiled.plan.backward}
-    models["training"] = None if compiled.training is None else compiled.training.model
+    models["training"] = None if compiled.training is None else compiled.whole_training.model
     model = models.get(stage)
     if model is None:
         raise ModuleError(f"there is no {stage!r} graph of the last call", cure="train first; or ask for 'captured'")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 from onnxtrain.compiler import Compiled
@@ -29,10 +30,10 @@ class Work:
             compiled: the step.
             sizes: of named dimensions.
         """
-        training = compiled.training
-        assert training is not None
-        wanted = training.signature.differentiable
-        ours = self._count(id(compiled), lambda: flops(training.model.graph))
+        plan, wanted = compiled.plan, compiled.plan.signature.differentiable
+        assert plan.backward is not None
+        nodes = itertools.chain(plan.forward.graph, plan.backward.graph)
+        ours = self._count(id(compiled), lambda: flops(nodes))
         eager = self._count(wanted, lambda: self._eager(wanted))
         if not {*ours.symbols, *eager.symbols} <= {*sizes}:
             return None

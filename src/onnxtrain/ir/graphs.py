@@ -94,12 +94,19 @@ class TrainingGraph:
         signature: the forward's signature.
         output_gradients: differentiable output name to the graph input that receives its gradient.
         gradients: name of a parameter or user input to the graph output that holds its gradient.
+        layers: rows of layers of which it has only some, so that it stands for a longer graph.
     """
 
     model: ir.Model
     signature: Signature
     output_gradients: dict[str, str]
     gradients: dict[str, str]
+    layers: tuple[Layers, ...] = ()
+
+    def copy(self) -> TrainingGraph:
+        """The same with a model of its own."""
+        model = ir.Model(self.model.graph.clone(), ir_version=self.model.ir_version)
+        return dataclasses.replace(self, model=model)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -40,19 +40,21 @@ def whole(graph: ForwardGraph) -> ForwardGraph:
     return ForwardGraph(model, signature, short=graph)
 
 
-def make_whole(training: TrainingGraph, layers: Sequence[Layers]) -> TrainingGraph:
-    """The training graph that a short one stands for; the short one is used up.
+def make_whole(training: TrainingGraph) -> TrainingGraph:
+    """The training graph that one stands for which may be a short one; that one is used up.
 
     Raises:
         NotRepeatedError: its layers are not alike.
     """
+    if not training.layers:
+        return training
     model, signature, gradients = training.model, training.signature, training.gradients
-    for row in layers:
+    for row in training.layers:
         unfolding = _Unfolding(model.graph, row, signature.outputs, gradients)
         unfolding.run()
         signature, gradients = _whole_signature(signature, row), unfolding.gradients
     _order_inputs(model.graph, (*signature.inputs, *training.output_gradients.values()))
-    return dataclasses.replace(training, signature=signature, gradients=gradients)
+    return dataclasses.replace(training, signature=signature, gradients=gradients, layers=())
 
 
 def _whole_signature(signature: Signature, layers: Layers) -> Signature:

@@ -21,7 +21,7 @@ from onnxtrain.optimize.losses import LinearLossPass
 from onnxtrain.optimize.merged_axes import MergedAxesPass
 from onnxtrain.optimize.precision import CastPropagationPass
 from onnxtrain.optimize.quantization import FakeQuantPass
-from onnxtrain.optimize.registered import apply_registered
+from onnxtrain.optimize.registered import apply_registered, registered_for
 from onnxtrain.optimize.sequences import SequencesPass
 from onnxtrain.optimize.slices import SlicesPass
 from onnxtrain.optimize.views import ViewsPass
@@ -102,4 +102,12 @@ def optimize_training(graph: TrainingGraph, *, check: bool = True) -> list[Recor
     return Pipeline(TRAINING, check).run(graph.model)
 
 
-__all__ = ["apply_registered", "hoist_casts", "join_losses", "move_selections", "optimize", "optimize_training"]
+__all__ = [
+    "apply_registered",
+    "hoist_casts",
+    "join_losses",
+    "move_selections",
+    "optimize",
+    "optimize_training",
+    "registered_for",
+]

@@ -39,16 +39,20 @@ def unregister_graph_optimizer(function: Optimizer) -> None:
     _REGISTERED[:] = [entry for entry in _REGISTERED if entry[0] is not function]
 
 
+def registered_for(device: str) -> list[Optimizer]:
+    """The functions that are registered for a kind of device, in the order of registration."""
+    kind = device.partition(":")[0]
+    return [function for function, devices in _REGISTERED if not devices or kind in devices]
+
+
 def apply_registered(graph: TrainingGraph, device: str) -> None:
     """Rewrite a training graph by all functions registered for the kind of device, in the order of registration.
 
     Raises:
         GraphError: a function left the graph malformed; the message names the function.
     """
-    kind = device.partition(":")[0]
-    for function, devices in _REGISTERED:
-        if not devices or kind in devices:
-            _apply(function, graph)
+    for function in registered_for(device):
+        _apply(function, graph)
 
 
 def _apply(function: Optimizer, graph: TrainingGraph) -> None:

@@ -7,18 +7,21 @@ from collections.abc import Iterable
 import onnx_ir as ir
 
 from onnxtrain.ir.graphs import ForwardGraph, Plan, TrainingGraph, is_backward
-from onnxtrain.ir.parts import part
+from onnxtrain.ir.parts import Half, split
 from onnxtrain.ir.traits import Trait, traits_of
 from onnxtrain.plan.segments import segments_of
 
 
 def make_plan(graph: TrainingGraph | ForwardGraph) -> Plan:
-    """Partition a training graph; a forward graph becomes a plan for inference.
+    """Partition a training graph, of which a copy is made; a forward graph becomes a plan for inference.
 
     Saved values are found: forward values (graph inputs included) that a backward node or a gradient output reads.
     """
-    if isinstance(graph, ForwardGraph):
-        return Plan(graph.model, None, graph.signature)
+    return Plan(graph.model, None, graph.signature) if isinstance(graph, ForwardGraph) else partition(graph.copy())
+
+
+def partition(graph: TrainingGraph) -> Plan:
+    """``make_plan`` of a training graph that is used up."""
     nodes = list(graph.model.graph)
     forward = [n for n in nodes if not is_backward(n)]
     backward = [n for n in nodes if is_backward(n)]
@@ -26,9 +29,13 @@ def make_plan(graph: TrainingGraph | ForwardGraph) -> Plan:
     forward, backward = _move_to_backward(forward, backward, graph)
     seeds = set(graph.output_gradients.values())
     saved = _saved(backward, graph, seeds)
-    second = part(graph.model, backward, [*saved, *graph.output_gradients.values()], graph.gradients.values())
+    first, second = split(
+        graph.model,
+        Half(forward, graph.signature.inputs, _forward_outputs(graph, saved)),
+        Half(backward, [*saved, *graph.output_gradients.values()], [*graph.gradients.values()]),
+    )
     return Plan(
-        part(graph.model, forward, _forward_inputs(graph), _forward_outputs(graph, saved)),
+        first,
         second,
         graph.signature,
         tuple(saved),
@@ -83,10 +90,6 @@ def _saved(backward: Iterable[ir.Node], graph: TrainingGraph, seeds: set[str]) -
         if value not in made and not constant and value.name not in seeds:
             found[str(value.name)] = None
     return list(found)
-
-
-def _forward_inputs(graph: TrainingGraph) -> list[str]:
-    return list(graph.signature.inputs)
 
 
 def _forward_outputs(graph: TrainingGraph, saved: Iterable[str]) -> list[str]:

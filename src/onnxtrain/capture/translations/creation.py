@@ -20,7 +20,7 @@ def full(size, value, dtype=None, **_: Any):
     return NotImplemented if dtype is None else op.Expand(typed(value, dtype), vector(size))
 
 
-@translation(aten.zeros.default)
+@translation(aten.zeros.default, aten.empty.memory_format)
 def zeros(size, dtype=None, **_: Any):
     """Zeros, of float32 where no type is named."""
     return op.Expand(typed(0, dtype or ir.DataType.FLOAT), vector(size))

@@ -128,6 +128,7 @@ class _Writer:
         self.scope["calls"] = self.calls
         self.results = self._results(needed)
         self.lowerings = {n: _lowering_of(n) for n in graph if n.op_type != "Constant"}
+        self.staying = {n for n in self.lowerings if Trait.STAYS & traits_of(n)}
         self._choose(set(sizes), known)
         self.bound: set[str] = set()
         self.given: set[ir.Value] = set()  # inputs whose memory may be overwritten
@@ -251,7 +252,7 @@ class _Writer:
         return live
 
     def _runs(self, node: ir.Node, live: set[ir.Value]) -> bool:
-        return bool(Trait.STAYS & traits_of(node)) or any(v in live for v in node.outputs)
+        return node in self.staying or any(v in live for v in node.outputs)
 
     def _sizes_read(self, node: ir.Node) -> set[str]:
         """The sizes that a node's arguments are made of."""
