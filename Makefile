@@ -24,7 +24,7 @@ help:
 	@echo "make bench   benchmarks; ARGS=\"gpt2_lm --layers 2\" chooses them"
 	@echo "make golden  write the golden graphs again"
 	@echo "make operators  write docs/operators.md again"
-	@echo "make coverage   train a step of each architecture of Transformers, timm, torchvision; ARGS=\"--families timm\" chooses"
+	@echo "make coverage   train a step of each architecture of Transformers and of what else is installed; ARGS=\"--families timm\" chooses"
 	@echo "make exported   train what exporters write; ARGS=\"--exporters dynamo --opsets 21\" chooses"
 	@echo "make fuzz    train random .onnx files; ARGS=\"--count 500\" says how many, \"--seed 7\" which"
 	@echo "make fuzz N=1000  random modules as well, so many of each kind; ARGS=\"--kinds tensors\" chooses"

@@ -1,4 +1,4 @@
-"""Walk the architectures of Transformers, timm and torchvision and say which train as in eager PyTorch.
+"""Walk the architectures of Transformers, timm, torchvision and other libraries; say which train as in eager PyTorch.
 
     python tests/coverage/architectures.py --jobs 2                      # all; writes architectures.md
     python tests/coverage/architectures.py --only LlamaForCausalLM ...   # some; prints only
@@ -38,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import workers
 from catalogue import ARCHITECTURES, Architecture
 from libraries import load_torchvision, versions
+from others import OTHERS, OtherModel
 from vision import VISION, ImageModel
 
 from onnxtrain import Options, ORTModule
@@ -49,7 +50,8 @@ OPTIONS = {"backend": "torch", "summary": False, "density_threshold": 0.95}
 PAGE = Path(__file__).with_name("architectures.md")
 RATE = 0.05
 NOISIER = 10  # times as far from float64 as eager is: no more than rounding in another order
-MODELS: dict[str, Architecture | ImageModel] = ARCHITECTURES | VISION
+Model = Architecture | ImageModel | OtherModel
+MODELS: dict[str, Model] = ARCHITECTURES | VISION | OTHERS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +120,7 @@ SINGLE = Tolerance(loss=1e-4, close=1e-3, noise=1e-5, value=1e-3)
 DOUBLE = Tolerance(loss=1e-9, close=1e-6, noise=1e-11, value=1e-6)
 
 
-def parity(architecture: Architecture | ImageModel, way: str = WAYS[0]) -> Outcome:
+def parity(architecture: Model, way: str = WAYS[0]) -> Outcome:
     """One step of the graph beside one of eager PyTorch: loss, gradients, parameters and buffers after it.
 
     Where float32 differs, float64 judges.
@@ -135,7 +137,7 @@ def parity(architecture: Architecture | ImageModel, way: str = WAYS[0]) -> Outco
         return Outcome(architecture.model, failure.status, str(failure))
 
 
-def _in_double(architecture: Architecture | ImageModel, single: tuple[Step, Step], reason: str, way: str) -> str:
+def _in_double(architecture: Model, single: tuple[Step, Step], reason: str, way: str) -> str:
     """The difference in float64 where this is all there is, and float32 is as far from it in eager as in the graph."""
     try:
         double = _steps(architecture, torch.float64, way)
@@ -148,7 +150,7 @@ def _in_double(architecture: Architecture | ImageModel, single: tuple[Step, Step
     return f"{worst:.0e}"
 
 
-def _steps(architecture: Architecture | ImageModel, kind: torch.dtype, way: str) -> tuple[Step, Step]:
+def _steps(architecture: Model, kind: torch.dtype, way: str) -> tuple[Step, Step]:
     """The step in eager PyTorch, and that of the graph."""
     torch.manual_seed(0)
     try:
@@ -180,6 +182,7 @@ def _through(way: str, module: torch.nn.Module) -> Any:
 
 def _step(model: torch.nn.Module, given: dict[str, Any]) -> float:
     """Loss of one step of plain gradient descent; the gradients stay on the parameters."""
+    torch.manual_seed(1)  # what both draw
     output = model(**copy.deepcopy(given))
     loss = getattr(output, "loss", None)
     if loss is None:
