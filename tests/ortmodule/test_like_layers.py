@@ -436,6 +436,41 @@ def test_a_row_after_another() -> None:
     check(Both(), 2)
 
 
+class Normed(Stack):
+    """A stack whose last layer's result is looked at by what comes after it."""
+
+    def __init__(self, layers: list[nn.Module]) -> None:
+        super().__init__(layers)
+        self.last = nn.Sequential(nn.LayerNorm(WIDTH), self.last)
+
+
+JOINS: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "sum": lambda one, other: one + other,
+    "sum of one that is cut": lambda one, other: one + other.relu(),
+    "product": lambda one, other: one * other,
+    "side by side": lambda one, other: torch.cat([one, other], 1),
+    "one that nothing depends on": lambda one, other: one + 0 * other.detach(),
+}
+
+
+@pytest.mark.parametrize("join", JOINS)
+@pytest.mark.parametrize("kinds", [(Stack, Stack), (Stack, Normed), (Normed, Stack), (Normed, Normed)])
+def test_a_row_beside_another(kinds: tuple[type[Stack], type[Stack]], join: str) -> None:
+    """Of either the backward pass may begin with what depends on none of its layers."""
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = kinds[0](blocks()), kinds[1](blocks(count=7))
+
+        def forward(self, x: Tensor) -> Any:
+            return JOINS[join](self.one(x), self.other(x))
+
+    wrapped = check(Both(), 2)
+    compiled = wrapped.__dict__["_sessions"].entries[0].session.bound.latest
+    assert compiled.training is not None and len(compiled.training.layers) == 2
+
+
 def _numbered(source: str) -> list[str]:
     """A program whose names are numbered in their order."""
     names: dict[str, str] = {}
@@ -460,9 +495,7 @@ def test_the_program_is_that_of_all_layers() -> None:
 
 
 def test_the_training_graph_is_of_all_layers() -> None:
-    module = Stack(blocks(count=10))
-    module.last = nn.Sequential(nn.LayerNorm(WIDTH), module.last)
-    wrapped = ORTModule(module)
+    wrapped = ORTModule(Stack(blocks(count=10)))
     wrapped(torch.randn(5, 4)).square().sum().backward()
     compiled = wrapped.__dict__["_sessions"].entries[0].session.bound.latest
     assert compiled.training is not None and compiled.training.layers and compiled.plan.backward is not None

@@ -89,6 +89,7 @@ class Slices:
             read = {use.node for v in node.outputs for use in v.uses()}
             given = {results[str(v.name)] for v in node.outputs if v.name in results}
             labels = given | {self.of_node[reader] for reader in read}
-            if read <= ends and len(labels) == 1 and min(labels) >= self.of_node[node]:
+            is_free = self.of_node[node] == AFTER
+            if read <= ends and len(labels) == 1 and (is_free or min(labels) >= self.of_node[node]):
                 ends.add(node)
                 self.put(node, labels.pop())

@@ -12,18 +12,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.ir import shapes
-from onnxtrain.ir.bodies import bodies_of
+from onnxtrain.ir.alike import are_alike, are_equal
 from onnxtrain.ir.functions import is_further
-from onnxtrain.ir.graphs import ForwardGraph, Signature, TrainingGraph, copy_notes, free_name, is_backward, notes_of
+from onnxtrain.ir.graphs import ForwardGraph, Signature, TrainingGraph, copy_notes, free_name, is_backward
 from onnxtrain.ir.layer_slices import AFTER, BEFORE, OUTSIDE, Slices
 from onnxtrain.ir.layers import COPIED, KEPT, LAST, MODEL, Layers, NotRepeatedError, whole_names
-from onnxtrain.ir.python_calls import is_call
 
 
 def whole(graph: ForwardGraph) -> ForwardGraph:
@@ -118,6 +115,7 @@ class _Unfolding:
         self.graph.remove(nodes)
         self.graph.extend(self._in_order(forward, copies, periods[0], is_backward=False))
         self.graph.extend(self._in_order(backward, copies, periods[1], is_backward=True))
+        self._check_order()
 
     def _compare(self, nodes: Sequence[ir.Node]) -> int:
         """By how many nodes one layer is behind its like, which must be as many for all its nodes.
@@ -143,7 +141,7 @@ class _Unfolding:
 
     def _is_match(self, a: ir.Node, b: ir.Node) -> bool:
         """Whether two nodes are alike, one layer apart; takes note of it."""
-        if not _are_alike(a, b):
+        if not are_alike(a, b):
             return False
         read = [(x, y) for x, y in zip(a.inputs, b.inputs, strict=True) if x is not None and y is not None]
         made = list(zip(a.outputs, b.outputs, strict=True))
@@ -169,8 +167,10 @@ class _Unfolding:
             between = self._label(x) in (MODEL, COPIED)
             return not between and x not in self.further and x not in self.nearer
         if x.is_initializer() or y.is_initializer():
-            return x.is_initializer() and y.is_initializer() and _are_equal(x.const_value, y.const_value)
+            return x.is_initializer() and y.is_initializer() and are_equal(x.const_value, y.const_value)
         one, other = self._label(x), self._label(y)
+        if one == COPIED and other == AFTER:  # of the gradient of the last layer's result, which needs no layer
+            other = LAST
         if not 0 <= one < LAST or other != one + 1 or {x, y} & self.fixed or not self._are_of_one_form(x, y):
             return False
         return self.further.get(x, y) is y and self.nearer.get(y, x) is x
@@ -255,9 +255,9 @@ class _Unfolding:
                 place, rest = self.place[value]
                 return self.inputs[self.layers.name(place + shift, rest)]
             label = self._label(value)
-            if value in self.fixed or label in (BEFORE, AFTER):
+            if value in self.fixed or (label in (BEFORE, AFTER) and value not in self.nearer):
                 return value
-            if label == LAST:
+            if label in (LAST, AFTER):
                 return value if shift == self.layers.missing else self._at(self.nearer[value], shift + 1)
             if label == COPIED:
                 return value if not shift else self.copies[value, shift]
@@ -329,13 +329,20 @@ class _Unfolding:
         end = max((at for at, n in enumerate(nodes) if n in copies), default=0)
         for at, node in enumerate(nodes):
             label = self.slices.of_node[node]
-            is_later = label <= COPIED if is_backward else label >= LAST
-            if label in (BEFORE, AFTER):
-                is_later = at > end
+            is_beyond = label in (0, MODEL, COPIED) if is_backward else label in (LAST, OUTSIDE)
+            is_later = is_beyond or at > end
             found.append((at + missing * period * is_later, node))
             for c, copy in enumerate(copies.get(node, ()), 1):
                 found.append((at + (missing - c if is_backward else c) * period, copy))
         return [node for _, node in sorted(found, key=lambda entry: entry[0])]
+
+    def _check_order(self) -> None:
+        """No node reads what is made after it."""
+        made: set[ir.Node | None] = {None}
+        for node in self.graph:
+            if any(v is not None and v.producer() not in made for v in node.inputs):
+                raise NotRepeatedError(f"{node.name} would come before what it reads")
+            made.add(node)
 
 
 def _described(value: ir.Value, name: str | None) -> ir.Value:
@@ -343,21 +350,3 @@ def _described(value: ir.Value, name: str | None) -> ir.Value:
     made = ir.Value(name=name, type=value.type, shape=value.shape)
     copy_notes(value, made)
     return made
-
-
-def _are_alike(a: ir.Node, b: ir.Node) -> bool:
-    """Whether two nodes do the same with what they are given."""
-    if (a.domain, a.op_type, len(a.inputs), len(a.outputs)) != (b.domain, b.op_type, len(b.inputs), len(b.outputs)):
-        return False
-    if is_call(a) or bodies_of(a) or bodies_of(b) or a.attributes.keys() != b.attributes.keys():
-        return False
-    if notes_of(a) != notes_of(b) or any((x is None) != (y is None) for x, y in zip(a.inputs, b.inputs, strict=True)):
-        return False
-    return all(_are_equal(x.value, b.attributes[name].value) for name, x in a.attributes.items())
-
-
-def _are_equal(one: Any, other: Any) -> bool:
-    if isinstance(one, ir.TensorProtocol) and isinstance(other, ir.TensorProtocol):
-        x, y = one.numpy(), other.numpy()
-        return one.dtype == other.dtype and np.array_equal(x, y) and x.tobytes() == y.tobytes()
-    return type(one) is type(other) and one == other

@@ -45,6 +45,9 @@ def generate(seed: int) -> Program:
     definitions = ("TOTAL = []\n", *([parts.KEEPER + keeper] if keeper else []), _layer(writer, bool(keeper), is_pair))
     initial, body = _initial(writer), _body(writer, bool(keeper), is_pair)
     returns = _returns(writer, bool(keeper))
+    if writer.has(0.3):
+        made, beside = _tower(writer, bool(keeper), is_pair)
+        initial, body = (*initial, made), (*body[:1], "z = x", *body[1:], *beside)
     return Program(
         seed, (Argument("x", given),), initial, body, returns, _sizes(rng), "float64", writer.has(0.8), settings,
         definitions=definitions,
@@ -102,6 +105,14 @@ def _body(writer: _Writer, has_keeper: bool, is_pair: bool) -> tuple[str, ...]:
         "m, s, first, seen, e = torch.ones_like(x), x.mean(), None, [], x",
         f"for j, layer in enumerate({order}):\n{indented(lines, 4)}",
     )
+
+
+def _tower(writer: _Writer, has_keeper: bool, is_pair: bool) -> tuple[str, tuple[str, ...]]:
+    """Further layers beside the others: what holds them, and the lines that call them and join both results."""
+    keeper = "Keeper()" if has_keeper else "None"
+    call = f"{'z, e' if is_pair else 'z'} = layer(z, d, m, s)"
+    lines = (f"d = {keeper}", f"for layer in self.tower:\n    {call}", writer.take(parts.JOINS))
+    return f"self.tower = nn.ModuleList(Layer(i) for i in range({int(writer.rng.integers(5, 9))}))", lines
 
 
 def _returns(writer: _Writer, has_keeper: bool) -> str:

@@ -111,6 +111,13 @@ HELD = (
     "self.layers = nn.ModuleList([Layer(0)] * {n})",
     "self.layers = nn.ModuleList(Layer({number}) if i != {j} else Other({number}) for i in range({n}))",
 )  # fmt: skip
+JOINS = (
+    "x = x + z", "x = x * z", "x = (x - z).tanh()", "x = x + z.relu()", "x = self.norms[0](x) + z", "x = x + self.norms[1](z)",
+    "x = torch.cat([x, z], 1)", "x = torch.where(z > 0, x, z)", "x = x + z.mean(1, keepdim=True)", "x, z = z, x",
+    "x = x + z.detach()", "e = z", "x = self.norms[0](x + z)", "x = z - x * s", "x = self.norms[0](x) + self.norms[1](z)",
+    "x = self.norms[0](x) + self.norms[1](z).relu()", "x = self.shared(self.norms[0](x)) + self.shared(self.norms[1](z))",
+    "x = self.shared(self.norms[0](x)) - self.norms[1](z) * 2", "x = self.norms[0](x) + self.shared(self.norms[1](z)).tanh()",
+)  # fmt: skip
 FURTHER = (
     "e", "first if first is not None else x * 1", "sum(seen) if seen else x * 1", "x", "seen", "m", "s", "x[:, -1]",
 )  # fmt: skip
