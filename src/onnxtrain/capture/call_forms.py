@@ -15,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 Form = tuple[Any, ...]
-OF_FORM: set[Any] = set()  # operators of ours of which that holds
+OF_FORM: set[Any] = set()  # operators of ours of which ``is_of_form`` holds
 NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _CONTENT = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 _PLAIN = (int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)

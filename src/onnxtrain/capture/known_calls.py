@@ -105,6 +105,12 @@ class _Calls:
 _PROXY_CALL = proxy_tensor.proxy_call
 
 
+@substitute(torch.tensor)
+def tensor(data: Any, *, dtype: torch.dtype | None = None, device: Any = None, **named: Any) -> Any:
+    """Of nothing, as caches of keys and values begin: a call that can be known, and no constant."""
+    return NotImplemented if named or type(data) is not list or data else torch.empty(0, dtype=dtype, device=device)
+
+
 @substitute(torch.Tensor.contiguous)
 def contiguous(self: torch.Tensor, *, memory_format: torch.memory_format = torch.contiguous_format) -> Any:
     """The tensor itself, or the call: asked here, torch would record the arithmetic of its sizes."""

@@ -347,12 +347,6 @@ def detach_(self: Tensor) -> Any:
     )
 
 
-@substitute(torch.tensor)
-def tensor(data: Any, *, dtype: torch.dtype | None = None, device: Any = None, **named: Any) -> Any:
-    """Of nothing, as caches of keys and values begin: no constant to be kept, which torch takes its time for."""
-    return NotImplemented if named or type(data) is not list or data else torch.empty(0, dtype=dtype, device=device)
-
-
 @substitute(torch.as_tensor)
 def as_tensor(data: Any, dtype: torch.dtype | None = None, device: Any = None) -> Any:
     """Of sizes, which it would read."""
