@@ -16,6 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.memory import checkpointed, compiled
 from onnxtrain import Options, ORTModule
 
+_CPU = torch.device("cpu")
 TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 1e-2}
 DROPOUT_TOLERANCE = (
     0.03  # of the mean of all losses: what is dropped changes a step of few rows by as much, a mean by less
@@ -131,6 +132,7 @@ class Variant:
         dtype: float32, or what autocast computes in.
         layer: class of what is checkpointed; None where the model knows its own.
         accumulate: batches for each update of the weights; each is a step of its own.
+        device: where it is trained.
     """
 
     def __init__(
@@ -140,20 +142,23 @@ class Variant:
         dtype: str,
         layer: type[torch.nn.Module] | None = None,
         accumulate: int = 1,
+        device: str = "cpu",
     ) -> None:
-        self.result, self.accumulate = Result(name), accumulate
-        self.model = wrap(name, copy.deepcopy(model), layer)
+        self.result, self.accumulate, self.device = Result(name), accumulate, torch.device(device)
+        self.model = wrap(name, copy.deepcopy(model).to(self.device), layer)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
         self.autocast = None if dtype == "float32" else getattr(torch, dtype)
 
     def step(self, batch: dict[str, torch.Tensor], timed: bool) -> None:
         """One training step."""
+        self._wait()
         start = time.perf_counter()
         loss = self._loss(batch)
         loss.backward()
         if (len(self.result.losses) + 1) % self.accumulate == 0:
             self.optimizer.step()
             self.optimizer.zero_grad()
+        self._wait()
         seconds = time.perf_counter() - start
         self.result.losses.append(loss.item())
         if timed:
@@ -161,12 +166,17 @@ class Variant:
         if len(self.result.losses) == 1:
             self.result.first = seconds
 
+    def _wait(self) -> None:
+        """Until the device has done what it was given."""
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
+
     def _loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         with self._precision():
             return self.model(**batch).loss
 
     def _precision(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self.autocast is None else torch.autocast("cpu", dtype=self.autocast)
+        return nullcontext() if self.autocast is None else torch.autocast(self.device.type, dtype=self.autocast)
 
     def measure_peak(self, batch: dict[str, torch.Tensor]) -> None:
         """Peak of what torch allocates during forward and backward, the parameters' gradients among it.
@@ -179,13 +189,18 @@ class Variant:
         if isinstance(self.model, ORTModule):
             with self._precision():
                 self.result.predicted = self.model.memory_report(**batch).peak
-        self.result.peak = peak_of(lambda: self._loss(batch).backward())
+        self.result.peak = peak_of(lambda: self._loss(batch).backward(), self.device)
         self.optimizer.zero_grad()
         self.result.weights = sum(int(p.detach().view(torch.int32).long().sum()) for p in self.model.parameters())
 
 
-def peak_of(step: Callable[[], Any]) -> int:
-    """Most bytes that torch has allocated at once within a call, on the CPU, beside what was there before."""
+def peak_of(step: Callable[[], Any], device: torch.device = _CPU) -> int:
+    """Most bytes that torch has allocated at once within a call, on the device, beside what was there before."""
+    if device.type != "cpu":
+        before = torch.accelerator.memory_allocated(device)
+        torch.accelerator.reset_peak_memory_stats(device)
+        step()
+        return torch.accelerator.max_memory_allocated(device) - before
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         step()
     events = profiled.profiler.kineto_results.events()  # type: ignore[union-attr]

@@ -38,6 +38,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         kind = {"default": argparse.SUPPRESS, "help": f"default {field.default}"}
         sizes.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), **kind)
     parser.add_argument("--dtype", choices=tuple(measure.TOLERANCE), default="float32", help="others use autocast")
+    parser.add_argument("--device", default="cpu", help="where all train, as torch names it; default cpu")
     parser.add_argument("--steps", type=int, default=12, help="timed steps")
     parser.add_argument("--warmup", type=int, default=3)
     parser.add_argument("--accumulate", type=int, default=1, help="batches for each update of the weights")
@@ -87,7 +88,9 @@ def measured(name: str, run: Run, options: argparse.Namespace, console: Console)
     model = workload.build(size).train()
     steps = options.steps + options.warmup
     data = {grouped: batches(workload, size, steps, options.seed, grouped) for grouped in (False, True)}
-    variants = [measure.Variant(v, model, options.dtype, workload.layer, options.accumulate) for v in run.variants]
+    data = {g: [{k: t.to(options.device) for k, t in batch.items()} for batch in made] for g, made in data.items()}
+    made = (options.dtype, workload.layer, options.accumulate, options.device)
+    variants = [measure.Variant(v, model, *made) for v in run.variants]
     with console.status(name) as status:
         measure.run(variants, data, options.warmup, lambda text: status.update(f"{name}: {text}"), options.seed)
     results = [v.result for v in variants]
@@ -104,7 +107,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.set_verbosity_error()
     console = Console()
     found, failed = [], False
-    shared = {k: getattr(options, k) for k in ("preset", "dtype", "steps", "warmup", "accumulate", "seed", "threads")}
+    stated = ("preset", "dtype", "device", "steps", "warmup", "accumulate", "seed", "threads")
+    shared = {k: getattr(options, k) for k in stated}
     for name, run in options.runs.items():
         made = measured(name, run, options, console)
         report.show(console, f"{name}: {_described(run.size, options.dtype)}", made.results, made.data)

@@ -5,6 +5,7 @@
     python tests/coverage/architectures.py --families timm               # those of a family, or of a library
     python tests/coverage/architectures.py --results walk.jsonl          # all that walk.jsonl does not have yet
     python tests/coverage/architectures.py --through torch.compile       # by torch.compile(backend="onnxtrain")
+    python tests/coverage/architectures.py --device cuda                 # on a device
 
 Each architecture is one training step of the torch backend beside the same step in eager PyTorch, in a process of its
 own. A step that differs in float32 is repeated in float64: some models make rounding errors large.
@@ -120,27 +121,28 @@ SINGLE = Tolerance(loss=1e-4, close=1e-3, noise=1e-5, value=1e-3)
 DOUBLE = Tolerance(loss=1e-9, close=1e-6, noise=1e-11, value=1e-6)
 
 
-def parity(architecture: Model, way: str = WAYS[0]) -> Outcome:
+def parity(architecture: Model, way: str = WAYS[0], device: str = "cpu") -> Outcome:
     """One step of the graph beside one of eager PyTorch: loss, gradients, parameters and buffers after it.
 
     Where float32 differs, float64 judges.
     """
     try:
-        single = _steps(architecture, torch.float32, way)
+        single = _steps(architecture, torch.float32, way, device)
         try:
             return Outcome(architecture.model, "pass", f"{_compare(*single, SINGLE):.0e}")
         except Failure as failure:
             if failure.status != "differs":
                 raise
-            return Outcome(architecture.model, "pass", _in_double(architecture, single, str(failure), way), "float64")
+            reason = _in_double(architecture, single, str(failure), way, device)
+            return Outcome(architecture.model, "pass", reason, "float64")
     except Failure as failure:
         return Outcome(architecture.model, failure.status, str(failure))
 
 
-def _in_double(architecture: Model, single: tuple[Step, Step], reason: str, way: str) -> str:
+def _in_double(architecture: Model, single: tuple[Step, Step], reason: str, way: str, device: str) -> str:
     """The difference in float64 where this is all there is, and float32 is as far from it in eager as in the graph."""
     try:
-        double = _steps(architecture, torch.float64, way)
+        double = _steps(architecture, torch.float64, way, device)
         worst = _compare(*double, DOUBLE)
     except Failure as failure:
         raise Failure("differs", f"{reason}; in float64: {failure}") from failure
@@ -150,13 +152,13 @@ def _in_double(architecture: Model, single: tuple[Step, Step], reason: str, way:
     return f"{worst:.0e}"
 
 
-def _steps(architecture: Model, kind: torch.dtype, way: str) -> tuple[Step, Step]:
+def _steps(architecture: Model, kind: torch.dtype, way: str, device: str) -> tuple[Step, Step]:
     """The step in eager PyTorch, and that of the graph."""
     torch.manual_seed(0)
     try:
-        eager = architecture.build().to(kind)
+        eager = architecture.build().to(device, kind)
         given = pytree.tree_map_only(
-            torch.Tensor, lambda t: t.to(kind) if t.is_floating_point() else t, architecture.batch()
+            torch.Tensor, lambda t: t.to(device, kind if t.is_floating_point() else None), architecture.batch()
         )
         ours = copy.deepcopy(eager)
         expected = _step(eager, given)
@@ -233,17 +235,18 @@ def _line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else ''} ({Path(place.filename).name}:{place.lineno})"
 
 
-def walk(names: Sequence[str], jobs: int, limit: float, way: str = WAYS[0]) -> Iterator[Outcome]:
+def walk(names: Sequence[str], jobs: int, limit: float, way: str = WAYS[0], device: str = "cpu") -> Iterator[Outcome]:
     """The outcomes in the order they come; each architecture in a process of its own, ended after ``limit`` seconds."""
     ends = {"time": f"above {limit:.0f} s", "crash": "the process ended without an answer"}
-    for done in workers.run(functools.partial(_work, way), names, jobs, limit):
+    for done in workers.run(functools.partial(_work, way, device), names, jobs, limit):
         outcome = done.results[0] if done.results else Outcome(done.job, done.end, ends[done.end])
         yield dataclasses.replace(outcome, seconds=done.seconds)
 
 
-def _work(way: str, name: str, send: Callable[[Outcome], None]) -> None:
+def _work(way: str, device: str, name: str, send: Callable[[Outcome], None]) -> None:
     torch.set_num_threads(1)
-    send(parity(MODELS[name], way))
+    torch.backends.cudnn.allow_tf32 = False  # float32 is what is compared
+    send(parity(MODELS[name], way, device))
 
 
 def page(outcomes: Sequence[Outcome]) -> str:
@@ -313,13 +316,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit", type=float, default=240, help="seconds for each architecture")
     parser.add_argument("--at-least", type=float, default=90, help="per cent that must pass")
     parser.add_argument("--through", choices=WAYS, default=WAYS[0], help="other ways than ORTModule write no page")
+    parser.add_argument("--device", default="cpu", help="where both train; others than the CPU write no page")
     given = parser.parse_args(arguments)
     if unknown := [n for n in given.only or () if n not in MODELS]:
         parser.error(f"{unknown[0]} is not in the catalogue")
     prepare()
     known = _read(given.results)
     names = given.only or [n for n in MODELS if n not in known and _among(MODELS[n].family, given.families)]
-    for outcome in walk(names, given.jobs, given.limit, given.through):
+    for outcome in walk(names, given.jobs, given.limit, given.through, given.device):
         known[outcome.model] = outcome
         print(f"{outcome.status:16} {outcome.model:45} {outcome.seconds:5.0f} s  {outcome.reason}", flush=True)
         if given.results is not None:
@@ -328,7 +332,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     outcomes = [known[name] for name in MODELS if name in known]
     passed = sum(o.status == "pass" for o in outcomes)
     print(f"{passed} of {len(outcomes)} pass")
-    if given.through == WAYS[0] and (given.results is not None or not (given.only or given.families)):
+    usual = given.through == WAYS[0] and given.device == "cpu"
+    if usual and (given.results is not None or not (given.only or given.families)):
         PAGE.write_text(page(outcomes))
     return 0 if 100 * passed >= given.at_least * len(outcomes) else 1
 

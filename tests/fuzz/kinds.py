@@ -28,19 +28,21 @@ class Wish:
         without: features of files to leave out.
         save: where a file is written.
         is_whole: whether nothing is made smaller.
+        device: where random modules and their inputs are; ``torch.set_default_device`` puts them there.
     """
 
     kind: str = "files"
     without: tuple[str, ...] = ()
     save: Path | None = None
     is_whole: bool = False
+    device: str = "cpu"
 
 
 def outcome(seed: int, wish: Wish | None = None) -> dict[str, object]:
     """One seed, as plain data."""
     wish = wish or Wish()
     began = time.monotonic()
-    found = _file(seed, wish) if wish.kind == "files" else _program(seed, wish.kind)
+    found = _file(seed, wish) if wish.kind == "files" else _program(seed, wish)
     return found | {"seed": seed, "seconds": round(time.monotonic() - began, 2)}
 
 
@@ -63,12 +65,12 @@ def _generator(kind: str) -> Callable[[int], Any]:
     return importlib.import_module(GENERATORS[kind]).generate
 
 
-def _program(seed: int, kind: str) -> dict[str, object]:
+def _program(seed: int, wish: Wish) -> dict[str, object]:
     from fuzz.modules.check import check
     from fuzz.outcomes import FAULT, REFUSED
 
-    program = _generator(kind)(seed)
-    found = check(program)
+    program = _generator(wish.kind)(seed)
+    found = check(program, wish.device)
     text = program.text if found.kind in (FAULT, REFUSED) else ""  # the vocabulary may change before it is looked at
     return dataclasses.asdict(found) | {"operators": [], "text": text}
 
@@ -78,10 +80,10 @@ def _program_told(seed: int, wish: Wish) -> tuple[str, bool]:
     from fuzz.outcomes import FAULT, REFUSED
 
     program = _generator(wish.kind)(seed)
-    found = check(program)
+    found = check(program, wish.device)
     if not wish.is_whole and found.kind in (FAULT, REFUSED):
-        program = shrunk(program, found)
-        found = check(program)
+        program = shrunk(program, found, device=wish.device)
+        found = check(program, wish.device)
     told = "".join(f"# {line}\n" for line in f"{found.kind}: {found.reason}\n{found.detail}".splitlines()[:30])
     return f"{told}{program.text}\n# python -m fuzz.run --kinds {wish.kind} --seed {seed}", found.kind == FAULT
 

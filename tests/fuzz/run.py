@@ -91,7 +91,7 @@ def main() -> int:
     """Run seeds; the exit status is 1 where there is a fault."""
     arguments = _arguments()
     kinds = KINDS if "all" in arguments.kinds else arguments.kinds
-    wishes = [Wish(kind, tuple(arguments.without), arguments.save, arguments.whole) for kind in kinds]
+    wishes = [Wish(kind, tuple(arguments.without), arguments.save, arguments.whole, arguments.device) for kind in kinds]
     if arguments.seed:
         return max(_one_by_one(arguments.seed, wish) for wish in wishes)
     return max(_run(arguments, wish) for wish in wishes)
@@ -109,6 +109,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--without", nargs="*", default=[], help="features of files to leave out: names, wraps, …")
     parser.add_argument("--save", type=Path, help="with --seed: write the file that was found here")
     parser.add_argument("--whole", action="store_true", help="with --seed: do not shrink")
+    parser.add_argument("--device", default="cpu", help="where random modules are, as torch names it")
     return parser.parse_args()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -60,7 +61,9 @@ class Session:
         self.was_training = module.training
         self.fits = size_check(self.captured, module)
         graph = self.captured.graph
-        owned = ModuleTensors(module, graph.signature, self.captured.borrowed)
+        given = (x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.dim())
+        device = next((str(x.device) for x in given), "cpu")
+        owned = ModuleTensors(module, graph.signature, self.captured.borrowed, device)
         self.bound = BoundGraph(graph, owned, chosen, report, self.captured.path, self.place_of, self._compare)
 
     def run(self, tensors: Sequence[torch.Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -116,18 +119,23 @@ class ModuleTensors(Owned):
         module: the module.
         signature: of a graph, which names them as the module does.
         borrowed: the tensors of others, by the names that it has for them.
+        device: where the module is called, where it has no tensors itself.
     """
 
-    def __init__(self, module: torch.nn.Module, signature: Signature, borrowed: Mapping[str, torch.Tensor]) -> None:
-        self._module, self._lender = module, types.SimpleNamespace(_parameters=borrowed, _buffers=borrowed)
+    def __init__(
+        self, module: torch.nn.Module, signature: Signature, borrowed: Mapping[str, torch.Tensor], device: str
+    ) -> None:
+        self._module, self._called_on = module, device
+        self._lender = types.SimpleNamespace(_parameters=borrowed, _buffers=borrowed)
         self._parameters = [self._place(name) for name in signature.parameters]
         self._buffers = [self._place(name) for name in signature.buffers]
         self._updated = [self._place(name) for name in signature.buffer_updates]
 
     @property
     def device(self) -> str:
-        """That of the first parameter."""
-        return next((str(t.device) for t in self._module.parameters()), "cpu")
+        """That of the first parameter or buffer; numbers may stay on the CPU."""
+        held = itertools.chain(self._module.parameters(), self._module.buffers())
+        return next((str(t.device) for t in held if t.dim()), self._called_on)
 
     def now(self) -> list[torch.Tensor]:
         """Those that the module has now."""

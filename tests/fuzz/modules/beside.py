@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -165,7 +166,7 @@ def _shaken(value: Any, noise: float) -> Any:
     if not isinstance(value, torch.Tensor) or not value.is_floating_point():
         return value
     data = value.detach()
-    return (data * (1 + noise * torch.randn(data.shape).to(data.dtype))).requires_grad_(value.requires_grad)
+    return (data * (1 + noise * torch.randn(data.shape).to(data))).requires_grad_(value.requires_grad)
 
 
 def _compare(ours: Step, theirs: Step, near: Step, precision: torch.dtype, when: str) -> None:
@@ -241,10 +242,13 @@ class Rounding(TorchDispatchMode):
 def _rounded(value: Any, noise: float) -> Any:
     if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.numel():
         return value
-    return value * (1 + noise * torch.empty_like(value).normal_(generator=_DRAWS))
+    return value * (1 + noise * torch.empty_like(value).normal_(generator=_draws(value.device)))
 
 
-_DRAWS = torch.Generator().manual_seed(0)  # of its own: the module draws as before
+@functools.cache
+def _draws(device: torch.device) -> torch.Generator:
+    """A generator of its own: the module draws as before."""
+    return torch.Generator(device).manual_seed(0)
 
 
 def _refuse_chances(theirs: Step, near: Step, precision: torch.dtype) -> None:
@@ -274,7 +278,7 @@ def _as_tensor(value: Any) -> Any:
 
 
 def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
-    return float((a.detach().double() - b.detach().double()).abs().max()) if a.numel() else 0.0
+    return float((a.detach().cpu().double() - b.detach().cpu().double()).abs().max()) if a.numel() else 0.0
 
 
 def _largest(a: torch.Tensor) -> float:
@@ -292,8 +296,8 @@ def _same(where: str, what: str, mine: Any, other: Any, moved: Any, precision: t
         if type(mine) is not type(other) or mine != other:
             raise Fault(f"{what}: another value", f"{where}: {mine!r}, not {other!r}")
         return
-    if (mine.dtype, mine.shape) != (other.dtype, other.shape):
-        raise Fault(f"{what}: another type or shape", f"{where}: {_kind(mine)}, not {_kind(other)}")
+    if (mine.dtype, mine.shape, mine.device) != (other.dtype, other.shape, other.device):
+        raise Fault(f"{what}: another type, shape or device", f"{where}: {_kind(mine)}, not {_kind(other)}")
     if mine.requires_grad != other.requires_grad:
         raise Fault(f"{what}: requires_grad is another", f"{where}: {mine.requires_grad}, not {other.requires_grad}")
     allowed = TOLERANCE[precision] * max(1.0, _largest(other)) + 30 * _distance(other, moved)
@@ -302,4 +306,4 @@ def _same(where: str, what: str, mine: Any, other: Any, moved: Any, precision: t
 
 
 def _kind(value: torch.Tensor) -> str:
-    return f"{value.dtype} {tuple(value.shape)}"
+    return f"{value.dtype} {tuple(value.shape)} {value.device}"

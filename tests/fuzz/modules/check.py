@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import re
 import signal
@@ -22,11 +23,11 @@ _OURS = "report this model"  # a cure that says that the fault is ours
 SECONDS = 240  # of one program
 
 
-def check(program: Program) -> Outcome:
-    """Run the test that a program prints."""
+def check(program: Program, device: str = "cpu") -> Outcome:
+    """Run the test that a program prints, with the tensors that it makes on a device."""
     torch.manual_seed(program.seed)
     try:
-        with _limit(SECONDS), choices() as chosen:
+        with _limit(SECONDS), on(device), choices() as chosen:
             load(program.text, f"/random/program_{program.seed}.py")[f"test_seed_{program.seed}"]()
     except EagerRefuses as error:
         return Outcome(THROWN, plain(str(error).splitlines()[0]))
@@ -67,6 +68,19 @@ def plain(text: str) -> str:
     return re.sub(r"\[[^\]]*\]|\([^)]*\)|\b[\w.]*\d[\w.]*\b", "#", first)[:160]
 
 
+@contextlib.contextmanager
+def on(device: str) -> Iterator[None]:
+    """Tensors that are made in the block without a device are on this one."""
+    if device == "cpu":
+        yield
+        return
+    torch.set_default_device(device)
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
+
+
 class _limit:
     """Raises TimeoutError in the block after some seconds."""
 
@@ -84,7 +98,7 @@ class _limit:
         raise TimeoutError
 
 
-def shrunk(program: Program, found: Outcome, seconds: float = 150.0) -> Program:
+def shrunk(program: Program, found: Outcome, seconds: float = 150.0, device: str = "cpu") -> Program:
     """The smallest program that is found in this time and ends alike."""
     end = time.monotonic() + seconds
     tried: set[str] = set()
@@ -97,7 +111,7 @@ def shrunk(program: Program, found: Outcome, seconds: float = 150.0) -> Program:
             if smaller.text in tried:
                 continue
             tried.add(smaller.text)
-            other = check(smaller)
+            other = check(smaller, device)
             if (other.kind, other.reason) == (found.kind, found.reason):
                 program, going = smaller, True
                 break

@@ -47,7 +47,7 @@ def _own(value: Any) -> Any:
         return value
     if not value.numel() or 0 in value.stride():
         return value.detach().requires_grad_(value.requires_grad)
-    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
     return made.copy_(value.detach()).detach().requires_grad_(value.requires_grad)
 
 
@@ -78,11 +78,11 @@ def backward(output: Any, loss: str, step: int) -> None:
 
 def total(trained: list[torch.Tensor], loss: str, step: int) -> torch.Tensor:
     """The loss of outputs."""
-    return torch.stack([part.double() for part in LOSSES[loss](trained, step)]).sum()
+    return torch.stack([part.double().to(trained[0].device) for part in LOSSES[loss](trained, step)]).sum()
 
 
 def _weights(value: torch.Tensor) -> torch.Tensor:
-    ramp = torch.linspace(-1, 2, max(value.numel(), 1), dtype=torch.float64)[: value.numel()]
+    ramp = torch.linspace(-1, 2, max(value.numel(), 1), dtype=torch.float64, device=value.device)[: value.numel()]
     return ramp.view(value.shape).to(value.dtype)
 
 

@@ -268,13 +268,13 @@ class Lowering:
         self._left[node] = [(tensor, None) for tensor in changed]
 
     def _put(self, node: Node, changed: Node, made: Any, aliases: Aliases) -> None:
-        """A recorded call puts a value in a tensor, which keeps its type and its sizes."""
+        """A recorded call puts a value in a tensor, which keeps its type, its device and its sizes."""
         name, old = name_of(node.target), changed.meta["val"]
         if name in _FILLED:  # by random numbers: what was there before gets no gradient
             made = self._stopped(made)
         if not isinstance(made, Node) or not isinstance(made.meta["val"], torch.Tensor):
             made = self._issue(_ops.full_like.default, (aliases.content(changed), made), {})
-        made = self._of_type(made, old.dtype)
+        made = self._of_type(self._on(made, old.device), old.dtype)
         if not is_of_size(made.meta["val"], old) and not is_out(node.target):  # which is resized
             made = self._issue(_ops.expand_as.default, (made, aliases.content(changed)), {}, old)
         if not self._calls.region.gradients:
@@ -283,6 +283,12 @@ class Lowering:
             never = self._issue(_ops.full.default, ([], False), {"dtype": torch.bool, "device": old.device})
             made = self._issue(_ops.where.self, (never, aliases.content(changed), made), {}, old)
         aliases.write(changed, made)
+
+    def _on(self, made: Node, device: torch.device) -> Node:
+        """A value on a device: the number in ``x[:, 0] = 1`` is a tensor on the CPU."""
+        if made.meta["val"].device == device:
+            return made
+        return self._issue(_ops._to_copy.default, (made,), {"device": device})
 
     def _of_type(self, made: Node, dtype: torch.dtype) -> Node:
         if made.meta["val"].dtype != dtype and (dtype.is_complex or is_complex(made)):

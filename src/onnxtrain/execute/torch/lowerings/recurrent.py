@@ -73,11 +73,11 @@ def _run(chosen: Setting, inputs: Sequence[Tensor | None], training: bool) -> tu
     x = x.flip(0) if alone else x
     count, hidden = len(chosen.directions), r.shape[-1]
     weights = [v for i in range(count) for v in _parameters(chosen.kind, i, w, r, b)]
-    h = x.new_zeros(count, x.shape[1], hidden) if h is None else h
+    h, c = (x.new_zeros(count, x.shape[1], hidden) if s is None else s.contiguous() for s in (h, c))  # as cuDNN asks
     rest = (weights, b is not None, 1, 0.0, training, count == 2)
     state: Any = h
     if chosen.kind == "LSTM":
-        state = h, x.new_zeros(count, x.shape[1], hidden) if c is None else c
+        state = h, c
     layer = _LAYERS[chosen.kind, chosen.names == ("Relu",)]
     y, *states = layer(x, state, *rest, False) if lengths is None else _run_packed(layer, x, lengths, state, rest)
     y = y.view(*y.shape[:2], count, hidden)
