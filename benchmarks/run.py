@@ -88,7 +88,7 @@ def measured(name: str, run: Run, options: argparse.Namespace, console: Console)
     model = workload.build(size).train()
     steps = options.steps + options.warmup
     data = {grouped: batches(workload, size, steps, options.seed, grouped) for grouped in (False, True)}
-    data = {g: [{k: t.to(options.device) for k, t in batch.items()} for batch in made] for g, made in data.items()}
+    data = {g: [{k: t.to(options.device) for k, t in batch.items()} for batch in each] for g, each in data.items()}
     made = (options.dtype, workload.layer, options.accumulate, options.device)
     variants = [measure.Variant(v, model, *made) for v in run.variants]
     with console.status(name) as status:

@@ -73,11 +73,12 @@ def _run(chosen: Setting, inputs: Sequence[Tensor | None], training: bool) -> tu
     x = x.flip(0) if alone else x
     count, hidden = len(chosen.directions), r.shape[-1]
     weights = [v for i in range(count) for v in _parameters(chosen.kind, i, w, r, b)]
-    h, c = (x.new_zeros(count, x.shape[1], hidden) if s is None else s.contiguous() for s in (h, c))  # as cuDNN asks
     rest = (weights, b is not None, 1, 0.0, training, count == 2)
-    state: Any = h
-    if chosen.kind == "LSTM":
-        state = h, c
+    begins = [
+        x.new_zeros(count, x.shape[1], hidden) if s is None else s.contiguous()  # as cuDNN asks
+        for s in ((h, c) if chosen.kind == "LSTM" else (h,))
+    ]
+    state: Any = tuple(begins) if chosen.kind == "LSTM" else begins[0]
     layer = _LAYERS[chosen.kind, chosen.names == ("Relu",)]
     y, *states = layer(x, state, *rest, False) if lengths is None else _run_packed(layer, x, lengths, state, rest)
     y = y.view(*y.shape[:2], count, hidden)
