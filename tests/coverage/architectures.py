@@ -245,8 +245,8 @@ def walk(names: Sequence[str], jobs: int, limit: float, way: str = WAYS[0], devi
 
 def _work(way: str, device: str, name: str, send: Callable[[Outcome], None]) -> None:
     torch.set_num_threads(1)
-    torch.backends.cudnn.allow_tf32 = False  # float32 is what is compared
-    send(parity(MODELS[name], way, device))
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):  # float32 is what is compared
+        send(parity(MODELS[name], way, device))
 
 
 def page(outcomes: Sequence[Outcome]) -> str:
