@@ -540,6 +540,20 @@ class Means(torch.nn.Module):
         return x.mean(-1) + x.var(-1, correction=0) + F.layer_norm(x, (4,)).sum(-1)
 
 
+class Halved(torch.nn.Module):
+    """Half of a size is told by floating-point numbers; what torch makes of it is computed with."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        most = F.interpolate(x, scale_factor=0.5, mode="bicubic").mode(3).values
+        return F.cosine_similarity(most, most.flip(1), 0)
+
+
+def test_a_size_that_has_no_formula() -> None:
+    wrapped, eager = pair(Halved())
+    for size in ((4, 2, 4, 5), (5, 2, 4, 8), (2, 2, 2, 2)):
+        same_step(wrapped, eager, torch.randn(size, dtype=torch.float64, requires_grad=True))
+
+
 @pytest.mark.parametrize("backend", ["torch", "onnxruntime", "reference"])
 def test_means_of_no_rows(backend: str) -> None:
     wrapped, eager = pair(Means(), backend=backend)

@@ -194,3 +194,14 @@ def test_the_graph_cache_knows_no_tensors_of_others(tmp_path: Path) -> None:
         torch.testing.assert_close(wrapped(x), module(x))
         wrapped(x).sum().backward()
         assert module.unregistered[0].grad is not None
+
+
+class Unread(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        SHARED.detach()
+        return x * 2
+
+
+def test_a_tensor_that_is_only_detached() -> None:
+    x = torch.randn(2, 3)
+    assert torch.equal(ORTModule(Unread())(x), 2 * x)

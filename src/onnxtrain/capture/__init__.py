@@ -21,7 +21,7 @@ from onnxtrain.capture.attribute_reads import (
     is_scalar,
     owners_of,
 )
-from onnxtrain.capture.autocast import Autocast
+from onnxtrain.capture.autocast import Autocast, device_of, device_types
 from onnxtrain.capture.autograd_functions import Functions
 from onnxtrain.capture.cache import GraphCache
 from onnxtrain.capture.captured import Captured, Traced
@@ -83,7 +83,7 @@ def trace(
         CaptureError: the module cannot be traced.
     """
     tensors, inputs = flatten((tuple(args), dict(kwargs)), numbers=numbers)
-    autocast, repeated = Autocast.current(_device_type(module, tensors)), repeated_among(tensors)
+    autocast, repeated = Autocast.current(device_of(module, tensors).type), repeated_among(tensors)
     fill = functools.partial(fill_caches, module, args, kwargs, ignored)
     fixed = axes_of(tensors) if static_shapes else frozenset(constant)
 
@@ -104,11 +104,6 @@ def trace(
             made = traced(StandIns(()))
     is_asked = made.flat.result.assumed.form
     return dataclasses.replace(made, form=form_of(tensors, module.parameters())) if is_asked else made
-
-
-def _device_type(module: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> str:
-    """Where a call runs, as its tensors and the module's say."""
-    return next((t.device.type for t in [*tensors, *module.parameters(), *module.buffers()]), "cpu")
 
 
 def _program(
@@ -242,6 +237,8 @@ __all__ = [
     "configurations",
     "content_of",
     "copies",
+    "device_of",
+    "device_types",
     "flatten",
     "is_array",
     "is_batch",

@@ -1,12 +1,36 @@
-"""The autocast state of a call."""
+"""Where a call runs, and the autocast state there."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import torch
+
+_CPU = torch.device("cpu")
+
+
+def device_of(
+    module: torch.nn.Module, tensors: Iterable[torch.Tensor] = (), otherwise: torch.device = _CPU
+) -> torch.device:
+    """Where a module runs: with its first parameter or buffer, else with what it is given.
+
+    Args:
+        module: the module.
+        tensors: that it is called with.
+        otherwise: where nothing tells it: tensors without dimensions may stay on the CPU.
+    """
+    held = itertools.chain(module.parameters(), module.buffers(), tensors)
+    return next((t.device for t in held if t.dim()), otherwise)
+
+
+def device_types() -> tuple[str, ...]:
+    """The kinds of devices that this machine has; each has an autocast state of its own."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return ("cpu",) if accelerator is None else ("cpu", accelerator.type)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,6 +28,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from onnxtrain.capture.attribute_reads import OWN, Attribute, Reads
+from onnxtrain.capture.autocast import device_types
 from onnxtrain.capture.descriptions import Describer, TooMuchError, code_digest
 from onnxtrain.capture.host_random import HostGenerators
 from onnxtrain.capture.left_outside import left_by, take_out
@@ -352,9 +353,7 @@ def digest_of_files(files: Collection[str]) -> str:
 
 def ambient() -> tuple[Any, ...]:
     """What torch's own switches say."""
-    kinds = [k for k in ("cpu", torch.accelerator.current_accelerator(check_available=True)) if k is not None]
-    kinds = [k if isinstance(k, str) else k.type for k in kinds]
-    autocast = [(k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds]
+    autocast = [(k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in device_types()]
     attention = torch.backends.cuda
     kernels = (attention.flash_sdp_enabled(), attention.mem_efficient_sdp_enabled(), attention.math_sdp_enabled())
     switches = (torch._C.is_grad_enabled(), torch.are_deterministic_algorithms_enabled())

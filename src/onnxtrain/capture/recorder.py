@@ -13,7 +13,7 @@ import functools
 import linecache
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,7 @@ def _frame(file: str, line: int, name: str) -> traceback.FrameSummary:
 def recorder() -> Iterator[Count]:
     """Within it torch.export records in less time; gives how many calls it recorded, and how many were known."""
     from torch._dynamo import config  # a second of imports, which recalled graphs do without
+    from torch._export.passes import lift_constants_pass
     from torch.export import _trace
 
     light = replaced(
@@ -76,10 +77,16 @@ def recorder() -> Iterator[Count]:
         (_trace, "_detect_attribute_assignment", lambda module: contextlib.nullcontext()),  # it leaves copies of lists
         (_trace, "apply_runtime_assertion_pass", lambda module, signature: (module, signature)),
         (_trace, "produce_guards_and_solve_constraints", _unsolved),
+        (lift_constants_pass, "_unused_constant", functools.partial(_unread, lift_constants_pass._unused_constant)),
     )
     _frame.cache_clear()  # files may have been written anew
     with light, layouts(), config.patch(fake_tensor_cache_enabled=False), known_calls() as count:
         yield count
+
+
+def _unread(of_torch: Callable[[torch.fx.Node], Any], constant: torch.fx.Node) -> Any:
+    """What goes with a constant that nothing reads: torch takes its last reader away, and asks then who reads it."""
+    return of_torch(constant) if constant.users else [constant]
 
 
 @contextlib.contextmanager

@@ -341,7 +341,7 @@ def _complete(value: ir.Value, facts: Facts) -> None:
     if facts.dims is not None:
         stated = value.shape if value.shape is not None and len(value.shape) == len(facts.dims) else facts.dims
         better = [_better(old, new) for old, new in zip(stated, facts.dims, strict=True)]
-        value.shape = ir.Shape([fresh_dim(value, i) if _is_too_long(d) else d for i, d in enumerate(better)])
+        value.shape = ir.Shape([d if _is_told(d) else fresh_dim(value, i) for i, d in enumerate(better)])
     elif value.shape is not None and not are_known(dims_of(value)):  # only the rank is stated
         value.shape = ir.Shape([_better(d, fresh_dim(value, axis)) for axis, d in enumerate(value.shape)])
     if facts.data is not None and not _is_too_much(facts.data):
@@ -352,6 +352,11 @@ def _is_too_much(data: Data) -> bool:
     """Whether content is no shape that anything could have: it is not followed then."""
     parts = data if isinstance(data, tuple) else (data,)
     return len(parts) > _LARGEST_DATA or any(_is_too_long(part) for part in parts)
+
+
+def _is_told(dim: Dim) -> bool:
+    """Whether a size is a number, or an expression that can be worked with."""
+    return are_known((dim,)) and not _is_too_long(dim)
 
 
 def _is_too_long(dim: Dim) -> bool:

@@ -23,6 +23,7 @@ from onnxtrain.capture import (
     Numbers,
     Schema,
     configurations,
+    device_types,
     flatten,
     is_scalar,
     is_trained_leaf,
@@ -92,8 +93,8 @@ class Inspector:
         self._read: set[tuple[type, str]] = set()
         self._filled: list[tuple[dict[str, Any], str]] = []  # lists and dicts of which a call leaves more
         self._flat: dict[tuple[str, ...], tuple[Schema, list[str]]] = {}
-        self._device_type = next((p.device.type for p in module.parameters()), "cpu")
-        self._may_move = torch.accelerator.is_available()
+        self._device_types = device_types()
+        self._may_move = len(self._device_types) > 1
         self._watch()
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: Numbers) -> Call:
@@ -164,8 +165,8 @@ class Inspector:
         return list({p.device for p in self._owned}) if self._may_move else []
 
     def _ambient(self) -> Hashable:
-        autocast = Autocast.current(self._device_type) if torch.is_autocast_enabled(self._device_type) else None
-        return autocast, torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
+        autocast = [Autocast.current(t) for t in self._device_types if torch.is_autocast_enabled(t)]
+        return tuple(autocast), torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
 
     def _watch(self) -> None:
         """Look the module through: what is there to be compared at every call."""

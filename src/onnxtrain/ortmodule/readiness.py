@@ -12,7 +12,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from onnxtrain.blockers import Check, graph_errors, make_check
-from onnxtrain.capture import Captured, arguments_of, flatten, translate
+from onnxtrain.capture import Captured, arguments_of, device_of, flatten, translate
 from onnxtrain.capture.source_lines import user_place
 from onnxtrain.capture.survey import calm, survey
 from onnxtrain.engine import randomness
@@ -157,5 +157,4 @@ def _graph_errors(
     unread = sorted(trained - set(read))
     if unread:
         notes.append(f"{len(unread)} trained parameters are not read, and get no gradient: {', '.join(unread[:5])}")
-    device = next((str(p.device) for p in module.parameters()), "cpu")
-    return graph_errors(graph, options, device)
+    return graph_errors(graph, options, str(device_of(module)))

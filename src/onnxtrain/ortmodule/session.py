@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from onnxtrain.capture import Answers, Captured, Numbers, Path, at, change, copies, leave, write_back
+from onnxtrain.capture import Answers, Captured, Numbers, Path, at, change, copies, device_of, leave, write_back
 from onnxtrain.compiler import Report, capture_module
 from onnxtrain.engine.bound import BoundGraph
 from onnxtrain.engine.step import run
@@ -61,8 +60,8 @@ class Session:
         self.was_training = module.training
         self.fits = size_check(self.captured, module)
         graph = self.captured.graph
-        given = (x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.dim())
-        device = next((str(x.device) for x in given), "cpu")
+        given = (x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor))
+        device = device_of(module, given)
         owned = ModuleTensors(module, graph.signature, self.captured.borrowed, device)
         self.bound = BoundGraph(graph, owned, chosen, report, self.captured.path, self.place_of, self._compare)
 
@@ -123,7 +122,7 @@ class ModuleTensors(Owned):
     """
 
     def __init__(
-        self, module: torch.nn.Module, signature: Signature, borrowed: Mapping[str, torch.Tensor], device: str
+        self, module: torch.nn.Module, signature: Signature, borrowed: Mapping[str, torch.Tensor], device: torch.device
     ) -> None:
         self._module, self._called_on = module, device
         self._lender = types.SimpleNamespace(_parameters=borrowed, _buffers=borrowed)
@@ -133,9 +132,8 @@ class ModuleTensors(Owned):
 
     @property
     def device(self) -> str:
-        """That of the first parameter or buffer; numbers may stay on the CPU."""
-        held = itertools.chain(self._module.parameters(), self._module.buffers())
-        return next((str(t.device) for t in held if t.dim()), self._called_on)
+        """That of the first parameter or buffer."""
+        return str(device_of(self._module, otherwise=self._called_on))
 
     def now(self) -> list[torch.Tensor]:
         """Those that the module has now."""
