@@ -72,6 +72,24 @@ def raised(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return together((scores(q, k) + hidden + hidden * -1.0).softmax(-1) @ heads(v))
 
 
+def one_for_all_heads(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """The heads share their keys and values."""
+    k, v = heads(k)[:, :1], heads(v)[:, :1]
+    seen = mask[:, None, None, :].bool()
+    return together((heads(q) @ k.mT).masked_fill(~seen, LOWEST).softmax(-1) @ v)
+
+
+def one_for_all_queries(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """A batch shares its queries."""
+    seen = mask[:, None, None, :].bool()
+    return together(F.scaled_dot_product_attention(heads(q)[:1], heads(k), heads(v), seen))
+
+
+def one_for_all_keys(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """A batch shares its keys and values."""
+    return together(F.scaled_dot_product_attention(heads(q), heads(k)[:1], heads(v)[:1]))
+
+
 def by_einsum(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     a, b, c = (x.view(*x.shape[:2], HEADS, -1) for x in (q, k, v))
     found = torch.einsum("bqhd,bkhd->bhqk", a, b).masked_fill(mask[:, None, None, :] == 0, float("-inf"))
@@ -388,7 +406,7 @@ SIZES = ((4, 9, 6), (2, 9), (3, 9, 5, 9))  # of sequences in batches
     "attend",
     [
         kernel, causal_kernel, added(-10000.0), added(LOWEST), filled(-10000.0), filled(LOWEST), filled(float("-inf")),
-        twice, slid,
+        twice, slid, one_for_all_heads,
     ],
     ids=lambda a: a.__qualname__,
 )  # fmt: skip
@@ -397,9 +415,11 @@ def test_attention_written_by_hand_drops_padding(attend: Callable[..., Tensor]) 
     assert padding(chosen) <= VALID + 1e-6, chosen.batch.densities
 
 
-@pytest.mark.parametrize("attend", [by_einsum, merged, biased], ids=lambda a: a.__qualname__)
+@pytest.mark.parametrize(
+    "attend", [by_einsum, merged, biased, one_for_all_queries, one_for_all_keys], ids=lambda a: a.__qualname__
+)
 def test_attention_that_is_not_found_keeps_padding(attend: Callable[..., Tensor]) -> None:
-    """Batch and heads are one axis, or a product is not a MatMul: labels alone leave rows out."""
+    """Batch and heads are one axis, a whole batch shares rows, or a product is not a MatMul: labels alone drop."""
     (chosen,) = steps(Model(attend, by_labels), batch())
     assert padding(chosen) == 1.0 and labelled(chosen) < 1.0
 
@@ -604,8 +624,9 @@ def test_layers_of_torch(make: Callable[[], nn.Module]) -> None:
 @pytest.mark.parametrize(
     "read", [by_labels, mean_of_valid, mean_of_all, last_token, each_of_a_sequence, chosen_logits, smoothed_by_hand]
 )
-def test_onnxruntime(read: Callable[..., Any]) -> None:
-    wrapped, eager = pair(Model(filled(LOWEST), read), backend="onnxruntime", density_threshold=0.95)
+@pytest.mark.parametrize("attend", [filled(LOWEST), one_for_all_heads], ids=["filled", "one_for_all_heads"])
+def test_onnxruntime(attend: Callable[..., Tensor], read: Callable[..., Any]) -> None:
+    wrapped, eager = pair(Model(attend, read), backend="onnxruntime", density_threshold=0.95)
     models = (wrapped, eager, copy.deepcopy(eager).double())
     for given in (batch(), batch((2, 7)), batch((9, 9, 9))):
         losses = []

@@ -44,6 +44,7 @@ DOUBLE: dict[str, Callable[[Tensor], Tensor]] = {
     "threshold": lambda x: F.threshold(x, 0.1, 0.2),
     "huber": lambda x: F.huber_loss(x, x * 0, delta=0.3),
     "smooth_l1": lambda x: F.smooth_l1_loss(x, x * 0, beta=0.3),
+    "l1 of two types": lambda x: F.l1_loss(x.bfloat16(), x),
     "addcmul": lambda x: torch.addcmul(x, x, x, value=0.1),
     "lerp": lambda x: torch.lerp(x, x * x, 0.3),
     "linspace": lambda x: x * torch.linspace(0, 0.3, 4, dtype=x.dtype),

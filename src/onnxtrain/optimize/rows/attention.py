@@ -110,9 +110,19 @@ def _measures_input(node: ir.Node) -> bool:
 
 
 def attentions(graph: ir.Graph, early: set[ir.Value]) -> list[Attention]:
-    """All attentions of a graph over (batch, heads, tokens, width), in order."""
+    """All attentions of a graph over (batch, heads, tokens, width), in order.
+
+    Left out are those in which a batch shares queries, keys or values: such rows belong to no sequence of it.
+    """
     made = (_fused(n, early) if n.domain == DOMAIN else _written_out(n, early) for n in graph)
-    return [a for a in made if a is not None]
+    return [a for a in made if a is not None and _is_of_one_batch(a)]
+
+
+def _is_of_one_batch(attention: Attention) -> bool:
+    shaped = [shapes.dims_of(x) for x in (attention.query, attention.key, attention.value, attention.output)]
+    return (
+        all(dims is not None and len(dims) == 4 for dims in shaped) and len({dims[0] for dims in shaped if dims}) == 1
+    )
 
 
 def _fused(node: ir.Node, early: set[ir.Value]) -> Attention | None:

@@ -315,7 +315,7 @@ class _Packer:
         rows = None if demand is None or demand.layout != (0, 2) else self._effective(demand.rows)
         needed = self.liveness.keys.get(attention)
         keys = None if needed is None else self._effective(needed)
-        is_sized = all(self.sizes.knows(d) for d in attention.space)
+        is_sized = all(self.sizes.knows(d) for d in (*attention.space, shapes.known_dims(attention.output)[1]))
         if (rows is None and keys is None) or not attention.is_plain or not is_sized:
             return False
         batch, queries, columns = attention.space
@@ -323,6 +323,8 @@ class _Packer:
         q, q_rows = self._all_or(copy[attention.query], (0, 2), rows), self._which(rows, (batch, queries))
         k = self._all_or(copy[attention.key], attention.layout_k, keys)
         v = self._all_or(copy[attention.value], (0, 2), keys)
+        given = ((q, attention.query), (k, attention.key), (v, attention.value))
+        q, k, v = (self._with_heads(x, origin, attention.output) for x, origin in given)
         made = op.PackedAttention(
             q, k, v, q_rows, self._which(keys, (batch, columns)), self.sizes.vector(op, batch, queries),
             self.sizes.vector(op, batch, columns), self._mask(attention),
@@ -337,6 +339,13 @@ class _Packer:
         dense = op.Transpose(op.Reshape(made, shape, allowzero=1), perm=[0, 2, 1, 3])
         self.dense[node.outputs[0]] = dense
         return True
+
+    def _with_heads(self, x: Value, origin: Value, output: Value) -> Value:
+        """Packed rows (rows, heads, width) with as many heads as the output has: some share their keys and values."""
+        heads = shapes.known_dims(output)[1]
+        if shapes.known_dims(origin)[1] == heads:
+            return x
+        return self._once((x, "heads"), lambda: self.op.Expand(x, self.sizes.vector(self.op, 1, heads, 1)))
 
     def _which(self, rows: RowSet | None, space: tuple[shapes.Dim, ...]) -> Value:
         """The rows of a set, or all of them."""

@@ -59,6 +59,18 @@ HEADS: tuple[Part, ...] = (
         "q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)",
     ),
     ("k, v = (t.view(*t.shape[:2], 2, 4).transpose(1, 2) for t in layer['three'](x).chunk(3, -1)[:2])\nq = k.flip(1)",),
+    (
+        "q, k, v = (t.view(*t.shape[:2], 2, 4).transpose(1, 2) for t in layer['three'](x).chunk(3, -1))\n"
+        "k, v = k[:, :1], v[:, 1:]",
+    ),
+    (
+        "q, k, v = (t.view(*t.shape[:2], 2, 4).transpose(1, 2) for t in layer['three'](x).chunk(3, -1))\n"
+        "q = q.mean(0, keepdim=True)",
+    ),
+    (
+        "q, k, v = (t.view(*t.shape[:2], 2, 4).transpose(1, 2) for t in layer['three'](x).chunk(3, -1))\n"
+        "k, v = k[-1:], v[-1:]",
+    ),
 )  # fmt: skip
 SCORES: tuple[Part, ...] = (
     ("scores = q @ k.mT * 0.5",),
