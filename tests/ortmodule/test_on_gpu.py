@@ -70,3 +70,17 @@ def test_a_step_is_eagers(kind: type[nn.Module]) -> None:
             torch.testing.assert_close(one, other)
         for one, other in zip(ours.parameters(), eager.parameters(), strict=True):
             torch.testing.assert_close(one.grad, other.grad)
+
+
+class Product(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ x.mT
+
+
+def test_a_module_without_tensors_is_run_in_the_types_of_autocast() -> None:
+    wrapped, x = ORTModule(Product(), options=Options(summary=False)), torch.randn(3, 4, device="cuda")
+    for enabled in (False, True, False):
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=enabled):
+            found, expected = wrapped(x), Product()(x)
+        assert found.dtype == expected.dtype
+        torch.testing.assert_close(found, expected)
