@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +20,8 @@ from onnxtrain.capture.recorder import recorder
 
 Tensor = torch.Tensor
 AUTO, STATIC = torch.export.Dim.AUTO, torch.export.Dim.STATIC
+MARGINS = (((1, 1), 1), ((0, 0), 1), ((1, 0), 1), ((2, 2), 2), ((4, 2), 2))  # and how far apart the weights are
+ORDERS = (torch.contiguous_format, torch.channels_last)
 NAMES = {str(func).split(".")[1] for func in told_results._TOLD}
 OPERATORS = [op for op in op_db if op.name.removeprefix("nn.functional.") in NAMES]
 
@@ -69,12 +72,26 @@ def _of_layers() -> Iterator[tuple[Callable[..., Any], list[Tensor], Any]]:
         return torch.randn(shape, requires_grad=True)
 
     whole, heads = made(2, 3, 5, 4), made(2, 5, 3, 4)
+    weights = (made(6, 3, 3, 3), made(6, 3, 1, 1), made(3, 1, 3, 1), made(6, 1, 3, 3), made(6, 3, 5, 3))
     for kind in (AUTO, STATIC):
         yield lambda x: x**2, [whole], kind
         yield lambda x: x @ x.transpose(-1, -2), [whole], kind
         yield lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True), [whole], kind
         yield lambda x, y: F.scaled_dot_product_attention(x, y, x, dropout_p=0.1, is_causal=True), [whole, whole], kind
         yield lambda x: F.scaled_dot_product_attention(*(x.transpose(1, 2),) * 3, dropout_p=0.1), [heads], kind
+        for weight, image in itertools.product(weights, (whole, made(1, 3, 4, 4), made(2, 1, 5, 4))):
+            for order, (padding, spread) in itertools.product(ORDERS, MARGINS):
+                options = {"padding": padding, "dilation": spread, "groups": image.shape[1] // weight.shape[1] or 1}
+                ordered = [image.contiguous(memory_format=order), weight]
+                yield lambda x, w, options=options: F.conv2d(x, w, **options), ordered, kind
+        yield lambda x, w, b: F.conv2d(x, w, b, padding=1), [whole, weights[0], made(6)], kind
+        for shape, mean in itertools.product(
+            ((7, 3), (2, 3, 5), (2, 3, 5, 4), (2, 3, 1, 5, 4)), ("mean", "sum", "none")
+        ):
+            labels = torch.ones((shape[0], *shape[2:]), dtype=torch.long)
+            yield lambda x, y, mean=mean: F.cross_entropy(x, y, reduction=mean), [made(*shape), labels], kind
+            yield lambda x, mean=mean: F.cross_entropy(x, x.softmax(1), reduction=mean), [made(*shape)], kind
+        yield lambda x, y: F.cross_entropy(x, y), [made(3), torch.tensor(1)], kind
         for mask in ((2, 3, 5, 5), (1, 1, 5, 5), (2, 1, 1, 5)):
             yield lambda x, m: F.scaled_dot_product_attention(x, x, x, m, 0.1), [whole, torch.randn(mask)], kind
 
@@ -104,7 +121,8 @@ def test_results_are_torchs(some: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         except Exception:  # a sample that torch.export refuses
             continue
     assert not wrong, wrong[:4]
-    ours = {f for f in told_results._TOLD if str(f).split(".")[1] in ("matmul", "pow", "scaled_dot_product_attention")}
+    names = ("conv2d", "cross_entropy_loss", "matmul", "pow", "scaled_dot_product_attention")
+    ours = {f for f in told_results._TOLD if str(f).split(".")[1] in names}
     assert told >= (ours if some is _of_layers else set(told_results._TOLD) - ours)
 
 

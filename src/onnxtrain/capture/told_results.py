@@ -116,6 +116,46 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Like |
     return _of_shape(input, *input.shape[:-1], weight.shape[0]) if fits and _is_contiguous(input) else None
 
 
+def _convolution(
+    input: Tensor,
+    weight: Tensor,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Like | None:
+    """Of images whose height and width stay as they are."""
+    if input.dim() != 4 or weight.dim() != 4 or not _are_alike(input, weight, bias):
+        return None
+    channels, sizes = input.shape[1], tuple(weight.shape)
+    if not all(isinstance(size, int) and size > 0 for size in (channels, *sizes)) or sizes[0] % groups:
+        return None
+    fits = channels == sizes[1] * groups and (bias is None or tuple(bias.shape) == sizes[:1])
+    steps, margins, spreads = ((x, x) if isinstance(x, int) else tuple(x) for x in (stride, padding, dilation))
+    spans = zip(steps, margins, spreads, sizes[2:], strict=True)
+    stays = all(step == 1 and 2 * margin == spread * (size - 1) for step, margin, spread, size in spans)
+    if not fits or not stays or not _agree(input.shape, input.shape):
+        return None
+    shape = (input.shape[0], sizes[0], *input.shape[2:])
+    return _of_shape(input, *shape) if _is_contiguous(input) and _is_contiguous(weight) else None
+
+
+def _cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Any = None,
+    reduction: int = 1,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Like | None:
+    """Of classes by their numbers: one number for all."""
+    if weight is not None or reduction == 0 or label_smoothing or not _are_alike(input) or target.dtype != torch.int64:
+        return None
+    fits = input.dim() == target.dim() + 1 > 1 and _agree((input.shape[0], *input.shape[2:]), target.shape)
+    return _of_shape(input) if fits and _agree(input.shape[1:2], input.shape[1:2]) else None
+
+
 def _matmul(input: Tensor, other: Tensor) -> Like | None:
     """Of stacks of matrices, one for one."""
     if not _are_alike(input, other) or input.dim() != other.dim() or input.dim() < 2:
@@ -176,6 +216,8 @@ _TOLD: dict[Any, Callable[..., Like | None]] = {
     ),
     **dict.fromkeys((_ATEN.add.Tensor, _ATEN.div.Tensor, _ATEN.mul.Tensor, _ATEN.sub.Tensor), _combined),
     _ATEN.batch_norm.default: _batch_norm,
+    _ATEN.conv2d.default: _convolution,
+    _ATEN.cross_entropy_loss.default: _cross_entropy,
     _ATEN.dropout.default: _dropout,
     _ATEN.embedding.default: _embedding,
     _ATEN.layer_norm.default: _layer_norm,
