@@ -289,6 +289,9 @@ HOOKS_OF_VIEWS: dict[str, Callable[..., torch.Tensor]] = {
     "transposed": _after(lambda h: h.t().t(), lambda h, v, x: None),
     "of what a call made": lambda h, x, hooked: hooked(torch.inner(h, x)).sin().sum(),
     "of what a call made, changed": lambda h, x, hooked: hooked(torch.inner(h, x)).add_(1).exp().sum(),
+    "of a part, read by strides": lambda h, x, hooked: hooked(h[:, :2]).as_strided((3,), (1,)).sin().sum() + h.sum(),
+    "of the whole, a part read by strides": lambda h, x, hooked: hooked(h)[:, :2].as_strided((2,), (1,)).exp().sum(),
+    "of a part, and of that": lambda h, x, hooked: hooked(hooked(h[1:])[:, :2]).as_strided((2, 1), (1, 1)).exp().sum(),
     "of two parts": lambda h, x, hooked: (
         torch.cat([hooked(p) * n for n, p in enumerate(h.chunk(2, 1))]).sum() + h.sum()
     ),

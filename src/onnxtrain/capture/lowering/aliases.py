@@ -153,21 +153,36 @@ class Aliases:
             memory = self._call(aten.permute.default, (memory, order))
         flat = self._call(aten.reshape.default, (memory, [-1]))
         where = (*self.contents((given["size"], given["stride"])), offset)
+        is_hooked = any(view in self._hooked for view in self._views_above(given["self"]))
+        if is_hooked and not is_detached:
+            flat = self._with_part(flat, given["self"], self._places_of(given["self"], first, order, flat))
         read = self._call(aten.as_strided.default, (flat, *where))
-        if is_detached or is_again or _is_all_of(given["self"], first):
+        if is_detached or is_hooked or is_again or _is_all_of(given["self"], first):
             return read
         own = self._call(aten.as_strided.default, (self._elements_of(given["self"], first, order, flat), *where))
         return self._call(aten.where.self, (own, read, self._call(aten.detach.default, (read,))))
 
+    def _with_part(self, flat: Any, part: Node, places: Any) -> Any:
+        """A memory through which the elements of a part of it alone get gradients, which pass through its hooks."""
+        if 0 in part.meta["val"].stride():  # of elements that are read twice each gets half
+            raise refused_strides()
+        own = self._call(aten.reshape.default, (self.content(part), [-1]))
+        return self._call(aten.index_put.default, (self._call(aten.detach.default, (flat,)), [places], own))
+
     def _elements_of(self, part: Node, first: Node, order: list[int], flat: Any) -> Any:
         """For each element of a memory whether a part of it has it."""
-        count, on = self._writer.count(flat), {"device": first.meta["val"].device}
+        places = self._places_of(part, first, order, flat)
+        on = {"device": first.meta["val"].device}
+        nothing = self._issue(aten.full.default, ([self._writer.count(flat)], False), on)
+        return self._call(aten.index_fill.int_Scalar, (nothing, 0, places, True))
+
+    def _places_of(self, part: Node, first: Node, order: list[int], flat: Any) -> Any:
+        """Where in a memory the elements of a part of it are."""
         axes = [self._writer.sizes(self.content(first))[i] for i in order]
-        places = self._call(aten.reshape.default, (self._issue(aten.arange.default, (count,), on), axes))
+        every = self._issue(aten.arange.default, (self._writer.count(flat),), {"device": first.meta["val"].device})
+        places = self._call(aten.reshape.default, (every, axes))
         numbered = self._numbered(first, self._call(aten.permute.default, (places, inverted(order))))
-        own = self._call(aten.reshape.default, (numbered.content(part), [-1]))
-        nothing = self._issue(aten.full.default, ([count], False), on)
-        return self._call(aten.index_fill.int_Scalar, (nothing, 0, own, True))
+        return self._call(aten.reshape.default, (numbered.content(part), [-1]))
 
     def _numbered(self, first: Node, places: Any) -> Aliases:
         """The same views, of a memory whose elements are their places in it."""
