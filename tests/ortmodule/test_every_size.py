@@ -238,6 +238,31 @@ def test_the_last_of_what_was_rolled_where_there_is_one() -> None:
     compare(WRITTEN["the last of what was rolled"], _lengths((2, 1), (2, 3), (3, 1)))
 
 
+def _numbered(x: Tensor, classes: int) -> Tensor:
+    return F.one_hot(torch.zeros(2, dtype=torch.long), classes).to(x.dtype)
+
+
+LIMITED: dict[str, Callable[[Tensor, Tensor], Any]] = {  # numbers that are the same for all sizes from 2 on
+    "steps": lambda y, x: y.sum() * torch.linspace(0, 1, min(8, 4 * x.shape[1]), dtype=x.dtype),
+    "steps of two sizes": lambda y, x: (
+        y.sum() * torch.linspace(0, 1, min(8, 2 * x.shape[0] * x.shape[1]), dtype=x.dtype)
+    ),
+    "steps by a branch": lambda y, x: y.sum() * torch.linspace(0, 1, 4 if x.shape[1] > 1 else 2, dtype=x.dtype),
+    "classes": lambda y, x: y.sum() * _numbered(x, torch.sym_min(8, 4 * x.shape[1])),
+    "a length": lambda y, x: y.sum() * x.new_ones(max(2, 4 - (x.shape[1] == 1) * 2)),
+    "places": lambda y, x: y.sum() * torch.arange(min(8, 4 * x.shape[1])),
+    "a factor": lambda y, x: y * min(8, 4 * x.shape[1]),
+    "an end": lambda y, x: y.repeat(1, 9, 1)[:, : min(8, 4 * x.shape[1])],
+    "a count of the largest": lambda y, x: y.repeat(1, 9, 1).topk(min(8, 4 * x.shape[1]), 1)[0],
+}
+
+
+@pytest.mark.parametrize("name", LIMITED)
+def test_a_number_that_is_another_for_a_size_of_1(name: str) -> None:
+    for sizes in (((2, 1), (2, 3), (3, 1)), ((2, 3), (2, 1), (1, 1))):
+        compare(LIMITED[name], _lengths(*sizes))
+
+
 class _Fixed(torch.nn.Module):
     """A layer makes the last axis 4 at every size; what is squeezed of it stays."""
 

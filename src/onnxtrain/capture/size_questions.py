@@ -11,6 +11,7 @@ from typing import Any
 
 import sympy
 import torch
+from sympy.logic.boolalg import Boolean
 from torch._export import non_strict_utils
 from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, RuntimeAssert
@@ -85,7 +86,8 @@ def noted_answers(
             return passes
         if (relation := _beyond_ones(question, answer)) is not None:
             asking = _asking(sys._getframe(1)).f_code
-            if _chooses(asking.co_filename) or asking.co_name in _ABOUT_SIZES:
+            is_number = not isinstance(question, Boolean) and asking.co_name not in _ABOUT_MEMORY
+            if is_number or _chooses(asking.co_filename) or asking.co_name in _ABOUT_SIZES:
                 found.add(relation)
         return answer
 
@@ -150,7 +152,7 @@ def _apart(environment: Any, found: set[sympy.Basic]) -> Callable[..., Any]:
             return ask(question, *args, **kwargs)
         with environment.suppress_guards():
             given = ask(question, *args, **kwargs)
-        if isinstance(question, sympy.logic.boolalg.Boolean):
+        if isinstance(question, Boolean):
             found.add(question if given else sympy.Not(question))
         return given
 
