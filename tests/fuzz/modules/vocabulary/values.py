@@ -106,6 +106,9 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         "torch.randn({f}.shape).mul(0).to(REAL) + {0}", "torch.finfo({f}.dtype).eps * {0}",
         "torch.outer(torch.arange({n}).to(REAL), 1.0 / 10 ** (torch.arange(0, 4, 2).to(REAL) / 4))",
         "torch.cartesian_prod(torch.arange({n}), torch.arange(2))", "torch.logspace(0, 1, {n}, dtype=REAL)",
+        "{o} = min({n} * 3, 6)", "{o} = max({n}, 2) - 1", "{o} = 4 if {n} > 1 else 2", "{o} = min({n} + 1, 2)",
+        "{o} = torch.sym_min({n} * {n}, 4)", "{o} = torch.sym_max({n} - 1, 1)", "{o} = 6 // ({n} + 1) + 1",
+        "F.one_hot(torch.zeros(3, dtype=torch.long), {n})", "torch.linspace(0, 1, min({n} * 2, 4), dtype=REAL)",
     ),
     "branches": (
         "{o} = {f} * 2 if {n} == {p} else {0} + 1", "{o} = {f} if {n} != {n} else -{0}",
