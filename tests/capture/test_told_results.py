@@ -84,7 +84,23 @@ def _of_layers() -> Iterator[tuple[Callable[..., Any], list[Tensor], Any]]:
                 options = {"padding": padding, "dilation": spread, "groups": image.shape[1] // weight.shape[1] or 1}
                 ordered = [image.contiguous(memory_format=order), weight]
                 yield lambda x, w, options=options: F.conv2d(x, w, **options), ordered, kind
+        for image, order in itertools.product((whole, made(2, 1, 1, 4)), ORDERS):
+            for sizes in ((2,), ((1, 2), (1, 2)), ((3, 2), (3, 2)), (2, 1, 1), (2, 2, 0, 1, True)):
+                ordered = [image.contiguous(memory_format=order)]
+                yield lambda x, sizes=sizes: F.max_pool2d(x, *sizes), ordered, kind
         yield lambda x, w, b: F.conv2d(x, w, b, padding=1), [whole, weights[0], made(6)], kind
+        for weight, stride in itertools.product((made(3, 2, 2, 2), made(3, 2, 2, 1)), (1, 2, (2, 1))):
+            yield lambda x, w, stride=stride: F.conv_transpose2d(x, w, stride=stride), [whole, weight], kind
+        yield lambda x, w, b: F.conv_transpose2d(x, w, b, 2, groups=3), [whole, made(3, 2, 2, 2), made(6)], kind
+        for dim in (0, 1, -1):
+            yield lambda x, y, dim=dim: torch.cat([x, y * 2, x], dim), [whole, whole], kind
+            yield lambda x, y, dim=dim: torch.cat([x, y], dim), [whole, whole.mT.contiguous().mT], kind
+        yield lambda x, y: torch.cat([x, y, x], 1), [whole, made(2, 1, 5, 4)], kind
+        yield lambda x, y: torch.cat([x, y[:, 1:]], 1), [whole, made(2, 2, 5, 4)], kind
+        yield lambda x: torch.cat([x, x[:0]]), [made(3)], kind
+        yield lambda x, y: torch.cat([x, y]), [whole, torch.randn(0)], kind
+        yield lambda x: F.max_pool2d(x, x.shape[2:]), [whole], kind
+        yield lambda x, w: F.conv2d(x, w, padding=x.shape[1] - 2), [whole, weights[0]], kind
         for shape, mean in itertools.product(
             ((7, 3), (2, 3, 5), (2, 3, 5, 4), (2, 3, 1, 5, 4)), ("mean", "sum", "none")
         ):
@@ -121,7 +137,16 @@ def test_results_are_torchs(some: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         except Exception:  # a sample that torch.export refuses
             continue
     assert not wrong, wrong[:4]
-    names = ("conv2d", "cross_entropy_loss", "matmul", "pow", "scaled_dot_product_attention")
+    names = (
+        "cat",
+        "conv2d",
+        "conv_transpose2d",
+        "max_pool2d",
+        "cross_entropy_loss",
+        "matmul",
+        "pow",
+        "scaled_dot_product_attention",
+    )
     ours = {f for f in told_results._TOLD if str(f).split(".")[1] in names}
     assert told >= (ours if some is _of_layers else set(told_results._TOLD) - ours)
 

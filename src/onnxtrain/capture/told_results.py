@@ -7,6 +7,8 @@ in memory decides on the result's, on contiguous ones. All others are left to to
 from __future__ import annotations
 
 import contextlib
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +17,7 @@ from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.fx.experimental.symbolic_shapes import guard_or_false
+from torch.utils import _pytree as pytree
 
 from onnxtrain.capture.call_forms import unbacked_of
 
@@ -27,7 +30,7 @@ Like = Callable[[], Tensor]  # makes a tensor as the call returns it
 def told(func: Any, args: Sequence[Any], kwargs: Any) -> FakeTensor | None:
     """A tensor like the one that a call returns, without content and recorded by nobody; None where torch is to say."""
     tell = _TOLD.get(func)
-    tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+    tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)] if tell is not None else []
     if tell is None or not all(isinstance(x, FakeTensor) for x in tensors) or _is_autocast(tensors):
         return None
     if unbacked_of(tensors):  # of sizes that content decides torch asks other questions
@@ -126,19 +129,98 @@ def _convolution(
     groups: int = 1,
 ) -> Like | None:
     """Of images whose height and width stay as they are."""
-    if input.dim() != 4 or weight.dim() != 4 or not _are_alike(input, weight, bias):
+    pairs = _pairs(stride, padding, dilation)
+    if pairs is None or weight.dim() != 4:
         return None
-    channels, sizes = input.shape[1], tuple(weight.shape)
-    if not all(isinstance(size, int) and size > 0 for size in (channels, *sizes)) or sizes[0] % groups:
-        return None
-    fits = channels == sizes[1] * groups and (bias is None or tuple(bias.shape) == sizes[:1])
-    steps, margins, spreads = ((x, x) if isinstance(x, int) else tuple(x) for x in (stride, padding, dilation))
-    spans = zip(steps, margins, spreads, sizes[2:], strict=True)
+    spans = zip(*pairs, weight.shape[2:], strict=True)
     stays = all(step == 1 and 2 * margin == spread * (size - 1) for step, margin, spread, size in spans)
-    if not fits or not stays or not _agree(input.shape, input.shape):
+    if not stays or not _is_of_images(input, weight, bias, groups, weight.shape[1] * groups, weight.shape[0]):
         return None
-    shape = (input.shape[0], sizes[0], *input.shape[2:])
-    return _of_shape(input, *shape) if _is_contiguous(input) and _is_contiguous(weight) else None
+    return _of_shape(input, input.shape[0], weight.shape[0], *input.shape[2:])
+
+
+def _transposed_convolution(
+    input: Tensor,
+    weight: Tensor,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Like | None:
+    """Of images, each of whose pixels becomes a block of its own."""
+    pairs = _pairs(stride, padding, output_padding, dilation)
+    if pairs is None or weight.dim() != 4:
+        return None
+    steps, *others = pairs
+    is_by_blocks = others == [(0, 0), (0, 0), (1, 1)] and steps == tuple(weight.shape[2:])
+    made = weight.shape[1] * groups
+    if not is_by_blocks or not _is_of_images(input, weight, bias, groups, weight.shape[0], made):
+        return None
+    sizes = ((size - 1) * step + step for size, step in zip(input.shape[2:], steps, strict=True))
+    return _of_shape(input, input.shape[0], made, *sizes)
+
+
+def _is_of_images(input: Tensor, weight: Tensor, bias: Any, groups: int, read: int, made: int) -> bool:
+    """Whether images are taken by weights that fit, all in their usual order in memory.
+
+    Args:
+        input: the images.
+        weight: the weights.
+        bias: of the channels that are made.
+        groups: of channels.
+        read: how many channels the weights take.
+        made: how many they make.
+    """
+    if input.dim() != 4 or weight.dim() != 4 or not _are_alike(input, weight, bias):
+        return False
+    sizes = (input.shape[1], *weight.shape)
+    if not all(isinstance(size, int) and size > 0 for size in sizes) or weight.shape[0] % groups:
+        return False
+    fits = input.shape[1] == read and (bias is None or tuple(bias.shape) == (made,))
+    return fits and _agree(input.shape, input.shape) and _is_contiguous(input) and _is_contiguous(weight)
+
+
+def _pairs(*given: Any) -> list[tuple[int, int]] | None:
+    """What is given for two axes, where one number is for both; None where a size is among it."""
+    lists = [[value] * 2 if isinstance(value, int | torch.SymInt) else list(value) for value in given]
+    pairs = [tuple(values * 2 if len(values) == 1 else values) for values in lists]
+    return pairs if all(len(pair) == 2 and type(n) is int for pair in pairs for n in pair) else None  # type: ignore[return-value]
+
+
+def _max_pool(
+    input: Tensor, kernel_size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+) -> Like | None:
+    """Of images, by blocks that do not overlap."""
+    pairs = _pairs(kernel_size, stride or kernel_size, padding, dilation)
+    if pairs is None or ceil_mode or input.dim() != 4 or not _are_alike(input):
+        return None
+    sizes, *others = pairs
+    if others != [sizes, (0, 0), (1, 1)]:
+        return None
+    spans = list(zip(input.shape[2:], sizes, strict=True))
+    fits = all(k <= (n if isinstance(n, int) else 2) for n, k in spans)  # a symbol is 2 at least
+    if not fits or not _agree(input.shape, input.shape) or not _is_contiguous(input):
+        return None
+    return _of_shape(input, *input.shape[:2], *((n - k) // k + 1 for n, k in spans))
+
+
+def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Like | None:
+    if len(tensors) < 2 or not _are_alike(*tensors):
+        return None
+    first = tensors[0]
+    if not -first.dim() <= dim < first.dim():
+        return None
+    dim %= first.dim()
+    rest = [[n for axis, n in enumerate(x.shape) if axis != dim] for x in tensors]
+    if not all(_agree(rest[0], other) and _agree(x.shape, x.shape) for x, other in zip(tensors, rest, strict=True)):
+        return None
+    if not all(map(_is_contiguous, tensors)):
+        return None
+    shape = [*first.shape]
+    shape[dim] = functools.reduce(operator.add, (x.shape[dim] for x in tensors))
+    return _of_shape(first, *shape)
 
 
 def _cross_entropy(
@@ -216,13 +298,16 @@ _TOLD: dict[Any, Callable[..., Like | None]] = {
     ),
     **dict.fromkeys((_ATEN.add.Tensor, _ATEN.div.Tensor, _ATEN.mul.Tensor, _ATEN.sub.Tensor), _combined),
     _ATEN.batch_norm.default: _batch_norm,
+    _ATEN.cat.default: _cat,
     _ATEN.conv2d.default: _convolution,
+    _ATEN.conv_transpose2d.input: _transposed_convolution,
     _ATEN.cross_entropy_loss.default: _cross_entropy,
     _ATEN.dropout.default: _dropout,
     _ATEN.embedding.default: _embedding,
     _ATEN.layer_norm.default: _layer_norm,
     _ATEN.linear.default: _linear,
     _ATEN.matmul.default: _matmul,
+    _ATEN.max_pool2d.default: _max_pool,
     _ATEN.scaled_dot_product_attention.default: _attention,
 }
 
