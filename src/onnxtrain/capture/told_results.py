@@ -167,13 +167,13 @@ def _is_of_images(input: Tensor, weight: Tensor, bias: Any, groups: int, read: i
 
     Args:
         input: the images.
-        weight: the weights.
+        weight: the weights, of four axes.
         bias: of the channels that are made.
         groups: of channels.
         read: how many channels the weights take.
         made: how many they make.
     """
-    if input.dim() != 4 or weight.dim() != 4 or not _are_alike(input, weight, bias):
+    if input.dim() != 4 or not _are_alike(input, weight, bias):
         return False
     sizes = (input.shape[1], *weight.shape)
     if not all(isinstance(size, int) and size > 0 for size in sizes) or weight.shape[0] % groups:

@@ -119,10 +119,10 @@ def attentions(graph: ir.Graph, early: set[ir.Value]) -> list[Attention]:
 
 
 def _is_of_one_batch(attention: Attention) -> bool:
-    shaped = [shapes.dims_of(x) for x in (attention.query, attention.key, attention.value, attention.output)]
-    return (
-        all(dims is not None and len(dims) == 4 for dims in shaped) and len({dims[0] for dims in shaped if dims}) == 1
-    )
+    """Whether queries, keys and values are known to be of as many sequences as the result."""
+    given = (attention.query, attention.key, attention.value, attention.output)
+    shaped = [dims for x in given if (dims := shapes.dims_of(x)) is not None and len(dims) == 4]
+    return len(shaped) == len(given) and len({dims[0] for dims in shaped}) == 1
 
 
 def _fused(node: ir.Node, early: set[ir.Value]) -> Attention | None:
