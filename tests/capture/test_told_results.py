@@ -20,7 +20,10 @@ from onnxtrain.capture.recorder import recorder
 
 Tensor = torch.Tensor
 AUTO, STATIC = torch.export.Dim.AUTO, torch.export.Dim.STATIC
-MARGINS = (((1, 1), 1), ((0, 0), 1), ((1, 0), 1), ((2, 2), 2), ((4, 2), 2))  # and how far apart the weights are
+MARGINS = (  # how far apart the weights are, and how far from place to place
+    *(((1, 1), 1, 1), ((0, 0), 1, 1), ((1, 0), 1, 1), ((2, 2), 2, 1), ((4, 2), 2, 1)),
+    *(((1, 1), 1, 2), ((0, 0), 1, (2, 1)), ((2, 3), 1, 1), ((2, 2), 2, 3)),
+)
 ORDERS = (torch.contiguous_format, torch.channels_last)
 NAMES = {str(func).split(".")[1] for func in told_results._TOLD}
 OPERATORS = [op for op in op_db if op.name.removeprefix("nn.functional.") in NAMES]
@@ -80,14 +83,29 @@ def _of_layers() -> Iterator[tuple[Callable[..., Any], list[Tensor], Any]]:
         yield lambda x, y: F.scaled_dot_product_attention(x, y, x, dropout_p=0.1, is_causal=True), [whole, whole], kind
         yield lambda x: F.scaled_dot_product_attention(*(x.transpose(1, 2),) * 3, dropout_p=0.1), [heads], kind
         for weight, image in itertools.product(weights, (whole, made(1, 3, 4, 4), made(2, 1, 5, 4))):
-            for order, (padding, spread) in itertools.product(ORDERS, MARGINS):
-                options = {"padding": padding, "dilation": spread, "groups": image.shape[1] // weight.shape[1] or 1}
+            for order, (padding, spread, step) in itertools.product(ORDERS, MARGINS):
+                options = {"padding": padding, "dilation": spread, "stride": step}
+                options["groups"] = image.shape[1] // weight.shape[1] or 1
                 ordered = [image.contiguous(memory_format=order), weight]
                 yield lambda x, w, options=options: F.conv2d(x, w, **options), ordered, kind
         for image, order in itertools.product((whole, made(2, 1, 1, 4)), ORDERS):
-            for sizes in ((2,), ((1, 2), (1, 2)), ((3, 2), (3, 2)), (2, 1, 1), (2, 2, 0, 1, True)):
+            for sizes in (
+                (2,),
+                ((1, 2), (1, 2)),
+                ((3, 2), (3, 2)),
+                (2, 1, 1),
+                (2, 2, 0, 1, True),
+                (3, 2, 1),
+                (3, 1, 1, 2),
+            ):
                 ordered = [image.contiguous(memory_format=order)]
                 yield lambda x, sizes=sizes: F.max_pool2d(x, *sizes), ordered, kind
+        for image, order in itertools.product((whole, made(2, 1, 1, 4)), ORDERS):
+            ordered = [image.contiguous(memory_format=order)]
+            for options in ({"size": (7, 3)}, {"scale_factor": 2}, {"size": (1, 2), "mode": "bilinear"}):
+                yield lambda x, options=options: F.interpolate(x, **options), ordered, kind
+            for mode in ("nearest", "bilinear"):
+                yield lambda x, mode=mode: F.interpolate(x, (x.shape[2] * 2, x.shape[3]), mode=mode), ordered, kind
         yield lambda x, w, b: F.conv2d(x, w, b, padding=1), [whole, weights[0], made(6)], kind
         for weight, stride in itertools.product((made(3, 2, 2, 2), made(3, 2, 2, 1)), (1, 2, (2, 1))):
             yield lambda x, w, stride=stride: F.conv_transpose2d(x, w, stride=stride), [whole, weight], kind
@@ -146,6 +164,8 @@ def test_results_are_torchs(some: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         "matmul",
         "pow",
         "scaled_dot_product_attention",
+        "upsample_bilinear2d",
+        "upsample_nearest2d",
     )
     ours = {f for f in told_results._TOLD if str(f).split(".")[1] in names}
     assert told >= (ours if some is _of_layers else set(told_results._TOLD) - ours)
@@ -154,6 +174,21 @@ def test_results_are_torchs(some: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 def _form(value: Tensor) -> tuple[Any, ...]:
     sizes = (str(s) for s in (*value.shape, *value.stride(), value.storage_offset()))
     return (*sizes, value.dtype, value.device, value.requires_grad)
+
+
+@pytest.mark.parametrize("name", ["hardsigmoid", "hardswish", "hardtanh", "relu6"])
+def test_in_place(name: str) -> None:
+    """Activations that change each element, of a view and of a whole."""
+
+    def activated(x: Tensor) -> Tensor:
+        made = x * 4
+        getattr(F, name)(made[1:], inplace=True)
+        return getattr(F, name)(made + 1, inplace=True)
+
+    wrapped, eager = pair(Applied(activated).double())
+    for batch in (4, 3, 2):
+        same_step(wrapped, eager, torch.randn(batch, 8, dtype=torch.float64))
+    assert captures(wrapped) == 1
 
 
 @pytest.mark.parametrize("mask", [None, (1, 1), (4, 1), (1, 2), (4, 2)])

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from onnxtrain.capture.call_forms import NUMBERS, Form, anew, form_of, has_content, is_of_form, is_plain, unbacked_of
 from onnxtrain.capture.replaced import replaced
 from onnxtrain.capture.substitutes import substitute
-from onnxtrain.capture.told_results import told
+from onnxtrain.capture.told_results import told, told_in_place
 
 
 @dataclasses.dataclass
@@ -150,7 +150,7 @@ def known_calls() -> Iterator[Count]:
         _, calls = recorders.setdefault(id(mode.tracer), (mode.tracer, _Calls(count)))
         return calls.call(mode, func, pre_dispatch, args, kwargs)
 
-    with replaced((proxy_tensor, "proxy_call", call)):
+    with replaced((proxy_tensor, "proxy_call", call)), told_in_place():
         yield count
 
 

@@ -9,15 +9,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch._decomp import decomposition_table
 from torch._prims_common import suggest_memory_format
+from torch._subclasses.fake_impls import fast_detach
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 from torch.utils import _pytree as pytree
+from torch.utils._sympy.functions import Max
 
 from onnxtrain.capture.call_forms import unbacked_of
 
@@ -35,12 +38,28 @@ def told(func: Any, args: Sequence[Any], kwargs: Any) -> FakeTensor | None:
         return None
     if unbacked_of(tensors):  # of sizes that content decides torch asks other questions
         return None
-    like = tell(*args, **kwargs)
-    if like is None:
-        return None
-    with disable_proxy_modes_tracing(), torch.no_grad():
-        made: Any = like()
+    with disable_proxy_modes_tracing():
+        like = tell(*args, **kwargs)
+        if like is None:
+            return None
+        with torch.no_grad():
+            made: Any = like()
     return made.requires_grad_(any(x.requires_grad for x in tensors) and torch.is_grad_enabled())
+
+
+@contextlib.contextmanager
+def told_in_place() -> Iterator[None]:
+    """Within it what changes each element of a tensor costs what Relu does: torch takes apart the others."""
+    before = {func: decomposition_table[func] for func in _IN_PLACE if func in decomposition_table}
+    decomposition_table.update((func, functools.partial(_changed, way)) for func, way in before.items())
+    try:
+        yield
+    finally:
+        decomposition_table.update(before)
+
+
+def _changed(apart: Callable[..., Tensor], input: Tensor, *numbers: Any, **options: Any) -> Tensor:
+    return _ATEN.relu_.default(input) if input.dtype in _FLOATING else apart(input, *numbers, **options)
 
 
 def _is_autocast(tensors: Sequence[Tensor]) -> bool:
@@ -58,12 +77,23 @@ def _agree(some: Sequence[Any], others: Sequence[Any]) -> bool:
     """Whether sizes are the same, which torch asks too, and none is 0, which many an operator treats in its own way."""
     if len(some) != len(others) or any(isinstance(size, int) and size == 0 for size in (*some, *others)):
         return False
-    with disable_proxy_modes_tracing():
-        return all(guard_or_false(a == b) for a, b in zip(some, others, strict=True))
+    return all(_formula(a) == _formula(b) or guard_or_false(a == b) for a, b in zip(some, others, strict=True))
+
+
+def _formula(size: Any) -> Any:
+    return size.node.expr if isinstance(size, torch.SymInt) else size
 
 
 def _is_contiguous(tensor: Tensor) -> bool:
     """Whether a tensor is so now: that a size is the 1 which makes it so need not hold from then on."""
+    steps: Any = (1,)
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        width, step = _formula(size), _formula(stride)
+        if step not in steps:
+            break
+        steps = (step * width, step * Max(1, width))  # the second is what torch writes
+    else:
+        return True  # as its formulas say, which are asked in a fraction of the time
     environment = next((size.node.shape_env for size in tensor.shape if isinstance(size, torch.SymInt)), None)
     with contextlib.nullcontext() if environment is None else environment.suppress_guards():
         return tensor.is_contiguous()
@@ -77,7 +107,7 @@ def _elementwise(input: Tensor, *numbers: Any, **options: Any) -> Like | None:
     """As the input, where nothing but numbers comes with it."""
     if any(isinstance(x, Tensor) for x in (*numbers, *options.values())) or not _are_alike(input):
         return None
-    return (lambda: torch.empty_like(input)) if _is_contiguous(input) else None
+    return (lambda: fast_detach(input.fake_mode, input)) if _is_contiguous(input) else None
 
 
 def _combined(input: Any, other: Any, **options: Any) -> Like | None:
@@ -128,15 +158,31 @@ def _convolution(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Like | None:
-    """Of images whose height and width stay as they are."""
+    """Of images with margins so wide that there is a place for the weights at every size."""
     pairs = _pairs(stride, padding, dilation)
     if pairs is None or weight.dim() != 4:
         return None
-    spans = zip(*pairs, weight.shape[2:], strict=True)
-    stays = all(step == 1 and 2 * margin == spread * (size - 1) for step, margin, spread, size in spans)
-    if not stays or not _is_of_images(input, weight, bias, groups, weight.shape[1] * groups, weight.shape[0]):
+    if not _is_of_images(input, weight, bias, groups, weight.shape[1] * groups, weight.shape[0]):
         return None
-    return _of_shape(input, input.shape[0], weight.shape[0], *input.shape[2:])
+    sizes = [_places(n, *window) for n, *window in zip(input.shape[2:], weight.shape[2:], *pairs, strict=True)]
+    return None if None in sizes else _of_shape(input, input.shape[0], weight.shape[0], *sizes)
+
+
+def _places(size: Any, window: int, step: int, margin: int, spread: int, smallest: int = 1) -> Any:
+    """How many places a window has on an axis; None where it may be none.
+
+    Args:
+        size: of the axis.
+        window: how many elements it takes.
+        step: from place to place.
+        margin: of the axis, on either side.
+        spread: from one of its elements to the next.
+        smallest: what the size is known to be at least.
+    """
+    beyond = 2 * margin - spread * (window - 1) - 1
+    if margin < 0 or smallest + beyond < 0:
+        return None
+    return size if step == 1 and beyond == -1 else (size + beyond) // step + 1
 
 
 def _transposed_convolution(
@@ -192,18 +238,28 @@ def _pairs(*given: Any) -> list[tuple[int, int]] | None:
 def _max_pool(
     input: Tensor, kernel_size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
 ) -> Like | None:
-    """Of images, by blocks that do not overlap."""
+    """Of images in their usual order in memory."""
     pairs = _pairs(kernel_size, stride or kernel_size, padding, dilation)
     if pairs is None or ceil_mode or input.dim() != 4 or not _are_alike(input):
         return None
-    sizes, *others = pairs
-    if others != [sizes, (0, 0), (1, 1)]:
+    if any(2 * margin > window for window, margin in zip(pairs[0], pairs[2], strict=True)):
         return None
-    spans = list(zip(input.shape[2:], sizes, strict=True))
-    fits = all(k <= (n if isinstance(n, int) else 2) for n, k in spans)  # a symbol is 2 at least
-    if not fits or not _agree(input.shape, input.shape) or not _is_contiguous(input):
+    if not _agree(input.shape, input.shape) or not _is_contiguous(input):
         return None
-    return _of_shape(input, *input.shape[:2], *((n - k) // k + 1 for n, k in spans))
+    smallest = [size if isinstance(size, int) else 2 for size in input.shape[2:]]  # a symbol is 2 at least
+    sizes = [_places(*axis) for axis in zip(input.shape[2:], *pairs, smallest, strict=True)]
+    return None if None in sizes else _of_shape(input, *input.shape[:2], *sizes)
+
+
+def _resized(input: Tensor, output_size: Any, *options: Any) -> Like | None:
+    """Images in their usual order in memory, to sizes that are given."""
+    by_scales = options[-1] is not None
+    if by_scales or output_size is None or len(output_size) != 2 or input.dim() != 4 or not _are_alike(input):
+        return None
+    sizes = (*input.shape, *output_size)
+    if not _agree(sizes, sizes) or any(isinstance(size, int) and size < 0 for size in sizes):
+        return None
+    return _of_shape(input, *input.shape[:2], *output_size) if _is_contiguous(input) else None
 
 
 def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Like | None:
@@ -282,6 +338,9 @@ _TOLD: dict[Any, Callable[..., Like | None]] = {
             _ATEN.cos.default,
             _ATEN.exp.default,
             _ATEN.gelu.default,
+            _ATEN.hardsigmoid.default,
+            _ATEN.hardswish.default,
+            _ATEN.hardtanh.default,
             _ATEN.leaky_relu.default,
             _ATEN.log.default,
             _ATEN.neg.default,
@@ -309,6 +368,9 @@ _TOLD: dict[Any, Callable[..., Like | None]] = {
     _ATEN.matmul.default: _matmul,
     _ATEN.max_pool2d.default: _max_pool,
     _ATEN.scaled_dot_product_attention.default: _attention,
+    **dict.fromkeys((_ATEN.upsample_bilinear2d.vec, _ATEN.upsample_nearest2d.vec), _resized),
 }
 
-__all__ = ["told"]
+_IN_PLACE = (_ATEN.hardsigmoid_.default, _ATEN.hardswish_.default, _ATEN.hardtanh_.default)
+
+__all__ = ["told", "told_in_place"]

@@ -13,7 +13,8 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from onnxtrain.capture.call_forms import Results
+from onnxtrain.capture.call_forms import Results, anew
+from onnxtrain.capture.told_results import told
 
 ORIGINS = "onnxtrain_origins"  # in a call's ``meta``: the operators it came from, the user's first
 _KEPT = ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn")
@@ -113,8 +114,10 @@ class Writer:
         """What a call returns for tensors without content."""
         given, named = values((args, kwargs))
         with self.symbolic():
-            is_operator = isinstance(target, torch._ops.OpOverload)
-            return self._results.of(target, given, named) if is_operator else target(*given, **named)
+            if not isinstance(target, torch._ops.OpOverload):
+                return target(*given, **named)
+            like = told(target, given, named)
+            return self._results.of(target, given, named) if like is None else anew(like)
 
     @contextlib.contextmanager
     def symbolic(self) -> Iterator[None]:

@@ -53,6 +53,18 @@ def rounded_quotient(x, y, rounding_mode=None):
     return floor_divide(x, y) if rounding_mode == "floor" else NotImplemented
 
 
+@translation(aten.hardswish.default)
+def hardswish(x):
+    """One HardSwish."""
+    return op.HardSwish(x)
+
+
+@translation(aten.hardsigmoid.default)
+def hardsigmoid(x):
+    """One HardSigmoid, of torch's slope."""
+    return op.HardSigmoid(x, alpha=1 / 6, beta=0.5)
+
+
 def _alike(x: Any, y: Any) -> tuple[Any, Any, Any]:
     """Operands of one type, of which one may be a number; and that whose type is known."""
     if not isinstance(x, ir.Value) or x.dtype is None:
