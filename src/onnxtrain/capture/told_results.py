@@ -103,7 +103,7 @@ def _of_shape(like: Tensor, *shape: Any) -> Like:
     return lambda: torch.empty(shape, dtype=like.dtype, device=like.device)
 
 
-def _elementwise(input: Tensor, *numbers: Any, **options: Any) -> Like | None:
+def _elementwise(input: Any, *numbers: Any, **options: Any) -> Like | None:
     """As the input, where nothing but numbers comes with it."""
     if any(isinstance(x, Tensor) for x in (*numbers, *options.values())) or not _are_alike(input):
         return None
