@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ from onnxtrain.capture.like_layers import rows_of
 from onnxtrain.capture.looks import Key, Look, content_of, same
 from onnxtrain.capture.reached_code import Named, named_by
 from onnxtrain.capture.rehearsal import Answers, fill_caches, line_that_draws, rehearse
+from onnxtrain.capture.replaced import replaced
 from onnxtrain.capture.replay import Path
 from onnxtrain.capture.rewritten import copies, is_trained_leaf, write_back
 from onnxtrain.capture.schema import Numbers, Schema, arguments_of, flatten, input_names, is_batch
@@ -127,21 +128,14 @@ def _program(
     return program
 
 
-@contextlib.contextmanager
-def _parameters_of_their_own(module: torch.nn.Module) -> Iterator[None]:
+def _parameters_of_their_own(module: torch.nn.Module) -> contextlib.AbstractContextManager[None]:
     """Parameters in the place of plain tensors (``torch.func.functional_call``): torch.export asks for them."""
     tables = [m._parameters for m in module.modules()]
     others = [
         (t, n, p) for t in tables for n, p in t.items() if p is not None and not isinstance(p, torch.nn.Parameter)
     ]
     made = {id(p): torch.nn.Parameter(p.detach(), requires_grad=p.requires_grad) for _, _, p in others}
-    for table, name, tensor in others:
-        table[name] = made[id(tensor)]
-    try:
-        yield
-    finally:
-        for table, name, tensor in others:
-            table[name] = tensor
+    return replaced(*((table, name, made[id(tensor)]) for table, name, tensor in others))
 
 
 def _told_apart(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from onnxtrain.capture.replaced import ABSENT, replaced
 from onnxtrain.capture.source_lines import is_foreign, is_librarys
 
 Attribute: TypeAlias = tuple[type, str]
@@ -19,7 +20,6 @@ OWN = _OWN - {"training"}
 _COLLECTIONS = (list, dict, set, collections.deque)
 NAMESPACES = ("types", "argparse")  # of Python, whose classes are no one's: what is in them counts as read
 _DEPTH = 3  # how deep configuration objects are looked into
-_ABSENT = object()
 
 
 class _Watched:
@@ -27,7 +27,7 @@ class _Watched:
 
     Args:
         name: of the attribute.
-        otherwise: what the class has under this name; ``_ABSENT`` where it has nothing.
+        otherwise: what the class has under this name; ``ABSENT`` where it has nothing.
         tell: is given the owner.
         told: is given an owner whose attribute is set.
         instead: gives what is read, of the owner and the attribute's value.
@@ -49,7 +49,7 @@ class _Watched:
             if self._name in vars(owner):
                 value = vars(owner)[self._name]
                 return value if self._instead is None else self._instead(owner, value)
-        if self._otherwise is _ABSENT:
+        if self._otherwise is ABSENT:
             raise AttributeError(self._name)
         return self._otherwise.__get__(owner, kind) if hasattr(self._otherwise, "__get__") else self._otherwise
 
@@ -62,14 +62,13 @@ class _Watched:
         del vars(owner)[self._name]
 
 
-@contextlib.contextmanager
 def watched(
     kind: type,
     name: str,
     tell: Callable[[Any], None],
     told: Callable[[Any], None] | None = None,
     instead: Callable[[Any, Any], Any] | None = None,
-) -> Iterator[None]:
+) -> contextlib.AbstractContextManager[None]:
     """Within it every read of an attribute is told, and that it is set.
 
     Args:
@@ -79,15 +78,8 @@ def watched(
         told: is given the owner after the attribute is set.
         instead: gives what is read, of the owner and the attribute's value; without it that value.
     """
-    before, otherwise = vars(kind).get(name, _ABSENT), inspect.getattr_static(kind, name, _ABSENT)
-    setattr(kind, name, _Watched(name, otherwise, tell, told, instead))
-    try:
-        yield
-    finally:
-        if before is _ABSENT:
-            delattr(kind, name)
-        else:
-            setattr(kind, name, before)
+    otherwise = inspect.getattr_static(kind, name, ABSENT)
+    return replaced((kind, name, _Watched(name, otherwise, tell, told, instead)))
 
 
 class Reads:

@@ -23,6 +23,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from onnxtrain.capture.layer_values import version_of
 from onnxtrain.capture.python_op import record
+from onnxtrain.capture.replaced import replaced
 from onnxtrain.errors import CaptureError
 
 _LOG = logging.getLogger(__name__)
@@ -146,17 +147,14 @@ def recording(
         return recorder.apply(cls, own, args, kwargs)
 
     token = _RECORDER.set(_Recorder(root, kept, functions, has_gradients))
-    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[method-assign]
     try:
-        with _through_checkpoints():
+        with replaced((torch.autograd.Function, "apply", classmethod(apply))), _through_checkpoints():
             yield
     finally:
-        torch.autograd.Function.apply = original  # type: ignore[method-assign]
         _RECORDER.reset(token)
 
 
-@contextlib.contextmanager
-def _through_checkpoints() -> Iterator[None]:
+def _through_checkpoints() -> contextlib.AbstractContextManager[None]:
     """Within it, checkpoints that are not reentrant only run their function: the graph decides what it keeps."""
     torch_checkpoint = sys.modules[CheckpointFunction.__module__]
     name = "_checkpoint_without_reentrant_generator"
@@ -170,11 +168,7 @@ def _through_checkpoints() -> Iterator[None]:
             with recorder.checkpoint():
                 yield
 
-    setattr(torch_checkpoint, name, through)
-    try:
-        yield
-    finally:
-        setattr(torch_checkpoint, name, original)
+    return replaced((torch_checkpoint, name, through))
 
 
 def _lost(cls: type, cure: str) -> CaptureError:

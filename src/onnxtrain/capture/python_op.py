@@ -22,6 +22,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from onnxtrain.capture.replaced import replaced
 from onnxtrain.capture.supplementary import declared_results, declared_reuse, declares_shapes
 from onnxtrain.errors import CaptureError, OnnxTrainError
 from onnxtrain.ir.python_calls import Place, PythonCall
@@ -176,18 +177,10 @@ def _bare(tensor: torch.Tensor) -> torch.Tensor:
     return torch._from_functional_tensor(tensor.elem)
 
 
-@contextlib.contextmanager
-def _bare_weights(root: torch.nn.Module) -> Iterator[None]:
+def _bare_weights(root: torch.nn.Module) -> contextlib.AbstractContextManager[None]:
     """Let a forward pass that calls modules find weights of the same kind as its arguments."""
     tables = [t for m in root.modules() for t in (m._parameters, m._buffers)]
-    before = [(t, n, v) for t in tables for n, v in t.items() if isinstance(v, FunctionalTensor)]
-    for table, name, value in before:
-        table[name] = _bare(value)  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        for table, name, value in before:
-            table[name] = value  # type: ignore[assignment]
+    return replaced(*((t, n, _bare(v)) for t in tables for n, v in t.items() if isinstance(v, FunctionalTensor)))
 
 
 def _stand_in(tensor: torch.Tensor) -> torch.Tensor:

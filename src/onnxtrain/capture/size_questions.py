@@ -91,13 +91,12 @@ def noted_answers(
                 found.add(relation)
         return answer
 
-    environment.evaluate_expr = note
-    environment.guard_or_defer_runtime_assert = _caught_or_deferred(environment)
-    try:
-        with replaced((symbolic_shapes, "uninteresting_files", _machinery)):  # a guard was asked for there, not here
-            yield
-    finally:
-        del environment.evaluate_expr, environment.guard_or_defer_runtime_assert
+    with replaced(
+        (environment, "evaluate_expr", note),
+        (environment, "guard_or_defer_runtime_assert", _caught_or_deferred(environment)),
+        (symbolic_shapes, "uninteresting_files", _machinery),  # a guard was asked for there, not here
+    ):
+        yield
 
 
 def _caught_or_deferred(environment: Any) -> Callable[..., bool]:
@@ -124,8 +123,7 @@ def _caught_or_deferred(environment: Any) -> Callable[..., bool]:
     return require
 
 
-@contextlib.contextmanager
-def apart_from_memory(environment: Any, found: set[sympy.Basic]) -> Iterator[None]:
+def apart_from_memory(environment: Any, found: set[sympy.Basic]) -> contextlib.AbstractContextManager[None]:
     """Within it answers about how tensors lie in memory are no guards: torch would take them to hold from then on.
 
     A size that is 1 makes a tensor contiguous, say; results are of that size then, whatever it is in the next call.
@@ -134,14 +132,7 @@ def apart_from_memory(environment: Any, found: set[sympy.Basic]) -> Iterator[Non
         environment: of the sizes, torch's; None where all are numbers.
         found: receives what was answered.
     """
-    if environment is None:
-        yield
-        return
-    environment.evaluate_expr = _apart(environment, found)
-    try:
-        yield
-    finally:
-        del environment.evaluate_expr
+    return replaced(*([(environment, "evaluate_expr", _apart(environment, found))] if environment is not None else []))
 
 
 def _apart(environment: Any, found: set[sympy.Basic]) -> Callable[..., Any]:

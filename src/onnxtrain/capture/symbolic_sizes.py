@@ -98,40 +98,26 @@ def _noted_grad_mode(assumed: Assumed) -> contextlib.AbstractContextManager[None
     return replaced((torch, "is_grad_enabled", is_grad_enabled))
 
 
-@contextlib.contextmanager
-def _symbolic_len() -> Iterator[None]:
+def _symbolic_len() -> contextlib.AbstractContextManager[None]:
     """Make ``len(tensor)`` the symbol that ``tensor.shape[0]`` is: of ``__len__`` Python takes numbers only."""
     plain = builtins.len
 
     def symbolic(data: Any) -> Any:
         return data.shape[0] if isinstance(data, torch.Tensor) and data.dim() > 0 else plain(data)
 
-    builtins.len = symbolic
-    try:
-        yield
-    finally:
-        builtins.len = plain
+    return replaced((builtins, "len", symbolic))
 
 
-@contextlib.contextmanager
-def symbolic_numbers(free: Iterable[tuple[str, str]]) -> Iterator[None]:
+def symbolic_numbers(free: Iterable[tuple[str, str]]) -> contextlib.AbstractContextManager[None]:
     """Make ``int(tensor)`` and ``float(tensor)`` symbols: of ``__int__`` and ``__float__`` Python takes numbers only.
 
     Args:
         free: how and where tensors are looked at, ``("__int__", "file:line")``; concerned are the modules of the files.
     """
     wanted = {(place.rpartition(":")[0], NUMBERS[kind]) for kind, place in free if kind in NUMBERS}
-    changed: list[tuple[dict[str, Any], str]] = []
-    for module in list(sys.modules.values()) if wanted else ():
-        for file, number in wanted:
-            if getattr(module, "__file__", None) == file and number.__name__ not in vars(module):
-                vars(module)[number.__name__] = number
-                changed.append((vars(module), number.__name__))
-    try:
-        yield
-    finally:
-        for table, name in changed:
-            del table[name]
+    modules = list(sys.modules.values()) if wanted else []
+    concerned = [(m, number) for m in modules for file, number in wanted if getattr(m, "__file__", None) == file]
+    return replaced(*((m, n.__name__, n) for m, n in concerned if n.__name__ not in vars(m)))
 
 
 class _Watch(TorchFunctionMode):

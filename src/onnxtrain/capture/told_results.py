@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._sympy.functions import Max
 
 from onnxtrain.capture.call_forms import unbacked_of
+from onnxtrain.capture.replaced import replaced
 
 Tensor = torch.Tensor
 _FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -47,15 +48,10 @@ def told(func: Any, args: Sequence[Any], kwargs: Any) -> FakeTensor | None:
     return made.requires_grad_(any(x.requires_grad for x in tensors) and torch.is_grad_enabled())
 
 
-@contextlib.contextmanager
-def told_in_place() -> Iterator[None]:
+def told_in_place() -> contextlib.AbstractContextManager[None]:
     """Within it what changes each element of a tensor costs what Relu does: torch takes apart the others."""
-    before = {func: decomposition_table[func] for func in _IN_PLACE if func in decomposition_table}
-    decomposition_table.update((func, functools.partial(_changed, way)) for func, way in before.items())
-    try:
-        yield
-    finally:
-        decomposition_table.update(before)
+    ways = {func: decomposition_table[func] for func in _IN_PLACE if func in decomposition_table}
+    return replaced(*((decomposition_table, func, functools.partial(_changed, way)) for func, way in ways.items()))
 
 
 def _changed(apart: Callable[..., Tensor], input: Tensor, *numbers: Any, **options: Any) -> Tensor:

@@ -23,6 +23,7 @@ from onnxtrain.capture.library import has_translation
 from onnxtrain.capture.lowering import ORIGINS, Lowering
 from onnxtrain.capture.onnx_graph import TRACED, UntranslatableError, onnx_model
 from onnxtrain.capture.quiet import loggers_at
+from onnxtrain.capture.replaced import ABSENT, replaced
 from onnxtrain.capture.translations import TRANSLATIONS, WHOLE, stays_whole
 from onnxtrain.errors import CaptureError
 
@@ -191,20 +192,13 @@ def _last_line(error: BaseException) -> str:
     return lines[0] if lines else type(cause).__name__
 
 
-@contextlib.contextmanager
-def _without_wrong_references() -> Iterator[None]:
+def _without_wrong_references() -> contextlib.AbstractContextManager[None]:
     """Hide torch's reference of nll_loss from inference of shapes: its reduction is a name, so that a number, which is
     what the operator has, gives a mean (``torch._refs.nn.functional.nll_loss``).
     """
     from torch._decomp import decomposition_table
 
-    target = torch.ops.aten.nll_loss.default
-    hidden = decomposition_table.pop(target, None)
-    try:
-        yield
-    finally:
-        if hidden is not None:
-            decomposition_table[target] = hidden
+    return replaced((decomposition_table, torch.ops.aten.nll_loss.default, ABSENT))
 
 
 @contextlib.contextmanager
