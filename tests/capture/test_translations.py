@@ -89,10 +89,12 @@ CALLS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "put into nothing": lambda x: (
         x.slice_scatter(x[:, :0], 1, 2, 1).slice_scatter(x[:, :0], 1, 9).select_scatter(x[0], 0, -2)
     ),
-    "a squared error": lambda x: F.mse_loss(x, x.detach().cos(), reduction="none") + F.mse_loss(x, x.detach().half()),
+    "a squared error": lambda x: F.mse_loss(x, x.detach().cos(), reduction="none"),
     "products by their axes": lambda x: torch.einsum("bij, bkj", x, x.cos()) + torch.einsum("b...->...", x.sin()).sum(),
     "resized by corners": lambda x: F.interpolate(x[None], scale_factor=2, mode="bilinear", align_corners=True),
 }
+if torch.__version__ >= "2.12":  # eager PyTorch has no gradient of it before
+    CALLS["a squared error of two types"] = lambda x: F.mse_loss(x, x.detach().half()) * x
 
 
 @pytest.mark.parametrize("name", CALLS)

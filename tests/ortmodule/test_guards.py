@@ -278,7 +278,7 @@ def test_nothing_is_skipped_after_many_steps() -> None:
     assert captures(wrapped) == 3
 
 
-def test_what_the_forward_pass_sets_itself_is_no_reason() -> None:
+def test_what_the_forward_pass_sets_once_is_a_reason_once() -> None:
     class Config:
         problem: str | None = None
 
@@ -296,7 +296,7 @@ def test_what_the_forward_pass_sets_itself_is_no_reason() -> None:
     wrapped, eager = pair(Lazy())
     for _ in range(3):
         same_step(wrapped, eager, x())
-    assert captures(wrapped) == 1
+    assert captures(wrapped) == 2, "the second call might go another way, and no more is set then"
 
 
 class Scaled(Net):

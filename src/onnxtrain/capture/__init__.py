@@ -14,11 +14,14 @@ import torch
 from onnxtrain.capture.attribute_reads import (
     OWN,
     are_settings,
+    attribute,
+    attributes_of,
     configurations,
     is_array,
     is_collection,
     is_number,
     is_scalar,
+    may_change,
     owners_of,
 )
 from onnxtrain.capture.autocast import Autocast, device_of, device_types
@@ -29,10 +32,11 @@ from onnxtrain.capture.convert import Refusals, to_graph
 from onnxtrain.capture.descriptions import PLAIN
 from onnxtrain.capture.export import PREFIX, FlatModule, export
 from onnxtrain.capture.given import Change, Given, at, change
-from onnxtrain.capture.left_behind import Kind, Place, Watch, leave, refuse_read
+from onnxtrain.capture.left_behind import Watch, refuse_read
 from onnxtrain.capture.left_outside import LeftOutsideError
 from onnxtrain.capture.like_layers import rows_of
 from onnxtrain.capture.looks import Key, Look, content_of, same
+from onnxtrain.capture.places import Kind, Place, leave
 from onnxtrain.capture.reached_code import Named, named_by
 from onnxtrain.capture.rehearsal import Answers, fill_caches, line_that_draws, rehearse
 from onnxtrain.capture.replaced import replaced
@@ -41,6 +45,7 @@ from onnxtrain.capture.rewritten import copies, is_trained_leaf, write_back
 from onnxtrain.capture.schema import Numbers, Schema, arguments_of, flatten, input_names, is_batch
 from onnxtrain.capture.size_guards import SizeGuards, environment_of, form_of, repeated_among, size_guards
 from onnxtrain.capture.size_questions import apart_from_memory
+from onnxtrain.capture.source_lines import is_foreign, is_librarys
 from onnxtrain.capture.stand_ins import StandIns, with_stand_ins
 from onnxtrain.capture.starts import Start, is_spot_check, start_of
 from onnxtrain.capture.supplementary import register_custom_function_schema_supplementary
@@ -228,6 +233,8 @@ __all__ = [
     "at",
     "capture",
     "change",
+    "attribute",
+    "attributes_of",
     "configurations",
     "content_of",
     "copies",
@@ -238,7 +245,10 @@ __all__ = [
     "is_batch",
     "is_collection",
     "is_number",
+    "is_foreign",
+    "is_librarys",
     "is_scalar",
+    "may_change",
     "is_spot_check",
     "is_trained_leaf",
     "leave",

@@ -6,11 +6,15 @@ import collections
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeAlias
+import numbers
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
+from torch.utils import _pytree as pytree
 
+from onnxtrain.capture.descriptions import PLAIN
 from onnxtrain.capture.replaced import ABSENT, replaced
 from onnxtrain.capture.source_lines import is_foreign, is_librarys
 
@@ -20,6 +24,8 @@ OWN = _OWN - {"training"}
 _COLLECTIONS = (list, dict, set, collections.deque)
 NAMESPACES = ("types", "argparse")  # of Python, whose classes are no one's: what is in them counts as read
 _DEPTH = 3  # how deep configuration objects are looked into
+_MANY = 1000  # items of a collection
+_SIMPLE = frozenset((*PLAIN, torch.dtype, torch.device, torch.Tensor, torch.nn.Parameter, types.FunctionType))
 
 
 class _Watched:
@@ -95,10 +101,10 @@ class Reads:
 
     def __init__(self, module: torch.nn.Module) -> None:
         owners = owners_of(module)
-        kinds = {(type(x), n) for x in owners for n, v in vars(x).items() if n not in _OWN and _may_change(v)}
+        kinds = {(type(x), n) for x in owners for n, v in attributes_of(x).items() if n not in _OWN and _is_watched(v)}
         self._wanted = [(kind, name) for kind, name in kinds if can_be_watched(kind, name)]
         self.set: set[tuple[int, str]] = set()
-        self.found: set[Attribute] = {(kind, name) for kind, name in kinds if kind.__module__ in NAMESPACES}
+        self.found: set[Attribute] = {(k, n) for k, n in kinds if k.__module__ in NAMESPACES or n in slots_of(k)}
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
@@ -111,15 +117,19 @@ class Reads:
 
     def _read(self, attribute: Attribute, owner: Any) -> None:
         name = attribute[1]
-        if (id(owner), name) not in self.set and name in vars(owner) and _may_change(vars(owner)[name]):
+        if (id(owner), name) not in self.set and name in vars(owner):
             self.found.add(attribute)
 
     def _put(self, name: str, owner: Any) -> None:
         self.set.add((id(owner), name))
 
+    def is_read(self, owner: Any, name: str) -> bool:
+        """Whether an attribute was read before it was set."""
+        return (type(owner), name) in self.found
+
     def is_forgotten(self, owner: Any, name: str) -> bool:
         """Whether an attribute was set, and what it was before was not read."""
-        return (id(owner), name) in self.set and (type(owner), name) not in self.found
+        return (id(owner), name) in self.set and not self.is_read(owner, name)
 
 
 def can_be_watched(kind: type, name: str) -> bool:
@@ -149,8 +159,8 @@ def is_collection(value: Any) -> bool:
 
 
 def is_scalar(value: Any) -> bool:
-    """Whether a value is a number or a truth value."""
-    return isinstance(value, int | float)
+    """Whether a value is a number, of Python or of a library, or a truth value."""
+    return isinstance(value, int | float | numbers.Number)
 
 
 def is_number(value: Any) -> bool:
@@ -158,9 +168,17 @@ def is_number(value: Any) -> bool:
     return is_scalar(value) and not isinstance(value, bool)
 
 
-def _may_change(value: Any) -> bool:
+def may_change(value: Any) -> bool:
     """Whether a call may leave something in a value, or another one in its place."""
-    return is_collection(value) or is_scalar(value) or isinstance(value, torch.Tensor)
+    if is_collection(value) or is_scalar(value):
+        return True
+    return any(isinstance(x, torch.Tensor) for x in pytree.tree_leaves(value))
+
+
+def _is_watched(value: Any) -> bool:
+    """Whether reads of a value are told: it may change, or be a function or a constant that a call exchanges."""
+    is_elsewhere = isinstance(value, str | torch.nn.Module | type) or _is_configuration(value)
+    return not is_elsewhere or may_change(value)
 
 
 def is_array(value: Any) -> bool:
@@ -168,22 +186,101 @@ def is_array(value: Any) -> bool:
     return (type(value).__module__, type(value).__name__) == ("numpy", "ndarray")
 
 
-def configurations(tables: Iterable[dict[str, Any]]) -> list[Any]:
-    """The objects that modules hold, and those that these hold: configurations.
+class Item(NamedTuple):
+    """A step from a collection to what it holds."""
+
+    key: Any
+
+    def __str__(self) -> str:
+        return f"[{self.key!r}]"
+
+
+class Settings(NamedTuple):
+    """An object that a part of a module holds.
 
     Args:
-        tables: the attributes of the modules.
+        path: of the part.
+        steps: that lead from the part to the object: names of attributes, and items of collections.
+        owner: the object.
+        table: its attributes.
     """
-    seen: dict[int, Any] = {}
-    level = list(tables)
+
+    path: str
+    steps: tuple[str | Item, ...]
+    owner: Any
+    table: Mapping[str, Any]
+
+
+def settings_of(module: torch.nn.Module) -> list[Settings]:
+    """The objects with attributes that a module's parts hold, and those that these hold: configurations, each once."""
+    parts = ((path, m.__dict__.get("_wrapped", m)) for path, m in module.named_modules())
+    return _settings_in([Settings(path, (), m, m.__dict__) for path, m in parts])
+
+
+def configurations(tables: Iterable[Mapping[str, Any]]) -> list[Any]:
+    """The objects with attributes that tables of attributes hold, and those that these hold."""
+    return [held.owner for held in _settings_in([Settings("", (), None, table) for table in tables])]
+
+
+def _settings_in(level: list[Settings]) -> list[Settings]:
+    found: dict[int, Settings] = {}
     for _ in range(_DEPTH):
-        held = [v for table in level for n, v in table.items() if n not in OWN and _is_configuration(v)]
-        level = [vars(v) for v in {id(v): v for v in held}.values() if id(v) not in seen]
-        seen |= {id(v): v for v in held}
-    return list(seen.values())
+        new: dict[int, Settings] = {}
+        for path, steps, _, table in level:
+            for name, value in may_hold(table):
+                for item, held in ((), value), *items_of(value):
+                    if id(held) not in found and id(held) not in new and _is_configuration(held):
+                        new[id(held)] = Settings(path, (*steps, name, *item), held, attributes_of(held))
+        found |= new
+        level = list(new.values())
+    return list(found.values())
+
+
+def may_hold(table: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """The attributes that can hold something: no plain values, and none that torch's modules have."""
+    return [(n, v) for n, v in table.items() if type(v) not in _SIMPLE and n not in OWN]
+
+
+def items_of(value: Any) -> Iterable[tuple[tuple[Item, ...], Any]]:
+    """What is in a list, tuple or dict, with where; nothing of a large one."""
+    if not isinstance(value, dict | list | tuple) or len(value) > _MANY:
+        return ()
+    pairs = dict.items(value) if isinstance(value, dict) else enumerate(value)
+    return [((Item(key),), held) for key, held in pairs]
+
+
+def owner_at(part: Any, steps: Iterable[str | Item]) -> Any:
+    """The object to which steps lead from a part of a module."""
+    for step in steps:
+        part = part[step.key] if isinstance(step, Item) else attribute(part, step)
+    return part
+
+
+def attributes_of(owner: Any) -> Mapping[str, Any]:
+    """The attributes of an object: its dictionary, or what its class has places for."""
+    slots = slots_of(type(owner))
+    table = getattr(owner, "__dict__", {})
+    return {**{n: getattr(owner, n) for n in slots if hasattr(owner, n)}, **table} if slots else table
+
+
+def attribute(owner: Any, name: str) -> Any:
+    """An attribute as it stands on its owner; None where it is gone."""
+    return attributes_of(owner).get(name)
+
+
+@functools.cache
+def slots_of(kind: type) -> tuple[str, ...]:
+    """The names of the places that a class of nobody's library has for attributes (``__slots__``)."""
+    if issubclass(kind, tuple) or is_foreign(kind.__module__):
+        return ()
+    listed = [vars(c).get("__slots__", ()) for c in kind.__mro__]
+    names = [n for slots in listed for n in ((slots,) if isinstance(slots, str) else slots)]
+    return tuple(n for n in dict.fromkeys(names) if not (n.startswith("__") and n.endswith("__")))
 
 
 def _is_configuration(value: Any) -> bool:
-    if isinstance(value, torch.nn.Module | torch.Tensor | type) or callable(value):
+    if type(value) in _SIMPLE or isinstance(value, torch.nn.Module | torch.Tensor | type):
         return False
-    return isinstance(getattr(value, "__dict__", None), dict)
+    if callable(value) and is_foreign(type(value).__module__):  # a function, and what Python makes of one
+        return False
+    return isinstance(getattr(value, "__dict__", None), dict) or bool(slots_of(type(value)))

@@ -157,7 +157,8 @@ def recording(
 def _through_checkpoints() -> contextlib.AbstractContextManager[None]:
     """Within it, checkpoints that are not reentrant only run their function: the graph decides what it keeps."""
     torch_checkpoint = sys.modules[CheckpointFunction.__module__]
-    name = "_checkpoint_without_reentrant_generator"
+    outer = "_checkpoint_without_reentrant_generator"
+    name = next(n for n in (f"{outer}_impl", outer) if hasattr(torch_checkpoint, n))  # the first from torch 2.15 on
     original = getattr(torch_checkpoint, name)
 
     def through(*args: Any, **kwargs: Any) -> Iterator[None]:

@@ -11,7 +11,7 @@ from onnxtrain.capture.attribute_reads import Attribute
 from onnxtrain.capture.export import FlatModule
 from onnxtrain.capture.found_elsewhere import Borrowed, borrowed_among
 from onnxtrain.capture.given import Change
-from onnxtrain.capture.left_behind import Place
+from onnxtrain.capture.places import Place
 from onnxtrain.capture.replay import Path
 from onnxtrain.capture.rewritten import Rewritten
 from onnxtrain.capture.schema import Schema

@@ -29,8 +29,9 @@ from onnxtrain.capture.given import Change, Given
 from onnxtrain.capture.hidden_changes import Versions
 from onnxtrain.capture.host_random import HostGenerators
 from onnxtrain.capture.known_calls import Count
-from onnxtrain.capture.left_behind import Changes, Place, Watch, names_of, owned_by, plain_tensors
+from onnxtrain.capture.left_behind import Changes, Watch, names_of, owned_by, plain_tensors
 from onnxtrain.capture.left_outside import LeftOutsideError, take_out_of_others, take_out_refused
+from onnxtrain.capture.places import Place
 from onnxtrain.capture.recorder import recorder, recording, take_out_raised
 from onnxtrain.capture.rehearsal import Answers
 from onnxtrain.capture.replay import MoreLooksError, Path, Replay

@@ -8,20 +8,28 @@ matter of a graph, are as after one call.
 from __future__ import annotations
 
 import dataclasses
-import enum
 import functools
-import inspect
 import itertools
 import operator
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from onnxtrain.capture.attribute_reads import Attribute, Reads, can_be_watched, is_number, is_scalar
+from onnxtrain.capture.attribute_reads import (
+    Attribute,
+    Reads,
+    attributes_of,
+    can_be_watched,
+    is_number,
+    is_scalar,
+    settings_of,
+)
+from onnxtrain.capture.held_content import HeldContent
+from onnxtrain.capture.places import LEFT, Kind, Place, line_that_sets, put, take
 from onnxtrain.capture.schema import SYMBOLS, flatten
+from onnxtrain.capture.source_lines import is_librarys
 from onnxtrain.errors import CaptureError, NumberError, SetUpError, UnsupportedDataError
 
 _OWN = frozenset(torch.nn.Module().__dict__)
@@ -31,36 +39,6 @@ _TABLES = frozenset(n for n, v in vars(torch.nn.Module()).items() if isinstance(
     "_modules",
 }
 _ABSENT = object()
-
-
-class Kind(enum.Enum):
-    """How something is left.
-
-    An attribute is set to tensors or to a number, to another constant than it had, or to one where there was none; a
-    buffer is set; a list is extended, or gets another content; entries of a dict are set.
-    """
-
-    SET = "set"
-    FLIP = "flip"
-    MARK = "mark"
-    BUFFER = "buffer"
-    EXTEND = "extend"
-    FILL = "fill"
-    UPDATE = "update"
-
-
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """Where something is left: the path of a submodule, the name of its attribute, and how."""
-
-    path: str
-    name: str
-    kind: Kind
-
-    @property
-    def label(self) -> str:
-        """As the user would write it: ``layers.0.loss``."""
-        return f"{self.path}.{self.name}" if self.path else self.name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,14 +71,17 @@ class Watch:
         self._ignored = _OWN.union(ignored)
         self._module, self._names = module, dict(names or {})
         self._modules = list(module.named_modules())
-        self._attributes = [dict(m.__dict__) for _, m in self._modules]
+        held = [(Place(path, "", Kind.SET, steps), o, table) for path, steps, o, table in settings_of(module)]
+        parts = [(Place(path, "", Kind.SET), m, m.__dict__) for path, m in self._modules]
+        self._owners = [(place, owner, dict(table)) for place, owner, table in (*parts, *held)]  # with what they have
+        self._held = HeldContent(((place, table) for place, _, table in self._owners), self._ignored)
         self._buffers = [dict(m._buffers) for _, m in self._modules]
         self._parts = [tuple(map(dict, _tables_of_parts(m))) for _, m in self._modules]
         self._content = {
-            id(v): (v, v.copy()) for table in self._attributes for n, v in table.items() if _is_collection(n, v)
+            id(v): (v, v.copy()) for _, _, table in self._owners for n, v in table.items() if _is_collection(n, v)
         }
         self._hooks = [
-            (table[n], table[n].copy()) for table in self._attributes for n in _TABLES if table.get(n) is not None
+            (vars(m)[n], vars(m)[n].copy()) for _, m in self._modules for n in _TABLES if vars(m).get(n) is not None
         ]
 
     def changes(self, reads: Reads | None = None) -> Changes:
@@ -114,11 +95,15 @@ class Watch:
             SetUpError: there are layers or parameters that were not there.
         """
         self.refuse_parts()
+        if (changed := self._held.changed()) is not None:
+            raise self._counts(*changed)
+        if reads is not None:
+            self._refuse_iterators(reads)
         buffers: dict[str, torch.Tensor] = {}
         reformed: dict[str, CaptureError] = {}
         left: dict[Place, Any] = {}
         self._names |= names_of(self._module)
-        for (path, module), before, known in zip(self._modules, self._attributes, self._buffers, strict=True):
+        for (path, module), known in zip(self._modules, self._buffers, strict=True):
             prefix = f"{path}." if path else ""
             for name, new in module._buffers.items():
                 old = known.get(name, _ABSENT)
@@ -130,14 +115,30 @@ class Watch:
                 left[Place(path, name, Kind.BUFFER)] = new
                 if isinstance(old, torch.Tensor):
                     reformed[prefix + name] = _reforms(module, prefix + name, old, new)
-            for name, new in module.__dict__.items():
-                if name in self._ignored:
+        for place, owner, before in self._owners:
+            for name, new in attributes_of(owner).items():
+                old = before.get(name, _ABSENT)
+                is_forgotten = reads is not None and reads.is_forgotten(owner, name) and is_scalar(new)
+                if name in self._ignored or (new is old and id(new) not in self._content and not is_forgotten):
                     continue
-                if is_scalar(new) and reads is not None and reads.is_forgotten(module, name):
-                    left[Place(path, name, Kind.SET)] = new  # be it what it was: other calls may set another one
+                own = dataclasses.replace(place, name=name)
+                if is_forgotten:
+                    left[own] = new  # be it what it was: other calls may set another one
                 else:
-                    left |= self._left(module, path, name, before.get(name, _ABSENT), new)
+                    left |= self._left(owner, own, old, new, reads)
         return Changes(buffers, {place: value for place, value in left.items() if _can_be_left(value)}, reformed)
+
+    def _refuse_iterators(self, reads: Reads) -> None:
+        """Raise CaptureError where a call reads an iterator: a graph would not take its next."""
+        for place, owner, table in self._owners:
+            for name, value in table.items():
+                if name not in self._ignored and isinstance(value, Iterator) and reads.is_read(owner, name):
+                    own = dataclasses.replace(place, name=name)
+                    raise CaptureError(
+                        f"the forward pass reads the iterator {own.label}; a graph would not take its next item",
+                        source=self._line(own),
+                        cure="take the item outside of forward, and pass it as an input",
+                    )
 
     def refuse_parts(self) -> None:
         """Raise SetUpError where there are layers or parameters that were not there."""
@@ -149,26 +150,53 @@ class Watch:
         if made:
             module, first = made[0]
             labels = [place.label for _, place in made]
-            raise SetUpError(labels, f"sets {', '.join(labels)}: a layer or a parameter", _line(module, first.name))
+            raise SetUpError(
+                labels, f"sets {', '.join(labels)}: a layer or a parameter", line_that_sets(type(module), first.name)
+            )
 
-    def _left(self, module: torch.nn.Module, path: str, name: str, old: Any, new: Any) -> dict[Place, Any]:
+    def _left(self, owner: Any, place: Place, old: Any, new: Any, reads: Reads | None) -> dict[Place, Any]:
         if new is not old:
             if _is_another_number(old, new):
-                raise _counts(module, Place(path, name, Kind.SET).label, name, old, new)
+                raise self._counts(place, place.label, old, new)
             if (is_number(old) and is_number(new) and old == new) or self._are_the_same_weights(old, new):
                 return {}
-            kind = Kind.SET if _holds_tensors(new) else Kind.MARK if old is _ABSENT else Kind.FLIP
-            return {Place(path, name, kind): new}
+            is_state = reads is not None and old is not _ABSENT and old is not None and reads.is_read(owner, place.name)
+            if is_state and not (_holds_tensors(new) or _can_be_left(new) or _are_equal(old, new)):
+                raise self._is_state(place)
+            is_first = old is _ABSENT or (old is None and is_librarys(type(owner).__module__))
+            kind = Kind.SET if _holds_tensors(new) else Kind.MARK if is_first else Kind.FLIP
+            return {dataclasses.replace(place, kind=kind): new}
         _, content = self._content.get(id(new), (new, None))
         if content is None:
             return {}
         table, now = _entries(content), _entries(new)
         for key in (k for k in table if k in now and _is_another_number(table[k], now[k])):
-            raise _counts(module, f"{Place(path, name, Kind.SET).label}[{key!r}]", name, table[key], now[key])
+            raise self._counts(place, f"{place.label}[{key!r}]", table[key], now[key])
         if isinstance(content, dict):
             changed = {k: v for k, v in new.items() if k not in content or content[k] is not v}
-            return {Place(path, name, Kind.UPDATE): changed} if changed else {}
-        return _left_in_list(Place(path, name, Kind.EXTEND), content, new)
+            return {dataclasses.replace(place, kind=Kind.UPDATE): changed} if changed else {}
+        return _left_in_list(dataclasses.replace(place, kind=Kind.EXTEND), content, new)
+
+    def _counts(self, place: Place, label: str, old: Any, new: Any) -> NumberError:
+        return NumberError(
+            f"the forward pass changes the number {label} from {old} to {new}; a graph would not do so again",
+            source=self._line(place),
+            cure=f"make it a buffer, self.register_buffer({place.name!r}, torch.tensor({old})), or count outside of "
+            f"forward; where nothing is computed from it, Options(ignored_attributes=({place.name!r},))",
+        )
+
+    def _is_state(self, place: Place) -> CaptureError:
+        return CaptureError(
+            f"the forward pass reads {place.label} and sets it to something else; a graph would not do so again",
+            source=self._line(place),
+            cure="set it outside of forward, or let a text tell which it is; where nothing is computed from it, "
+            f"Options(ignored_attributes=({place.name!r},))",
+        )
+
+    def _line(self, place: Place) -> str:
+        """Where code sets an attribute: that of its owner, or of a module that may hold it."""
+        kinds = dict.fromkeys((type(place.owner(self._module)), *(type(m) for _, m in self._modules)))
+        return next(filter(None, (line_that_sets(kind, place.name) for kind in kinds)), "")
 
     def _are_the_same_weights(self, old: Any, new: Any) -> bool:
         """Whether both hold the same of the module's parameters and buffers: the list that recurrent layers keep."""
@@ -179,11 +207,16 @@ class Watch:
     def take_back(self) -> Callable[[], None]:
         """The module as it was; gives back what does again all that was written but for tensors."""
         again: list[Callable[[], None]] = []
-        for (_, module), before in zip(self._modules, self._attributes, strict=True):
-            new = {n: v for n, v in module.__dict__.items() if n not in _OWN and before.get(n, _ABSENT) is not v}
+        for _, owner, before in self._owners:
+            now = dict(attributes_of(owner))
+            new = {n: v for n, v in now.items() if before.get(n, _ABSENT) is not v}
             constants = {n: v for n, v in new.items() if n not in self._ignored and not _holds_tensors(v)}
             if constants:
-                again.append(functools.partial(module.__dict__.update, constants))
+                again.append(functools.partial(put, owner, constants))
+            if new or len(now) != len(before):
+                put(owner, before)
+                take(owner, now.keys() - before.keys())
+        self._held.take_back()
         for table, content in self._hooks:
             if table != content:
                 again.append(functools.partial(_fill, table, table.copy()))
@@ -191,10 +224,7 @@ class Watch:
         for (_, module), before in zip(self._modules, self._parts, strict=True):
             for table, content in zip(_tables_of_parts(module), before, strict=True):
                 _fill(table, content)
-        for (_, module), attributes, buffers in zip(self._modules, self._attributes, self._buffers, strict=True):
-            for name in [n for n in module.__dict__ if n not in attributes]:
-                del module.__dict__[name]
-            module.__dict__.update(attributes)
+        for (_, module), buffers in zip(self._modules, self._buffers, strict=True):
             module._buffers.clear()
             module._buffers.update(buffers)
         for collection, content in self._content.values():
@@ -236,6 +266,13 @@ def _left_in_list(place: Place, content: list[Any], new: list[Any]) -> dict[Plac
     return {dataclasses.replace(place, kind=Kind.FILL): list(new)}
 
 
+def _are_equal(old: Any, new: Any) -> bool:
+    try:
+        return bool(old == new)
+    except Exception:  # what the class of either raises
+        return False
+
+
 def _fill(table: dict[Any, Any], content: Mapping[Any, Any]) -> None:
     table.clear()
     table.update(content)
@@ -262,22 +299,6 @@ def _holds_tensors(value: Any) -> bool:
     return any(isinstance(x, (torch.Tensor, *SYMBOLS)) for x in leaves)
 
 
-def leave(module: torch.nn.Module, places: Iterable[Place], values: Iterable[Any]) -> None:
-    """Put on a module what a call of it leaves there."""
-    for place, value in zip(places, values, strict=True):
-        owner = module.get_submodule(place.path)
-        if place.kind is Kind.EXTEND:
-            getattr(owner, place.name).extend(value)
-        elif place.kind is Kind.FILL:
-            getattr(owner, place.name)[:] = value
-        elif place.kind is Kind.UPDATE:
-            getattr(owner, place.name).update(value)
-        elif place.kind is Kind.BUFFER:
-            owner._buffers[place.name] = value
-        else:
-            owner.__dict__[place.name] = value
-
-
 def refuse_read(
     module: torch.nn.Module, places: Sequence[Place], read: Iterable[torch.Tensor], attributes: Collection[Attribute]
 ) -> None:
@@ -291,7 +312,7 @@ def refuse_read(
     """
     memories = {t.untyped_storage().data_ptr() for t in read if t.numel()}
     for place in (p for p in places if p.kind is not Kind.BUFFER):  # those are inputs of a graph
-        owner = module.get_submodule(place.path)
+        owner = place.owner(module)
         if can_be_watched(type(owner), place.name) and (type(owner), place.name) not in attributes:
             continue
         leaves = pytree.tree_leaves(getattr(owner, place.name, None))
@@ -299,13 +320,13 @@ def refuse_read(
         if any(t.untyped_storage().data_ptr() in memories for t in held):
             raise CaptureError(
                 f"the forward pass reads a tensor of {place.label} and leaves another there: state that is no buffer",
-                source=_line(owner, place.name),
+                source=line_that_sets(type(owner), place.name),
                 cure=f"make it a buffer: self.register_buffer({place.name!r}, ...) with its first content",
             )
 
 
 def _is_collection(name: str, value: Any) -> bool:
-    return name not in _OWN and type(value) in (list, dict)
+    return name not in _OWN and type(value) in LEFT
 
 
 def _is_another_number(old: Any, new: Any) -> bool:
@@ -330,33 +351,6 @@ def _reforms(module: torch.nn.Module, name: str, old: torch.Tensor, new: Any) ->
     return CaptureError(
         f"the forward pass reads and assigns the buffer {name}, a {old.dtype} of {tuple(old.shape)}, "
         f"which becomes {became}",
-        source=_line(module, name.rpartition(".")[2]),
+        source=line_that_sets(type(module), name.rpartition(".")[2]),
         cure="keep its shape and type, or keep it outside of the module and pass it as an input",
     )
-
-
-def _counts(module: torch.nn.Module, label: str, name: str, old: Any, new: Any) -> NumberError:
-    return NumberError(
-        f"the forward pass changes the number {label} from {old} to {new}; a graph would not do so again",
-        source=_line(module, name),
-        cure=f"make it a buffer, self.register_buffer({name!r}, torch.tensor({old})), or count outside of forward; "
-        f"where nothing is computed from it, Options(ignored_attributes=({name!r},))",
-    )
-
-
-def _line(module: torch.nn.Module, name: str) -> str:
-    """Where the code of a module's class sets an attribute; empty where that is not found."""
-    pattern = re.compile(rf"\.{re.escape(name)}(\[[^]]*\])?\s*([-+*/@|&]|//|\*\*)?=[^=]")
-    return next((f"{file}:{line}" for file, line, text in _code(type(module)) if pattern.search(text)), "")
-
-
-def _code(kind: type) -> Iterator[tuple[str, int, str]]:
-    """The lines of a class's methods but for its constructor, with their places."""
-    methods: list[Callable[..., Any]] = [f for n, f in vars(kind).items() if inspect.isfunction(f) and n != "__init__"]
-    for method in methods:
-        try:
-            lines, first = inspect.getsourcelines(method)
-        except (OSError, TypeError):
-            continue
-        for offset, text in enumerate(lines):
-            yield method.__code__.co_filename, first + offset, text

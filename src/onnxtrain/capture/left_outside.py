@@ -92,6 +92,8 @@ def _is_made_of_sizes(node: torch.fx.Node) -> bool:
     while waiting:
         now = waiting.pop()
         is_random = torch.Tag.nondeterministic_seeded in getattr(now.target, "tags", ())
+        if now._erased:  # nothing in the graph reads it, and what it was made of is not known any longer
+            return False
         if is_random or (now.op == "placeholder" and isinstance(now.meta.get("val"), torch.Tensor)):
             return False
         before = () if now.target is torch.ops.aten.sym_size.int else now.all_input_nodes

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from onnxtrain.capture.attribute_reads import are_settings, configurations, owners_of
+from onnxtrain.capture.attribute_reads import are_settings, attributes_of, configurations, owners_of
 from onnxtrain.capture.descriptions import PLAIN
 from onnxtrain.capture.source_lines import codes_within, is_foreign, is_librarys, is_users
 
@@ -54,7 +54,7 @@ def named_by(module: torch.nn.Module) -> list[Named]:
         module: the module.
     """
     owners = owners_of(module)
-    walk = _Walk(list(map(vars, owners)))
+    walk = _Walk(list(map(attributes_of, owners)))
     for owner in owners:
         walk.see(type(owner))
         if isinstance(owner, torch.nn.Module):
@@ -152,7 +152,7 @@ class _Walk:
             self._name(inner, value.__name__ if is_module else home, f"{named.label}.", rest)
         elif are_settings(value) and not is_librarys(home):
             for held in configurations([{named.label: value}]):  # code has it as a whole
-                read = functools.partial(getattr, held, "__dict__", None)
+                read = functools.partial(attributes_of, held)
                 self._found.setdefault((id(held), ""), Named(f"what is in {named.label}", read))
 
 

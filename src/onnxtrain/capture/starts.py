@@ -17,7 +17,7 @@ from onnxtrain.capture.cache import START, GraphCache, versions
 from onnxtrain.capture.captured import Captured, Traced
 from onnxtrain.capture.descriptions import Describer
 from onnxtrain.capture.given import Change
-from onnxtrain.capture.left_behind import Place
+from onnxtrain.capture.places import Place
 from onnxtrain.capture.readings import Reading, UnreadableError, ambient, digest_of_files, reading
 from onnxtrain.capture.rewritten import Rewritten
 from onnxtrain.capture.schema import Schema, flatten

@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 import collections
-import copy
 import functools
 import operator
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from onnxtrain.capture import OWN, PLAIN, Captured, Named, are_settings, is_array, is_collection, owners_of
+from onnxtrain.capture import (
+    OWN,
+    PLAIN,
+    Captured,
+    Kind,
+    Named,
+    are_settings,
+    attribute,
+    attributes_of,
+    is_array,
+    is_collection,
+    is_foreign,
+    is_librarys,
+    owners_of,
+)
+from onnxtrain.ortmodule.values import BY_VALUE, Same, is_compared, told_apart
 
 _COLLECTIONS = (list, tuple, dict, set, frozenset, collections.deque)
-_BY_VALUE = frozenset((*PLAIN, torch.dtype, torch.device))
 _LARGEST = 1000  # values of a collection; of a larger one their number is compared
 _LARGEST_ARRAY = 1 << 16  # bytes; of a larger one type and sizes are compared
+
+
+_Key = tuple[type, str, int]  # class of an owner, name of its attribute, identity of the owner
 
 
 class Contents:
@@ -34,20 +50,15 @@ class Contents:
         self._frozen = [self._as_it_is(value) for value in self._values]
 
     def _remember(self, values: list[Any]) -> None:
-        """What is compared first: values by identity, then what is in collections, of plain values by a copy."""
-        self._values, held = values, list(self._collections_in(values))
-        plain = [c for c in held if _is_plain(c)]
-        self._plain, self._copies = plain, list(map(copy.copy, plain))
-        self._others = [(c, _children(c)) for c in held if not _is_plain(c)]
+        """What is compared first: values by identity, then what is in collections."""
+        self._values = values
+        self._inner = [(held, _children(held)) for held in self._collections_in(values)]
 
     def are_the_same(self) -> bool:
         """Whether all values, and what is in them, are what they were."""
-        now = [read() for _, read in self._named]
-        if (
-            all(map(operator.is_, now, self._values))
-            and all(map(operator.eq, self._plain, self._copies))
-            and all(_are_the_same(_children(c), before) for c, before in self._others)
-        ):
+        now = [named.read() for named in self._named]
+        is_same = all(map(operator.is_, now, self._values))
+        if is_same and all(_are_the_same(_children(held), before) for held, before in self._inner):
             return True
         if list(map(self._as_it_is, now)) != self._frozen:
             return False
@@ -74,15 +85,15 @@ class Contents:
 
     def _as_it_is(self, value: Any, seen: dict[int, int] | None = None) -> Any:
         """A value now: equal to one of the same content."""
-        if type(value) in _BY_VALUE:
-            return type(value), value
+        if type(value) in BY_VALUE or isinstance(value, Same):
+            return value if isinstance(value, Same) else told_apart(value)
         if not self._has_content(value, is_named=seen is None):
-            return _Same(value)
+            return Same(value)
         seen = {} if seen is None else seen
         if id(value) in seen:
-            return _Same, seen[id(value)]
+            return Same, seen[id(value)]
         seen[id(value)] = len(seen)
-        own = _Same(value) if isinstance(value, torch.nn.Module) else type(value)
+        own = Same(value) if isinstance(value, torch.nn.Module) else type(value)
         return own, [self._as_it_is(child, seen) for child in _children(value)]
 
     def _collections_in(self, values: Sequence[Any], seen: dict[int, Any] | None = None) -> Iterator[Any]:
@@ -108,31 +119,56 @@ def collections_read(module: torch.nn.Module, captured: Captured) -> list[Named]
         module: the module.
         captured: the call.
     """
-    left = {(id(vars(module.get_submodule(place.path))), place.name) for place in captured.left}
-    tables = [(type(owner), vars(owner)) for owner in owners_of(module)]
-    found = [(kind, name, t) for kind, name in captured.read for k, t in tables if k is kind and name in t]
-    return [
-        Named(f"{kind.__name__}.{name}", functools.partial(table.get, name))
-        for kind, name, table in found
-        if (id(table), name) not in left and is_collection(table[name])
-    ]
+    left = {(id(place.owner(module)), place.name): place for place in captured.left}
+    made = captured.outputs.restore([Same(None)] * captured.outputs.tensors) if left else ((), (), ())
+    constants = dict(zip(captured.left, made[1], strict=True))  # in the places of tensors something else
+    found = []
+    for owner in owners_of(module):
+        for name, value in attributes_of(owner).items():
+            if (type(owner), name) not in captured.read or not is_collection(value):
+                continue
+            place, label = left.get((id(owner), name)), f"{type(owner).__name__}.{name}"
+            if place is None:
+                found.append(Named(label, functools.partial(attribute, owner, name)))
+            elif place.kind in (Kind.FILL, Kind.UPDATE):  # a constant may be read before it is another
+                keys = [k for k, v in _pairs(constants[place]) if type(v) in BY_VALUE]
+                found.append(Named(label, functools.partial(_part, owner, name, keys)))
+    return found
 
 
-class _Same:
-    """Something that is equal to itself alone."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self._value is other._value
-
-    __hash__ = None  # type: ignore[assignment]
+def _part(owner: Any, name: str, keys: Sequence[Any]) -> list[Any]:
+    """Some of what is in a list or dict."""
+    held = dict(_pairs(attribute(owner, name)))
+    return [held.get(key) for key in keys]
 
 
-def _is_plain(value: Any) -> bool:
-    """Whether a collection can be compared with a copy of it."""
-    return type(value) in _COLLECTIONS and all(type(child) in _BY_VALUE for child in _children(value))
+def _pairs(held: Any) -> Iterable[tuple[Any, Any]]:
+    return held.items() if isinstance(held, dict) else enumerate(held)
+
+
+def settled(module: torch.nn.Module) -> dict[_Key, Hashable]:
+    """What the attributes are by class, name and owner; those of libraries' classes are set once, and left out."""
+    return {
+        (type(owner), name, id(owner)): told_apart(value)
+        for owner in owners_of(module)
+        if is_foreign(home := type(owner).__module__) or not is_librarys(home)
+        for name, value in attributes_of(owner).items()
+        if name not in OWN and is_compared(value)
+    }
+
+
+def settles(before: dict[_Key, Hashable], module: torch.nn.Module, read: Collection[tuple[type, str]]) -> bool:
+    """Whether a call set an attribute that it read, or that was not there: the next one may go another way.
+
+    Args:
+        before: the attributes as they were (``settled``).
+        module: the module.
+        read: the attributes that the call read, by class and name.
+    """
+    now = settled(module)
+    changed = [key for key, told in before.items() if now.get(key, told) != told]
+    owners = {owner for _, _, owner in before}
+    return any(key[:2] in read for key in changed) or any(key not in before and key[2] in owners for key in now)
 
 
 def _children(value: Any) -> list[Any]:
@@ -141,8 +177,8 @@ def _children(value: Any) -> list[Any]:
         return [x for part in value.modules() for x in _state_of(part)]
     if is_array(value):
         return [value.dtype.str, *value.shape, value.tobytes() if value.nbytes <= _LARGEST_ARRAY else None]
-    if not isinstance(value, _COLLECTIONS):  # an object; not those that it has
-        return [x for n, v in vars(value).items() if not are_settings(v) for x in (n, v)]
+    if not isinstance(value, _COLLECTIONS):  # an object; those that it has are only told apart
+        return [x for n, v in attributes_of(value).items() for x in (n, Same(v) if are_settings(v) else v)]
     if len(value) > _LARGEST:
         return [len(value)]
     if isinstance(value, dict):
@@ -154,9 +190,15 @@ def _state_of(module: torch.nn.Module) -> Iterator[Any]:
     """The mode of a module, its parameters and buffers, and its attributes that are plain values."""
     yield module.training
     yield from (*module._parameters.values(), *module._buffers.values())
-    yield from (v for n, v in vars(module).items() if n not in OWN and type(v) in _BY_VALUE)
+    yield from (v for n, v in vars(module).items() if n not in OWN and type(v) in BY_VALUE)
 
 
 def _are_the_same(now: Sequence[Any], before: Sequence[Any]) -> bool:
-    pairs = zip(now, before, strict=False)
-    return len(now) == len(before) and all(a is b or (type(a) in _BY_VALUE and a == b) for a, b in pairs)
+    if len(now) != len(before):
+        return False
+    pairs = zip(now, before, strict=True)
+    return all(map(operator.is_, now, before)) or all(a is b or _are_equal(a, b) for a, b in pairs)
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    return one == other if isinstance(one, Same) else type(one) in BY_VALUE and told_apart(one) == told_apart(other)

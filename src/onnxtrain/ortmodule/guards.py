@@ -6,8 +6,8 @@ What a graph depends on is read in lists that C code compares: tens of microseco
 from __future__ import annotations
 
 import dataclasses
-import enum
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -22,17 +22,23 @@ from onnxtrain.capture import (
     Kind,
     Numbers,
     Schema,
+    attribute,
+    attributes_of,
     configurations,
     device_types,
     flatten,
-    is_scalar,
-    is_trained_leaf,
+    may_change,
 )
-from onnxtrain.ir import shapes
+from onnxtrain.ortmodule.values import is_compared, is_immutable, shown, told_apart
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, enum.Enum)
-_BLIND = (torch.nn.Linear, torch.nn.Identity, torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential)
+_BLIND = {
+    torch.nn.Linear: ("in_features", "out_features"),
+    torch.nn.Identity: (),
+    torch.nn.ModuleList: (),
+    torch.nn.ModuleDict: (),
+    torch.nn.Sequential: (),
+}  # and their own attributes: nothing depends on them
 _PARTS = ("dtypes", "constant tensors", "devices", "what is in a list or dict")
 _STAMPS = frozenset(("architectures", "dtype"))  # save_pretrained writes them; dtypes of parameters are compared anyway
 
@@ -72,11 +78,20 @@ class _Structure(NamedTuple):
     generation: int  # how often an attribute was set that cannot be compared
 
 
+class _Found(NamedTuple):
+    """What a module is at one time: its structure, the values of its attributes by owner, and ``_PARTS``."""
+
+    structure: _Structure
+    values: Sequence[Sequence[Any]]
+    rest: tuple[Sequence[Any], ...]
+
+
 class Inspector:
     """Reads of a module and a call what decides which graph serves it.
 
-    Watched are: the submodules and parameters there are; the modes; plain attributes of modules and of the
-    configuration objects they hold; tensors that are attributes but not buffers; hooks; dtypes and devices.
+    Watched are: the submodules and parameters there are; the modes; attributes of modules and of the configuration
+    objects they hold, tensors that are no buffers among them; hooks; dtypes and devices. What is in lists and dicts is
+    compared where it is read (``contents``).
 
     Args:
         module: the user's module.
@@ -85,13 +100,14 @@ class Inspector:
 
     def __init__(self, module: torch.nn.Module, ignored: Collection[str] = ()) -> None:
         self.module, self._ignored = module, frozenset(ignored)
-        self._states: dict[Hashable, int] = {}
-        self._last: list[Any] = []
+        self._states: dict[_Found, int] = {}
+        self._last: _Found | None = None
+        self._told: tuple[tuple[Hashable, ...], ...] = ()  # what was told of its values
         self._state = -1
         self._generation = 0
         self._left: set[tuple[int, str]] = set()
         self._read: set[tuple[type, str]] = set()
-        self._filled: list[tuple[dict[str, Any], str]] = []  # lists and dicts of which a call leaves more
+        self._filled: list[tuple[Any, str]] = []  # lists and dicts of which a call leaves more
         self._flat: dict[tuple[str, ...], tuple[Schema, list[str]]] = {}
         self._device_types = device_types()
         self._may_move = len(self._device_types) > 1
@@ -137,28 +153,33 @@ class Inspector:
             or not _same(self._tables, self._known_tables)
         ):
             self._watch()
-        found = self._found()
-        if not _same(found, self._last):
-            if not all(map(_is_comparable, found[1])):  # an attribute became a list or a tensor
+        try:
+            found = self._found()
+        except KeyError:  # one attribute is gone, and there is another
+            self._watch()
+            found = self._found()
+        if not _are_the_same(found, self._last):
+            if self._last is not None and _has_other_parts(found, self._last):
                 self._watch()
                 found = self._found()
-            frozen = tuple(tuple(part) if isinstance(part, list) else part for part in found)
-            self._last, self._state = found, self._states.setdefault(frozen, len(self._states))
+            told = _told(found, self._last, self._told)
+            frozen = found._replace(values=told, rest=tuple(map(tuple, found.rest)))
+            self._last, self._told, self._state = found, told, self._states.setdefault(frozen, len(self._states))
         return self._state
 
-    def _found(self) -> list[Any]:
-        """What the module is now: its structure, then values of attributes and ``_PARTS``."""
-        values = [read(table) for read, table in self._reads]
+    def _found(self) -> _Found:
+        """What the module is now."""
         types = [p.dtype for p in self._owned]
-        return [self._structure, values, types, self._tensors(), self._devices(), self._content()]
+        rest = types, self._tensors(), self._devices(), self._content()
+        return _Found(self._structure, [read() for read in self._reads], rest)
 
     def _tensors(self) -> list[Hashable]:
         """Tensors that became constants of the graph: which ones, and how often they were modified."""
-        return [(id(t), t._version) for t in (d.get(n) for d, n in self._constants) if isinstance(t, torch.Tensor)]
+        return [(id(t), t._version) for t in (read() for read in self._constants) if isinstance(t, torch.Tensor)]
 
     def _content(self) -> list[Hashable]:
         """What a call may ask of what it extends: whether there is something in a list, the keys of a dict."""
-        found = (table.get(name) for table, name in self._filled)
+        found = itertools.starmap(attribute, self._filled)
         return [tuple(held) if isinstance(held, dict) else bool(held) for held in found]
 
     def _devices(self) -> list[torch.device]:
@@ -178,19 +199,22 @@ class Inspector:
         self._known_tables = [dict(t) for t in self._tables]
         self._empty = [t[kind] for t in tables for kind in ("_modules", "_parameters", "_buffers") if not t[kind]]
         self._owned = [p for t in self._tables for p in t.values() if p is not None]
-        owners = [m for m in modules if type(m) not in _BLIND]
+        owners = [m for m in modules if not _is_blind(m)]
         hooks = [t[name] for t in tables[1:] for name in _HOOKS]  # the root's own run outside the graph
-        self._sized = [*map(vars, owners), *(h for h in hooks if h)]
+        settings = configurations(tables)
+        self._sized = [*tables, *map(_table_of, settings), *(h for h in hooks if h)]
         self._sizes = list(map(len, self._sized))
         self._hook_count = RemovableHandle.next_id  # torch counts every hook that is registered anywhere
-        held = [(m, n) for m in modules for n, v in vars(m).items() if isinstance(v, torch.Tensor) and n not in OWN]
-        self._constants = [(vars(m), n) for m, n in held if not self._is_only_left(m, n)]
-        watched = [*owners, *configurations(tables)]
-        labels = [tuple(n for n, v in vars(w).items() if self._is_watched(w, n, v)) for w in watched]
-        self._reads = [(operator.itemgetter(*n), vars(w)) for n, w in zip(labels, watched, strict=True) if n]
+        watched = [*owners, *settings]
+        held = [(w, n) for w in (*modules, *settings) for n, v in attributes_of(w).items() if _is_kept(n, v)]
+        self._constants = [functools.partial(attribute, w, n) for w, n in held if not self._is_only_left(w, n)]
+        labels = [tuple(n for n, v in attributes_of(w).items() if self._is_watched(w, n, v)) for w in watched]
+        self._reads = [_reader(w, n) for n, w in zip(labels, watched, strict=True) if n]
         self._labels = [n for n in labels if n]
         kinds = tuple((type(m), tuple(m._parameters), tuple(m._buffers)) for m in modules)
-        kinds += tuple(n for t in tables for n in t if (id(t), n) in self._left and t[n] is not None)
+        kinds += tuple(
+            n for w in watched for n, v in attributes_of(w).items() if (id(w), n) in self._left and v is not None
+        )
         live = tuple(tuple(n for n, hook in h.items() if not getattr(hook, "is_over", False)) for h in hooks if h)
         shapes, classes = tuple(p.shape for p in self._owned), tuple(map(_class_of, self._owned))
         self._structure = _Structure(
@@ -206,11 +230,11 @@ class Inspector:
         if not captured.left and not self._left:
             return
         for place in captured.left:
-            table = vars(self.module.get_submodule(place.path))
+            owner = place.owner(self.module)
             if place.kind is Kind.SET:
-                self._left.add((id(table), place.name))
-            elif place.kind is Kind.UPDATE or (place.kind is Kind.EXTEND and not table[place.name]):
-                self._filled.append((table, place.name))
+                self._left.add((id(owner), place.name))
+            elif place.kind is Kind.UPDATE or (place.kind is Kind.EXTEND and not attribute(owner, place.name)):
+                self._filled.append((owner, place.name))
         self._watch()
 
     def touch(self, name: str, value: Any) -> None:
@@ -220,41 +244,66 @@ class Inspector:
         """
         if isinstance(value, torch.nn.Module | torch.nn.Parameter):
             return
-        if name not in self._ignored and not _is_comparable(value):
+        if name not in self._ignored and not is_compared(value):
             self._generation += 1
             self._watch()
 
     def _is_watched(self, owner: Any, name: str, value: Any) -> bool:
         """Whether an attribute of a module or of a configuration is compared."""
-        if name in OWN or name in self._ignored or name in _stamps(owner) or not _is_comparable(value):
+        if name in OWN or name in self._ignored or name in _stamps(owner) or not is_compared(value):
             return False
-        return not (is_scalar(value) and self._is_only_left(owner, name))
+        return not (may_change(value) and self._is_only_left(owner, name))
 
     def _is_only_left(self, owner: Any, name: str) -> bool:
         """Whether graphs set an attribute and none of them reads it."""
-        return (id(vars(owner)), name) in self._left and (type(owner), name) not in self._read
+        return (id(owner), name) in self._left and (type(owner), name) not in self._read
 
     def changes(self, first: int, second: int) -> list[str]:
         """What differs between two states of the module, for a person to read."""
         known = {number: frozen for frozen, number in self._states.items()}
         a, b = known[first], known[second]
-        assert isinstance(a, tuple) and isinstance(b, tuple)
-        if a[0] != b[0]:
-            other = [name for name, x, y in zip(_Structure._fields, a[0], b[0], strict=True) if x != y]
-            return [f"the module was altered: other {', '.join(other)}"]
-        found = [name for name, x, y in zip(_PARTS, a[2:], b[2:], strict=True) if x != y]
-        return [f"its {name} changed" for name in found] + list(self._changed_values(a[0].labels, a[1], b[1]))
+        if a.structure != b.structure:
+            pairs = zip(_Structure._fields, a.structure, b.structure, strict=True)
+            return [f"the module was altered: other {', '.join(name for name, x, y in pairs if x != y)}"]
+        found = [name for name, x, y in zip(_PARTS, a.rest, b.rest, strict=True) if x != y]
+        return [f"its {name} changed" for name in found] + list(_changed_values(a, b))
 
-    @staticmethod
-    def _changed_values(labels: Sequence[tuple[str, ...]], old: Sequence[Any], new: Sequence[Any]) -> Iterator[str]:
-        told: set[str] = set()
-        for names, x, y in zip(labels, old, new, strict=True):
-            pairs = [(names[0], x, y)] if len(names) == 1 else zip(names, x, y, strict=True)
-            for name, before, after in pairs:
-                text = f"attribute {name} was {before!r} and is {after!r}"
-                if before != after and text not in told:
-                    told.add(text)
-                    yield text
+
+def _changed_values(old: _Found, new: _Found) -> Iterator[str]:
+    told: set[str] = set()
+    for names, x, y in zip(old.structure.labels, old.values, new.values, strict=True):
+        for name, before, after in zip(names, x, y, strict=True):
+            text = f"attribute {name} was {shown(before)} and is {shown(after)}"
+            if before != after and text not in told:
+                told.add(text)
+                yield text
+
+
+def _are_the_same(found: _Found, known: _Found | None) -> bool:
+    """Whether nothing is another: of attributes not even one that is equal."""
+    if known is None or found.structure is not known.structure:
+        return False
+    chain = itertools.chain.from_iterable
+    return all(map(operator.is_, chain(found.values), chain(known.values))) and found.rest == known.rest
+
+
+def _told(
+    found: _Found, known: _Found | None, told: tuple[tuple[Hashable, ...], ...]
+) -> tuple[tuple[Hashable, ...], ...]:
+    """What tells the values of attributes apart, by owner; of an owner that is as it was, what was told of it."""
+    if known is None or found.structure is not known.structure:
+        return tuple([tuple(map(told_apart, values)) for values in found.values])
+    triples = zip(found.values, known.values, told, strict=True)
+    return tuple([t if all(map(operator.is_, a, b)) else tuple(map(told_apart, a)) for a, b, t in triples])
+
+
+def _has_other_parts(found: _Found, known: _Found) -> bool:
+    """Whether something is another that has, or had, more to be watched than itself."""
+    if found.structure is not known.structure:
+        return False  # it was looked through
+    pairs = zip(itertools.chain.from_iterable(found.values), itertools.chain.from_iterable(known.values), strict=True)
+    changed = [x for pair in pairs if pair[0] is not pair[1] for x in pair]
+    return not all(map(is_immutable, changed)) or len(found.rest[1]) != len(known.rest[1])
 
 
 def _same(found: Sequence[Any], known: Sequence[Any]) -> bool:
@@ -265,11 +314,30 @@ def _same(found: Sequence[Any], known: Sequence[Any]) -> bool:
         return False
 
 
-def _is_comparable(value: Any) -> bool:
-    """Whether values of this type can be compared and hashed without surprise: plain ones, or by identity."""
-    if isinstance(value, tuple):
-        return all(map(_is_comparable, value))
-    return isinstance(value, _PLAIN) or type(value).__eq__ is object.__eq__
+def _is_blind(module: torch.nn.Module) -> bool:
+    """Whether a module has no attributes but those of its class, of which nothing depends."""
+    own = _BLIND.get(type(module))
+    return own is not None and not vars(module).keys() - OWN.union(own, ("training",))
+
+
+def _table_of(owner: Any) -> dict[str, Any]:
+    """The attributes of an object; empty where its class has places for them."""
+    return getattr(owner, "__dict__", {})
+
+
+def _is_kept(name: str, value: Any) -> bool:
+    """Whether an attribute is a tensor that is none of torch's own tables'."""
+    return isinstance(value, torch.Tensor) and name not in OWN
+
+
+def _reader(owner: Any, names: tuple[str, ...]) -> Callable[[], Sequence[Any]]:
+    """Gives the values of attributes."""
+    table = attributes_of(owner)
+    if table is not _table_of(owner):
+        return lambda: [getattr(owner, name, None) for name in names]
+    if len(names) == 1:
+        return lambda: (table.get(names[0]),)
+    return functools.partial(operator.itemgetter(*names), table)
 
 
 def _stamps(configuration: Any) -> frozenset[str]:
@@ -280,65 +348,3 @@ def _stamps(configuration: Any) -> frozenset[str]:
 def _class_of(owned: torch.Tensor) -> type:
     """The class of a parameter or buffer; of both a plain tensor's, which ``functional_call`` puts in its place."""
     return torch.Tensor if type(owned) is torch.nn.Parameter else type(owned)
-
-
-def size_check(captured: Captured, module: torch.nn.Module) -> Callable[[Sequence[torch.Tensor]], bool]:
-    """A function that says whether the inputs of a call of a module fit a graph by their sizes.
-
-    Constants are equal, each symbol is the same wherever it stands, none is 0 (of which torch takes no question), and
-    every branch on a size goes the same way. What is changed in place is a leaf, or is none, as in the first call.
-    """
-    graph = captured.graph.model.graph
-    constants: list[tuple[int, int, int]] = []
-    symbols: dict[str, list[tuple[int, int]]] = {}
-    expressions: list[tuple[int, int, shapes.Dim]] = []
-    for position, value in enumerate(graph.inputs[: len(captured.graph.signature.user_inputs)]):
-        for axis, dim in enumerate(shapes.known_dims(value)):
-            if isinstance(dim, int):
-                constants.append((position, axis, dim))
-            elif dim.value is not None and dim.value.isidentifier():
-                symbols.setdefault(dim.value, []).append((position, axis))
-            else:
-                expressions.append((position, axis, dim))
-    groups = [places for places in symbols.values() if len(places) > 1]
-
-    @functools.lru_cache(maxsize=4096)
-    def hold(sizes: tuple[torch.Size, ...]) -> bool:
-        if any(sizes[p][a] != size for p, a, size in constants):
-            return False
-        if any(sizes[first[0]][first[1]] == 0 for first, *_ in symbols.values()):
-            return False
-        for first, *others in groups:
-            if any(sizes[p][a] != sizes[first[0]][first[1]] for p, a in others):
-                return False
-        if expressions and not _expressions_fit(sizes, symbols, expressions):
-            return False
-        return captured.guards.hold(sizes)
-
-    def fits(tensors: Sequence[torch.Tensor]) -> bool:
-        if any(is_trained_leaf(tensors[made.position]) != made.copied.is_leaf for made in captured.rewritten):
-            return False
-        return hold(tuple([t.shape for t in tensors])) and captured.guards.have_form(tensors, module)
-
-    return fits
-
-
-def _expressions_fit(
-    sizes: Sequence[torch.Size],
-    symbols: dict[str, list[tuple[int, int]]],
-    expressions: list[tuple[int, int, shapes.Dim]],
-) -> bool:
-    known = {name: sizes[places[0][0]][places[0][1]] for name, places in symbols.items()}
-    for position, axis, dim in expressions:
-        assert not isinstance(dim, int), "numbers are compared as they are"
-        if set(dim.free_symbols()) <= set(known) and _value(dim, known) != sizes[position][axis]:
-            return False
-    return True
-
-
-def _value(dim: shapes.Dim, known: dict[str, int]) -> shapes.Dim | None:
-    """A size for these others; None where it divides by one that is 0."""
-    try:
-        return dim if isinstance(dim, int) else dim.evaluate(known)
-    except ZeroDivisionError:
-        return None

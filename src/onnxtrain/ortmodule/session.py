@@ -20,7 +20,8 @@ from onnxtrain.ir.graphs import Signature
 from onnxtrain.options import Options
 from onnxtrain.ortmodule.checks import is_gathered
 from onnxtrain.ortmodule.contents import Contents
-from onnxtrain.ortmodule.guards import Call, size_check
+from onnxtrain.ortmodule.guards import Call
+from onnxtrain.ortmodule.size_checks import size_check
 from onnxtrain.ortmodule.verification import Verification
 
 

@@ -29,7 +29,7 @@ from onnxtrain.errors import (
 )
 from onnxtrain.options import Options
 from onnxtrain.ortmodule.checks import check_devices, check_hooks, check_sharding
-from onnxtrain.ortmodule.contents import Contents, collections_read
+from onnxtrain.ortmodule.contents import Contents, collections_read, settled, settles
 from onnxtrain.ortmodule.guards import Call, Inspector
 from onnxtrain.ortmodule.paths import can_follow, difference, integers, too_many, varying
 from onnxtrain.ortmodule.reasons import always_another, differences
@@ -343,15 +343,17 @@ class Sessions:
     def _record(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], answers: Answers) -> Entry:
         reasons = self._reasons(call, answers)
         _LOG.info("captures %s: %s", type(self.module).__name__, "; ".join(reasons))
-        named = [n for n in named_by(self.module) if n.label.rsplit(".", 1)[-1] not in self.options.ignored_attributes]
-        before = Contents(named, self.module)
+        ignored = self.options.ignored_attributes
+        named = [n for n in named_by(self.module) if n.label.rsplit(".", 1)[-1] not in ignored]
+        before, attributes = Contents(named, self.module), settled(self.module)
         session = Session(self.module, args, dict(sorted(kwargs.items())), self.options, self._numbers, answers)
         self._sets(before.changed())
         self.inspector.leaves(session.captured)
         # what the forward pass sets on its own (a configuration's problem_type) is no reason to capture it again, but
-        # where it was something else before: it may be read first
+        # where it may be read first
         after = dataclasses.replace(call, state=self.inspector.state())
         flips = any(place.kind is Kind.FLIP for place in session.captured.left)
+        flips |= settles(attributes, self.module, session.captured.read)
         read = [*collections_read(self.module, session.captured), *named]
         contents = Contents(read, self.module).without(self._set)
         entry = Entry(call if flips else after, session, self.calls, reasons, contents)

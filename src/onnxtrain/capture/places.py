@@ -1,0 +1,118 @@
+"""Where a forward pass leaves something: on its module, or on an object that the module holds."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from onnxtrain.capture.attribute_reads import Item, owner_at, slots_of
+
+LEFT = (
+    list,
+    dict,
+    collections.Counter,
+    collections.defaultdict,
+    collections.OrderedDict,
+)  # in which a graph leaves more
+
+
+class Kind(enum.Enum):
+    """How something is left.
+
+    An attribute is set to tensors or to a number, to another constant than it had, or to one where there was none; a
+    buffer is set; a list is extended, or gets another content; entries of a dict are set.
+    """
+
+    SET = "set"
+    FLIP = "flip"
+    MARK = "mark"
+    BUFFER = "buffer"
+    EXTEND = "extend"
+    FILL = "fill"
+    UPDATE = "update"
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where something is left: the path of a submodule, the name of its attribute, and how.
+
+    Args:
+        path: of the submodule.
+        name: of the attribute.
+        kind: how it is left.
+        steps: that lead from the submodule to an object that it holds, where the attribute is on that.
+    """
+
+    path: str
+    name: str
+    kind: Kind
+    steps: tuple[str | Item, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """As the user would write it: ``layers.0.loss``."""
+        return ".".join(filter(None, (self.path, *map(str, self.steps), self.name))).replace(".[", "[")
+
+    def owner(self, module: torch.nn.Module) -> Any:
+        """The submodule, or the object that it holds."""
+        return owner_at(module.get_submodule(self.path), self.steps)
+
+
+def leave(module: torch.nn.Module, places: Iterable[Place], values: Iterable[Any]) -> None:
+    """Put on a module what a call of it leaves there."""
+    for place, value in zip(places, values, strict=True):
+        owner = place.owner(module)
+        if place.kind is Kind.EXTEND:
+            getattr(owner, place.name).extend(value)
+        elif place.kind is Kind.FILL:
+            getattr(owner, place.name)[:] = value
+        elif place.kind is Kind.UPDATE:
+            held = getattr(owner, place.name)
+            for key, entry in value.items():  # Counter.update adds
+                held[key] = entry
+        elif place.kind is Kind.BUFFER:
+            owner._buffers[place.name] = value
+        else:
+            put(owner, {place.name: value})
+
+
+def put(owner: Any, attributes: Mapping[str, Any]) -> None:
+    """Set attributes as they stand, whatever the owner's class does where they are set."""
+    table = getattr(owner, "__dict__", {})
+    slots = slots_of(type(owner))
+    for name, value in attributes.items():
+        if name in slots:
+            object.__setattr__(owner, name, value)
+        else:
+            table[name] = value
+
+
+def take(owner: Any, names: Iterable[str]) -> None:
+    """Delete attributes, whatever the owner's class does where they are deleted."""
+    for name in names:
+        object.__delattr__(owner, name)
+
+
+def line_that_sets(kind: type, name: str) -> str:
+    """Where the code of a class sets an attribute; empty where that is not found."""
+    pattern = re.compile(rf"\.{re.escape(name)}(\[[^]]*\])?\s*([-+*/@|&]|//|\*\*)?=[^=]")
+    return next((f"{file}:{line}" for file, line, text in _code(kind) if pattern.search(text)), "")
+
+
+def _code(kind: type) -> Iterator[tuple[str, int, str]]:
+    """The lines of a class's methods but for its constructor, with their places."""
+    methods: list[Callable[..., Any]] = [f for n, f in vars(kind).items() if inspect.isfunction(f) and n != "__init__"]
+    for method in methods:
+        try:
+            lines, first = inspect.getsourcelines(method)
+        except (OSError, TypeError):
+            continue
+        for offset, text in enumerate(lines):
+            yield method.__code__.co_filename, first + offset, text
