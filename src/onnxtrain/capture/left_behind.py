@@ -99,22 +99,8 @@ class Watch:
             raise self._counts(*changed)
         if reads is not None:
             self._refuse_iterators(reads)
-        buffers: dict[str, torch.Tensor] = {}
-        reformed: dict[str, CaptureError] = {}
-        left: dict[Place, Any] = {}
         self._names |= names_of(self._module)
-        for (path, module), known in zip(self._modules, self._buffers, strict=True):
-            prefix = f"{path}." if path else ""
-            for name, new in module._buffers.items():
-                old = known.get(name, _ABSENT)
-                if new is old:
-                    continue
-                if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor) and _are_of_same_form(old, new):
-                    buffers[prefix + name] = new
-                    continue
-                left[Place(path, name, Kind.BUFFER)] = new
-                if isinstance(old, torch.Tensor):
-                    reformed[prefix + name] = _reforms(module, prefix + name, old, new)
+        buffers, left, reformed = self._buffers_written()
         for place, owner, before in self._owners:
             for name, new in attributes_of(owner).items():
                 old = before.get(name, _ABSENT)
@@ -127,6 +113,25 @@ class Watch:
                 else:
                     left |= self._left(owner, own, old, new, reads)
         return Changes(buffers, {place: value for place, value in left.items() if _can_be_left(value)}, reformed)
+
+    def _buffers_written(self) -> tuple[dict[str, torch.Tensor], dict[Place, Any], dict[str, CaptureError]]:
+        """New contents of buffers, and those that are of another form, with what is wrong with these."""
+        buffers: dict[str, torch.Tensor] = {}
+        reformed: dict[str, CaptureError] = {}
+        left: dict[Place, Any] = {}
+        for (path, module), known in zip(self._modules, self._buffers, strict=True):
+            prefix = f"{path}." if path else ""
+            for name, new in module._buffers.items():
+                old = known.get(name, _ABSENT)
+                if new is old:
+                    continue
+                if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor) and _are_of_same_form(old, new):
+                    buffers[prefix + name] = new
+                    continue
+                left[Place(path, name, Kind.BUFFER)] = new
+                if isinstance(old, torch.Tensor):
+                    reformed[prefix + name] = _reforms(module, prefix + name, old, new)
+        return buffers, left, reformed
 
     def _refuse_iterators(self, reads: Reads) -> None:
         """Raise CaptureError where a call reads an iterator: a graph would not take its next."""
