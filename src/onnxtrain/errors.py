@@ -93,7 +93,7 @@ class NumberError(CaptureError):
 
 
 class SetUpError(CaptureError):
-    """A forward pass sets up its module, by layers or parameters that it makes or by what it lets be trained.
+    """A forward pass sets up its module, by layers or parameters that it makes, by what it lets be trained or counts.
 
     A graph would not do that again; a first call in eager PyTorch does, if later ones leave it alone.
 
@@ -101,13 +101,15 @@ class SetUpError(CaptureError):
         labels: of what is set, by which it is known again.
         what: it does.
         source: the line that does it.
+        cure: what to do about it.
     """
 
-    def __init__(self, labels: Sequence[str], what: str, source: str = "") -> None:
+    def __init__(self, labels: Sequence[str], what: str, source: str = "", cure: str = "") -> None:
         super().__init__(
             f"the forward pass {what}, at every call",
             source=source,
-            cure="do it in __init__, or only where it is not done yet: the first call in eager PyTorch does it then",
+            cure=cure
+            or "do it in __init__, or only where it is not done yet: the first call in eager PyTorch does it then",
         )
         self.labels = tuple(labels)
 

@@ -78,7 +78,8 @@ class Options:
             1 also those that do no arithmetic, which keeps every bit, 2 also those that half precision is enough for.
         propagate_cast_ops_allow: names of further operators, at every level but -1; they then compute in half.
         deterministic: only kernels that give the same bits each time; ORTModule follows torch's own switch.
-        ignored_attributes: names of attributes of the module whose changes do not concern its forward pass.
+        ignored_attributes: names of attributes of the module, or global ones, whose changes do not concern its forward
+            pass.
         conv_algo_search: how cuDNN chooses convolution algorithms in onnxruntime, ``"HEURISTIC"`` or ``"EXHAUSTIVE"``.
         custom_op_library: library of custom operators that sessions of the onnxruntime backend load.
         compute_optimizer: skip work that nothing visible depends on; off turns off all that follows.

@@ -36,8 +36,9 @@ from onnxtrain.capture.left_behind import Watch, refuse_read
 from onnxtrain.capture.left_outside import LeftOutsideError
 from onnxtrain.capture.like_layers import rows_of
 from onnxtrain.capture.looks import Key, Look, content_of, same
+from onnxtrain.capture.named_values import names_read
 from onnxtrain.capture.places import Kind, Place, leave
-from onnxtrain.capture.reached_code import Named, named_by
+from onnxtrain.capture.reached_code import Named
 from onnxtrain.capture.rehearsal import Answers, fill_caches, line_that_draws, rehearse
 from onnxtrain.capture.replaced import replaced
 from onnxtrain.capture.replay import Path
@@ -254,7 +255,7 @@ __all__ = [
     "leave",
     "register_custom_function_schema_supplementary",
     "line_that_draws",
-    "named_by",
+    "names_read",
     "owners_of",
     "rehearse",
     "same",

@@ -31,6 +31,7 @@ from onnxtrain.capture.host_random import HostGenerators
 from onnxtrain.capture.known_calls import Count
 from onnxtrain.capture.left_behind import Changes, Watch, names_of, owned_by, plain_tensors
 from onnxtrain.capture.left_outside import LeftOutsideError, take_out_of_others, take_out_refused
+from onnxtrain.capture.named_values import NamedValues, names_read
 from onnxtrain.capture.places import Place
 from onnxtrain.capture.recorder import recorder, recording, take_out_raised
 from onnxtrain.capture.rehearsal import Answers
@@ -147,6 +148,7 @@ class FlatModule(torch.nn.Module):
         self._inputs, self._autocast, self._functions = inputs, autocast, functions or Functions()
         self._names, self.gradients, self._owned = names_of(module), True, owned_by(module)
         self.copied: dict[int, Copied] = {}
+        self._named = names_read(module, ignored)
         self.result = Result()
         self.train(module.training)
 
@@ -170,6 +172,7 @@ class FlatModule(torch.nn.Module):
         sizes = symbolic_sizes(tensors)
         elsewhere = FoundElsewhere(self._owned, owned_by(self.module), plain_tensors(self.module))
         buffers, watch = dict(self.module.named_buffers()), Watch(self.module, self._ignored, self._names)
+        named = NamedValues(self._named)
         reads, generators, replay = (
             Reads(self.module),
             HostGenerators(self.module),
@@ -183,7 +186,9 @@ class FlatModule(torch.nn.Module):
             if generator := generators.drawn:
                 raise HostRandomError(generator)
             changes = watch.changes(reads)
+            named.refuse_changed(self.module)
         except Exception:
+            named.take_back()
             watch.refuse_parts()  # which may be why
             raise
         finally:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from onnxtrain.capture.attribute_reads import is_array, items_of, may_hold
 from onnxtrain.capture.descriptions import PLAIN
 from onnxtrain.capture.places import LEFT, Place
+from onnxtrain.capture.schema import SYMBOLS
 
 _COLLECTIONS = (list, dict, set, collections.deque, bytearray)
 _LARGEST = 1000  # items
@@ -33,26 +34,34 @@ class HeldContent:
     Args:
         tables: the attributes of modules and of the objects that they hold, with the place of these.
         ignored: names of attributes that are left out.
+        is_left: whether a graph leaves again what a call leaves in the lists and dicts that are attributes.
     """
 
-    def __init__(self, tables: Iterable[tuple[Place, Mapping[str, Any]]], ignored: Collection[str]) -> None:
+    def __init__(
+        self, tables: Iterable[tuple[Place, Mapping[str, Any]]], ignored: Collection[str] = (), is_left: bool = True
+    ) -> None:
         held: dict[int, _Held] = {}
         for place, table in tables:
             for name, value in may_hold(table):
                 if name not in ignored and (isinstance(value, (*_COLLECTIONS, tuple)) or is_array(value)):
                     own = dataclasses.replace(place, name=name)
-                    for label, content in _within(own.label, value, {}):
+                    for label, content in _within(own.label, value, {}, is_left):
                         held.setdefault(id(content), _Held(own, label, content, copy.copy(content)))
         self._held = list(held.values())
 
     def changed(self) -> tuple[Place, str, Any, Any] | None:
         """What is another by now: place and label, what it was and what it is; None where there is only more."""
-        for place, label, content, before in self._held:
-            old, new = _items(before), _items(content)
-            for key, value in old.items():
-                if key in new and type(value) in PLAIN and type(new[key]) in PLAIN and not _are_same(value, new[key]):
-                    return place, f"{label}[{key!r}]", value, new[key]
-        return None
+        changes = ((held, key, value, new) for held in self._held for key, value, new in _changes(held))
+        return next(((held.place, f"{held.label}[{key!r}]", value, new) for held, key, value, new in changes), None)
+
+    def put_back(self) -> None:
+        """Put back what is another by now, and leave what there is more."""
+        for held in self._held:
+            for key, value, _ in list(_changes(held)):
+                if is_array(held.content):
+                    held.content.flat[key] = value
+                else:
+                    held.content[key] = value
 
     def take_back(self) -> None:
         """Put back what was there."""
@@ -76,30 +85,40 @@ def _add(content: Any, item: Any) -> None:
         content.append(item)
 
 
-def _within(label: str, value: Any, seen: dict[int, Any]) -> Iterator[tuple[str, Any]]:
+def _changes(held: _Held) -> Iterator[tuple[Any, Any, Any]]:
+    """Key, what was there and what is there, of plain values that are others by now."""
+    old, new = _items(held.before), _items(held.content)
+    for key, value in old.items():
+        if key in new and is_another(value, new[key]):
+            yield key, value, new[key]
+
+
+def _within(label: str, value: Any, seen: dict[int, Any], is_left: bool) -> Iterator[tuple[str, Any]]:
     """The collections in a value, and itself where it is one that a graph does not write to."""
-    is_left = not seen and type(value) in LEFT
     seen[id(value)] = value
     is_small = (isinstance(value, _COLLECTIONS) and len(value) <= _LARGEST) or (
         is_array(value) and value.nbytes <= _LARGEST_ARRAY
     )
-    if is_small and not is_left:
+    if is_small and not (is_left and type(value) in LEFT):
         yield label, value
     for item, inner in items_of(value):
         if id(inner) not in seen and (isinstance(inner, (*_COLLECTIONS, tuple)) or is_array(inner)):
-            yield from _within(label + "".join(map(str, item)), inner, seen)
+            yield from _within(label + "".join(map(str, item)), inner, seen, is_left=False)
 
 
 def _items(content: Any) -> dict[Any, Any]:
     if isinstance(content, dict):
-        return dict(dict.items(content))
+        return {k: v for k, v in dict.items(content) if type(v) in PLAIN and not isinstance(k, SYMBOLS)}
     if isinstance(content, set):
         return {}  # it has more or less, and nothing else
     return dict(enumerate(content.reshape(-1).tolist() if is_array(content) else content))
 
 
-def _are_same(one: Any, other: Any) -> bool:
-    return one is other or (type(one) is type(other) and one == other) or (one != one and other != other)
+def is_another(before: Any, now: Any) -> bool:
+    """Whether a plain value has become another one."""
+    if before is now or type(before) not in PLAIN or type(now) not in PLAIN:
+        return False
+    return not ((type(before) is type(now) and before == now) or (before != before and now != now))
 
 
-__all__ = ["HeldContent"]
+__all__ = ["HeldContent", "is_another"]

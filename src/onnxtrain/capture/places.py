@@ -6,13 +6,15 @@ import collections
 import dataclasses
 import enum
 import inspect
+import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from onnxtrain.capture.attribute_reads import Item, owner_at, slots_of
+from onnxtrain.capture.source_lines import lines_of
 
 LEFT = (
     list,
@@ -108,11 +110,5 @@ def line_that_sets(kind: type, name: str) -> str:
 
 def _code(kind: type) -> Iterator[tuple[str, int, str]]:
     """The lines of a class's methods but for its constructor, with their places."""
-    methods: list[Callable[..., Any]] = [f for n, f in vars(kind).items() if inspect.isfunction(f) and n != "__init__"]
-    for method in methods:
-        try:
-            lines, first = inspect.getsourcelines(method)
-        except (OSError, TypeError):
-            continue
-        for offset, text in enumerate(lines):
-            yield method.__code__.co_filename, first + offset, text
+    methods = [f for n, f in vars(kind).items() if inspect.isfunction(f) and n != "__init__"]
+    return itertools.chain.from_iterable(map(lines_of, methods))

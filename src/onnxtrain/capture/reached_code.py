@@ -9,6 +9,7 @@ from __future__ import annotations
 import dis
 import functools
 import itertools
+import re
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,13 +18,14 @@ import torch
 
 from onnxtrain.capture.attribute_reads import are_settings, attributes_of, configurations, owners_of
 from onnxtrain.capture.descriptions import PLAIN
-from onnxtrain.capture.source_lines import codes_within, is_foreign, is_librarys, is_users
+from onnxtrain.capture.source_lines import codes_within, is_foreign, is_librarys, is_users, lines_of
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-_OF_CLOSURES = ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF", "STORE_DEREF")
-_OF_GLOBALS = ("LOAD_GLOBAL", "STORE_GLOBAL")
+_OF_CLOSURES = ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
+_OF_GLOBALS = ("LOAD_GLOBAL",)
 _OF_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
+WITHIN = "what is in "
 _OPAQUE = (type, torch.Tensor, torch.nn.Module)  # whose attributes are looked up elsewhere
 _Key = tuple[int, str]  # the identity of a table or a cell, and the name there
 
@@ -34,10 +36,17 @@ class Named(NamedTuple):
     Args:
         label: what a person would call it.
         read: gives it; None where there is none any longer.
+        write: gives the name another value; None where it is a library's, or no one's.
     """
 
     label: str
     read: Callable[[], Any]
+    write: Callable[[Any], None] | None = None
+
+    @property
+    def name(self) -> str:
+        """The name alone."""
+        return re.split("[.: ]+", self.label)[-1]
 
 
 class _Mention(NamedTuple):
@@ -48,11 +57,30 @@ class _Mention(NamedTuple):
 
 
 def named_by(module: torch.nn.Module) -> list[Named]:
-    """What the code that a module's forward pass can reach mentions, and does not set itself.
+    """What the code that a module's forward pass can reach mentions.
 
     Args:
         module: the module.
     """
+    return _walk(module).run()
+
+
+def line_that_writes(module: torch.nn.Module, name: str) -> str:
+    """Where code that a module's forward pass can reach sets a name, or something in what it names; empty if nowhere.
+
+    Args:
+        module: the module.
+        name: a global one, one of a closure, or an attribute.
+    """
+    walk = _walk(module)
+    walk.run()
+    pattern = re.compile(rf"\b{re.escape(name)}(\[[^]]*\]|\.\w+)*\s*([-+*/%@|&^]|//|\*\*|<<|>>)?=[^=]")
+    lines = itertools.chain.from_iterable(map(lines_of, walk.functions))
+    return next((f"{file}:{line}" for file, line, text in lines if pattern.search(text)), "")
+
+
+def _walk(module: torch.nn.Module) -> _Walk:
+    """A walk that begins at what a module's forward pass calls."""
     owners = owners_of(module)
     walk = _Walk(list(map(attributes_of, owners)))
     for owner in owners:
@@ -61,7 +89,7 @@ def named_by(module: torch.nn.Module) -> list[Named]:
             hooks = itertools.chain.from_iterable(vars(owner)[name].values() for name in _HOOKS)
             for code in (vars(owner).get("forward", type(owner).forward), *(() if owner is module else hooks)):
                 walk.see(code)
-    return walk.run()
+    return walk
 
 
 class _Walk:
@@ -69,16 +97,19 @@ class _Walk:
 
     Args:
         attributes: of the objects whose functions may be called.
+
+    Attributes:
+        functions: those of users that it has come to.
     """
 
     def __init__(self, attributes: Sequence[Mapping[str, Any]]) -> None:
         self._objects = attributes
+        self.functions: list[types.FunctionType] = []
         self._waiting: list[types.FunctionType] = []
         self._seen: dict[int, Any] = {}  # alive, so that no identity comes again
         self._classes: dict[type, None] = {}
         self._attributes: dict[str, None] = {}  # names of attributes that are mentioned
         self._found: dict[_Key, Named] = {}
-        self._set: set[_Key] = set()
 
     def run(self) -> list[Named]:
         """What is mentioned in all that can be reached."""
@@ -92,10 +123,11 @@ class _Walk:
                         self.see(table[name])
             pairs = [(c, n) for c in self._classes for n in self._attributes if n in vars(c) and (c, n) not in looked]
             if not pairs and not self._waiting:
-                return [named for key, named in self._found.items() if key not in self._set]
+                return list(self._found.values())
             looked.update(pairs)
             for kind, name in pairs:
-                self._name(vars(kind), kind.__module__, f"{kind.__qualname__}.", (name,))
+                write = functools.partial(setattr, kind, name)
+                self._name(vars(kind), kind.__module__, f"{kind.__qualname__}.", (name,), write)
 
     def see(self, value: Any) -> None:
         """Something that may be called, or whose class has what may be."""
@@ -122,23 +154,36 @@ class _Walk:
             self.see(_content(cell))  # a decorator's wrapper holds what it wraps
         if is_foreign(home) or not is_users(code.co_filename):
             return
-        names = _names_in if is_librarys(home) else _mentions_in
+        if is_librarys(home):
+            names = _names_in
+        else:
+            names = _mentions_in
+            self.functions.append(function)
         for kind, path in itertools.chain.from_iterable(map(names, codes_within(code))):
             (name, *rest), table = path, function.__globals__
             self._attributes.update(dict.fromkeys(path[kind not in _OF_ATTRIBUTES :]))
-            if kind.startswith("STORE"):
-                self._set.add((id(table if kind in _OF_GLOBALS else cells.get(name)), name))
-            elif kind in _OF_GLOBALS and name in table:
+            if kind in _OF_GLOBALS and name in table:
                 self._name(table, home, "", path)
             elif kind in _OF_CLOSURES and name in cells and not is_librarys(home):
-                read = functools.partial(_content, cells[name])
-                self._value((id(cells[name]), name), Named(f"{function.__qualname__}: {name}", read), home, rest)
+                read, write = functools.partial(_content, cells[name]), functools.partial(_fill, cells[name])
+                self._value((id(cells[name]), name), Named(f"{function.__qualname__}: {name}", read, write), home, rest)
 
-    def _name(self, table: Mapping[str, Any], home: str, prefix: str, path: Sequence[str]) -> None:
+    def _name(
+        self,
+        table: Mapping[str, Any],
+        home: str,
+        prefix: str,
+        path: Sequence[str],
+        write: Callable[[Any], None] | None = None,
+    ) -> None:
         """A name of a table is mentioned, and attributes of what it names."""
         name, *rest = path
         if not name.startswith("__") or name == "__call__":
-            self._value((id(table), name), Named(prefix + name, functools.partial(table.get, name)), home, rest)
+            if is_librarys(home):
+                write = None
+            elif write is None and isinstance(table, dict):
+                write = functools.partial(table.__setitem__, name)
+            self._value((id(table), name), Named(prefix + name, functools.partial(table.get, name), write), home, rest)
 
     def _value(self, key: _Key, named: Named, home: str, rest: Sequence[str]) -> None:
         value = named.read()
@@ -153,7 +198,7 @@ class _Walk:
         elif are_settings(value) and not is_librarys(home):
             for held in configurations([{named.label: value}]):  # code has it as a whole
                 read = functools.partial(attributes_of, held)
-                self._found.setdefault((id(held), ""), Named(f"what is in {named.label}", read))
+                self._found.setdefault((id(held), ""), Named(f"{WITHIN}{named.label}", read))
 
 
 def _names_in(code: types.CodeType) -> Iterator[_Mention]:
@@ -192,3 +237,7 @@ def _content(cell: types.CellType) -> Any:
         return cell.cell_contents
     except ValueError:
         return None
+
+
+def _fill(cell: types.CellType, value: Any) -> None:
+    cell.cell_contents = value

@@ -14,6 +14,7 @@ from onnxtrain.capture.hidden_changes import Overwritten
 from onnxtrain.capture.host_random import HostGenerators, place_of_draw
 from onnxtrain.capture.left_behind import Watch
 from onnxtrain.capture.looks import Key, Look, Looks, Way, content_of, place_of, same, user_frame
+from onnxtrain.capture.named_values import NamedValues, names_read
 from onnxtrain.capture.schema import flatten
 from onnxtrain.capture.substitutes import unseen
 
@@ -136,11 +137,11 @@ def fill_caches(
 def untouched(
     module: torch.nn.Module, given: Sequence[torch.Tensor], ignored: Collection[str]
 ) -> Iterator[list[Callable[[], None]]]:
-    """Take back what a call does to a module: what it sets, and what it writes into buffers, parameters and inputs.
+    """Take back what a call does to a module: what it sets and counts, and writes into buffers, parameters and inputs.
 
     Gives a list that is filled afterwards: what does it again, but for tensors.
     """
-    watch = Watch(module, ignored)
+    watch, named = Watch(module, ignored), NamedValues(names_read(module, ignored))
     owned = [(t, t.detach().clone()) for t in (*module.buffers(), *given)]
     again: list[Callable[[], None]] = []
     parameters = Overwritten(p for p in module.parameters() if not p.requires_grad)
@@ -149,6 +150,7 @@ def untouched(
             yield again
     finally:
         again.append(watch.take_back())
+        named.put_back()
         parameters.take_back()
         with torch.no_grad():
             for tensor, content in owned:

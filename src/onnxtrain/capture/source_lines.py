@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dis
 import functools
+import inspect
 import itertools
 import re
 import sys
 import sysconfig
 import traceback
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -34,6 +36,16 @@ def codes_within(code: types.CodeType) -> Iterator[types.CodeType]:
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
             yield from codes_within(inner)
+
+
+def lines_of(function: Callable[..., Any]) -> Iterator[tuple[str, int, str]]:
+    """The lines of a function with their files and numbers; none where its text is not there."""
+    try:
+        lines, first = inspect.getsourcelines(function)
+    except (OSError, TypeError):
+        return
+    for offset, text in enumerate(lines):
+        yield function.__code__.co_filename, first + offset, text
 
 
 @functools.lru_cache(4096)

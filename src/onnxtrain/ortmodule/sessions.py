@@ -14,7 +14,7 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from onnxtrain.capture import Answers, Key, Kind, Path, is_number, line_that_draws, named_by, rehearse
+from onnxtrain.capture import Answers, Key, Kind, Path, is_number, line_that_draws, names_read, rehearse
 from onnxtrain.compiler import uncollected
 from onnxtrain.engine import randomness
 from onnxtrain.engine.path_check import MissedError
@@ -343,8 +343,7 @@ class Sessions:
     def _record(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], answers: Answers) -> Entry:
         reasons = self._reasons(call, answers)
         _LOG.info("captures %s: %s", type(self.module).__name__, "; ".join(reasons))
-        ignored = self.options.ignored_attributes
-        named = [n for n in named_by(self.module) if n.label.rsplit(".", 1)[-1] not in ignored]
+        named = names_read(self.module, self.options.ignored_attributes)
         before, attributes = Contents(named, self.module), settled(self.module)
         session = Session(self.module, args, dict(sorted(kwargs.items())), self.options, self._numbers, answers)
         self._sets(before.changed())

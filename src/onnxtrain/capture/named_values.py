@@ -1,0 +1,72 @@
+"""Plain values under the names of Python code: what a traced call changes there, a graph would not change again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import torch
+
+from onnxtrain.capture.descriptions import PLAIN
+from onnxtrain.capture.held_content import HeldContent, is_another
+from onnxtrain.capture.places import Kind, Place
+from onnxtrain.capture.reached_code import WITHIN, Named, line_that_writes, named_by
+from onnxtrain.errors import SetUpError
+
+
+class NamedValues:
+    """Numbers, texts, truth values and None under global names, of closures and classes, and in what these name.
+
+    Those of libraries are left out: nothing is computed from what they count.
+
+    Args:
+        named: the names.
+    """
+
+    def __init__(self, named: Iterable[Named]) -> None:
+        values = [(n, n.read()) for n in named]
+        self._plain = [(n, v) for n, v in values if n.write is not None and type(v) in PLAIN]
+        table = {n.label.removeprefix(WITHIN): v for n, v in values}
+        self._held = HeldContent([(Place("", "", Kind.SET), table)], is_left=False)
+
+    def refuse_changed(self, module: torch.nn.Module) -> None:
+        """Raise SetUpError where one is another by now, of which code may compute.
+
+        Args:
+            module: the module whose call it was.
+        """
+        for named, before in self._plain:
+            if is_another(before, now := named.read()):
+                raise _counts(module, named.label, before, now)
+        if (changed := self._held.changed()) is not None:
+            _, label, before, now = changed
+            raise _counts(module, label, before, now)
+
+    def put_back(self) -> None:
+        """Let them be again what they were."""
+        for named, before in self._plain:
+            if named.write is not None and is_another(before, named.read()):
+                named.write(before)
+        self._held.put_back()
+
+    def take_back(self) -> None:
+        """Let all be again as it was, in collections too: a call that was given up has left nothing."""
+        self.put_back()
+        self._held.take_back()
+
+
+def names_read(module: torch.nn.Module, ignored: Collection[str] = ()) -> list[Named]:
+    """The names that the code of a module's forward pass mentions, but for those that do not concern it."""
+    return [named for named in named_by(module) if named.name not in ignored]
+
+
+def _counts(module: torch.nn.Module, label: str, before: Any, now: Any) -> SetUpError:
+    name = re.split("[.: ]+", label.partition("[")[0])[-1]
+    return SetUpError(
+        [label],
+        f"changes {label} from {before!r} to {now!r}",
+        line_that_writes(module, name),
+        "make it a buffer of the module, or change it outside of forward; where nothing is computed from it, "
+        f"Options(ignored_attributes=({name!r},))",
+    )
