@@ -30,7 +30,9 @@ from onnxtrain.capture.cache import GraphCache
 from onnxtrain.capture.captured import Captured, Traced
 from onnxtrain.capture.convert import Refusals, to_graph
 from onnxtrain.capture.descriptions import PLAIN
-from onnxtrain.capture.export import PREFIX, FlatModule, export
+from onnxtrain.capture.export import export
+from onnxtrain.capture.flat_module import PREFIX, FlatModule
+from onnxtrain.capture.found_elsewhere import is_adopted
 from onnxtrain.capture.given import Change, Given, at, change
 from onnxtrain.capture.left_behind import Watch, refuse_read
 from onnxtrain.capture.left_outside import LeftOutsideError
@@ -126,9 +128,14 @@ def _program(
     except LeftOutsideError as error:
         if error.has_history:
             raise
+        before = flat.result.names
         fill()
         constant |= axes_of(tensors, size=1)  # of the sizes that the caches have now
-        return export(flat, tensors, names, constant)
+        try:
+            return export(flat, tensors, names, constant)
+        except LeftOutsideError:
+            before.give_back()
+            raise
     if flat.result.outside is not None:
         fill()
     return program
@@ -197,7 +204,7 @@ def translate(
         raise error
     constants = filter(torch.is_tensor, traced.program.constants.values())
     refuse_read(traced.flat.module, result.left, constants, result.read)
-    lent = {name.removeprefix(PREFIX): b.tensor for name, b in borrowed.items()}
+    lent = traced.flat.adopted | {name.removeprefix(PREFIX): b.tensor for name, b in borrowed.items()}
     seen = result.left, result.given, result.rewritten, result.path, lent, frozenset(result.read)
     return Captured(graph, traced.inputs, result.schema, result.sources, guards(), *seen, kept)
 
@@ -242,6 +249,7 @@ __all__ = [
     "device_of",
     "device_types",
     "flatten",
+    "is_adopted",
     "is_array",
     "is_batch",
     "is_collection",

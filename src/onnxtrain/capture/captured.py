@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from onnxtrain.capture.attribute_reads import Attribute
-from onnxtrain.capture.export import FlatModule
+from onnxtrain.capture.flat_module import FlatModule
 from onnxtrain.capture.found_elsewhere import Borrowed, borrowed_among
 from onnxtrain.capture.given import Change
 from onnxtrain.capture.places import Place

@@ -11,7 +11,7 @@ import sympy
 import torch
 
 from onnxtrain.capture import aten, exact_constants, hidden_sizes
-from onnxtrain.capture.export import PREFIX
+from onnxtrain.capture.flat_module import PREFIX
 from onnxtrain.capture.onnx_graph import TRACED
 from onnxtrain.capture.python_op import recorded
 from onnxtrain.capture.translator import Translator

@@ -4,20 +4,25 @@ While a module is traced, it has others under the same names, without content. W
 another place goes on reading that one, and a graph would hold the content that it has now: a constant that is not
 trained. So what the module has under its name is put in its place. Tensors that are none of the module's are
 **borrowed**: inputs of the graph as its parameters and buffers are, read at every call where they lie, and trained
-where eager PyTorch would.
+where eager PyTorch would. One that the call changes in place is **adopted**: traced as if it were a buffer.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
+
+from onnxtrain.capture.left_outside import GivenUpError
+from onnxtrain.capture.lowering.records import memory_of
 
 Tensors = Mapping[str, torch.Tensor]
 _VIEWS = frozenset(("T", "mT", "H", "mH", "data", "real", "imag"))  # attributes that are tensors of the same content
+_ADOPTED = "_onnxtrain_adopted"  # the attribute of a tensor that calls change in place
 _is_read_by_dynamo = torch.compiler.is_dynamo_compiling  # this code, where bodies of control flow are recorded
 
 
@@ -34,6 +39,39 @@ class Borrowed:
     is_trained: bool = False
 
 
+class AdoptedError(GivenUpError):
+    """The forward pass changes a tensor in place that is no buffer of the module: it is to be traced as if it were.
+
+    Attributes:
+        tensor: it.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        super().__init__("the forward pass changes a tensor of others in place")
+        self.tensor = tensor
+
+
+def adopt(tensor: torch.Tensor, others: Iterable[torch.Tensor]) -> torch.Tensor:
+    """From now on a tensor is one that calls change: an input of each graph that reads it, whatever its content.
+
+    Args:
+        tensor: it.
+        others: those in its memory are changed with it.
+
+    Returns:
+        The largest of them.
+    """
+    alike = [tensor, *(t for t in others if _is_in_memory(t) and _memory(t) == _memory(tensor))]
+    for changed in alike:
+        setattr(changed, _ADOPTED, True)
+    return max(alike, key=torch.numel)
+
+
+def is_adopted(tensor: torch.Tensor) -> bool:
+    """Whether calls change a tensor that is no buffer."""
+    return hasattr(tensor, _ADOPTED)
+
+
 class FoundElsewhere:
     """What a module has while it is traced in the place of the tensors that it had; what else is read.
 
@@ -44,19 +82,52 @@ class FoundElsewhere:
 
     Attributes:
         borrowed: what is read of others, by identity.
+        written: those of others that were to be changed in place.
     """
 
     def __init__(self, had: Tensors, has: Tensors, watched: Collection[torch.Tensor] = ()) -> None:
         self._had = tuple(had.values())  # alive, so that no other tensor gets the identity of one
         self._now = {id(tensor): has[name] for name, tensor in had.items() if name in has}
         self._memories = {_memory(t): t for t in self._had if _is_in_memory(t)}
-        self._known: dict[int, Any] = {id(t): t for t in (*watched, *has.values())}
+        self._known: dict[int, Any] = {id(t): t for t in has.values()}
+        self._watched = {id(t): t for t in watched if not is_adopted(t)}
+        self._views: dict[int | None, tuple[torch.Tensor, torch.Tensor]] = {}  # of others, by memory: view and whole
         self.borrowed: dict[int, Borrowed] = {}
+        self.written: list[torch.Tensor] = []
 
     def made(self, value: Any) -> None:
         """A function returned a value: tensors with content are no others', they are constants of the call."""
         if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor) and not _is_read_by_dynamo():
             self._known[id(value)] = value
+
+    def note_views(self, values: Iterable[Any], made: Any) -> None:
+        """A function returned a value that may be a view of others' tensors among its arguments.
+
+        Args:
+            values: its arguments.
+            made: the value.
+        """
+        if _is_read_by_dynamo():
+            return
+        if others := [x for x in values if isinstance(x, torch.Tensor) and self._is_others(x)]:
+            for view in pytree.tree_leaves(made):
+                if isinstance(view, FakeTensor) and view._is_view():
+                    self._views[memory_of(view)] = view, others[0]
+
+    def refuse_written(self, tensors: Sequence[torch.Tensor] = ()) -> None:
+        """Raise AdoptedError where one of the tensors that a function writes to is another's, or was before."""
+        for tensor in () if _is_read_by_dynamo() else tensors:
+            _, whole = self._views.get(memory_of(tensor), (None, tensor))
+            if self._is_others(whole):
+                self.written.append(whole if whole._base is None else whole._base)
+        if self.written:
+            raise AdoptedError(self.written[0])
+
+    def _is_others(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is neither the module's nor made by the call."""
+        if isinstance(tensor, FakeTensor) or id(tensor) in self._known or not _is_in_memory(tensor):
+            return False
+        return self._memories.get(_memory(tensor)) is None
 
     def now(self, func: Callable[..., Any], values: Iterable[Any]) -> list[Any]:
         """The arguments of a function, with what the module has in the place of what it had."""
@@ -77,6 +148,8 @@ class FoundElsewhere:
         if id(value) in self._known or not _is_in_memory(value):
             return value
         owner = self._memories.get(_memory(value))
+        if owner is None and id(value) in self._watched:
+            return value
         is_view = value._is_view() or not value.requires_grad
         if owner is None or not is_view or owner.dtype != value.dtype or id(owner) not in self._now:
             borrowed = self.borrowed.setdefault(id(value), Borrowed(value))

@@ -11,6 +11,8 @@ import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import torch
+
 from onnxtrain.capture.attribute_reads import is_array, items_of, may_hold
 from onnxtrain.capture.descriptions import PLAIN
 from onnxtrain.capture.places import LEFT, Place
@@ -40,14 +42,25 @@ class HeldContent:
     def __init__(
         self, tables: Iterable[tuple[Place, Mapping[str, Any]]], ignored: Collection[str] = (), is_left: bool = True
     ) -> None:
-        held: dict[int, _Held] = {}
-        for place, table in tables:
+        self._tables, self._ignored, self._is_left = list(tables), ignored, is_left
+        self._held = [_Held(*found, copy.copy(found[2])) for found in self._reached().values()]
+
+    def _reached(self) -> dict[int, tuple[Place, str, Any]]:
+        """The collections that there are, by identity, with the place of the attribute and a label."""
+        found: dict[int, tuple[Place, str, Any]] = {}
+        for place, table in self._tables:
             for name, value in may_hold(table):
-                if name not in ignored and (isinstance(value, (*_COLLECTIONS, tuple)) or is_array(value)):
+                if name not in self._ignored and (isinstance(value, (*_COLLECTIONS, tuple)) or is_array(value)):
                     own = dataclasses.replace(place, name=name)
-                    for label, content in _within(own.label, value, {}, is_left):
-                        held.setdefault(id(content), _Held(own, label, content, copy.copy(content)))
-        self._held = list(held.values())
+                    for label, content in _within(own.label, value, {}, self._is_left):
+                        found.setdefault(id(content), (own, label, content))
+        return found
+
+    def holds_more(self) -> tuple[Place, str] | None:
+        """Where a tensor is by now that was not there."""
+        more = {id(held.content): held for held in self._held if _tensors_in(held.content) - _tensors_in(held.before)}
+        reached = self._reached() if more else {}
+        return next(((held.place, held.label) for held in more.values() if id(held.content) in reached), None)
 
     def changed(self) -> tuple[Place, str, Any, Any] | None:
         """What is another by now: place and label, what it was and what it is; None where there is only more."""
@@ -88,6 +101,8 @@ def _add(content: Any, item: Any) -> None:
 def _changes(held: _Held) -> Iterator[tuple[Any, Any, Any]]:
     """Key, what was there and what is there, of plain values that are others by now."""
     old, new = _items(held.before), _items(held.content)
+    if isinstance(held.content, collections.Counter):  # what it lacks is 0
+        old = dict.fromkeys(new, 0) | old
     for key, value in old.items():
         if key in new and is_another(value, new[key]):
             yield key, value, new[key]
@@ -106,19 +121,31 @@ def _within(label: str, value: Any, seen: dict[int, Any], is_left: bool) -> Iter
             yield from _within(label + "".join(map(str, item)), inner, seen, is_left=False)
 
 
+def _tensors_in(content: Any) -> set[int]:
+    if is_array(content) or isinstance(content, bytearray):
+        return set()
+    values = dict.values(content) if isinstance(content, dict) else content
+    return {id(x) for x in values if isinstance(x, torch.Tensor)}
+
+
 def _items(content: Any) -> dict[Any, Any]:
     if isinstance(content, dict):
-        return {k: v for k, v in dict.items(content) if type(v) in PLAIN and not isinstance(k, SYMBOLS)}
+        return {k: v for k, v in dict.items(content) if is_plain(v) and not isinstance(k, SYMBOLS)}
     if isinstance(content, set):
         return {}  # it has more or less, and nothing else
     return dict(enumerate(content.reshape(-1).tolist() if is_array(content) else content))
 
 
+def is_plain(value: Any) -> bool:
+    """Whether a value is a number, a text, a truth value or None, or a tuple of such."""
+    return type(value) in PLAIN or (type(value) is tuple and all(map(is_plain, value)))
+
+
 def is_another(before: Any, now: Any) -> bool:
-    """Whether a plain value has become another one."""
-    if before is now or type(before) not in PLAIN or type(now) not in PLAIN:
+    """Whether a plain value, or a tuple of such, has become another one."""
+    if before is now or not (is_plain(before) and is_plain(now)):
         return False
     return not ((type(before) is type(now) and before == now) or (before != before and now != now))
 
 
-__all__ = ["HeldContent", "is_another"]
+__all__ = ["HeldContent", "is_another", "is_plain"]

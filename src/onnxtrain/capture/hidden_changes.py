@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.overrides import TorchFunctionMode
@@ -211,11 +212,21 @@ def is_view_in_place(func: Callable[..., Any]) -> bool:
 
 
 def tensors_written_by(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """The tensors that a function writes to: its first argument, or all in that, and ``out``."""
+    """The tensors that a function writes to: its first argument, or all in that, and ``out``; running statistics."""
+    if func in (F.batch_norm, F.instance_norm):
+        return _statistics(func, args, kwargs)
     first = args[0] if args else kwargs.get("input", kwargs.get("self", kwargs.get("data")))
     is_changed = _is_in_place(func) or _is_asked_to_be_in_place(func, args, kwargs)
     written = [first if is_changed else None, kwargs.get("out")]
     return [x for w in written for x in (w if isinstance(w, list | tuple) else [w]) if isinstance(x, Tensor)]
+
+
+def _statistics(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """The running mean and variance that a normalization updates."""
+    given = inspect.signature(func).bind(*args, **kwargs).arguments
+    is_updated = given.get("training", False) if func is F.batch_norm else given.get("use_input_stats", True)
+    held = (given.get("running_mean"), given.get("running_var"))
+    return [x for x in held if isinstance(x, Tensor)] if is_updated else []
 
 
 def _is_in_place(func: Callable[..., Any]) -> bool:
@@ -248,7 +259,8 @@ class Overwritten(TorchFunctionMode):
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         super().__init__()
-        self._tensors: dict[int | None, Tensor] = {place: t for t in tensors if (place := _place(t)) is not None}
+        wholes = sorted(tensors, key=torch.numel)  # the largest in a memory is the last
+        self._tensors: dict[int | None, Tensor] = {place: t for t in wholes if (place := _place(t)) is not None}
         self._kept: dict[int | None, tuple[Tensor, Tensor, Tensor]] = {}
 
     def __torch_function__(

@@ -24,10 +24,12 @@ from onnxtrain.capture.attribute_reads import (
     can_be_watched,
     is_number,
     is_scalar,
+    owners_of,
     settings_of,
 )
 from onnxtrain.capture.held_content import HeldContent
 from onnxtrain.capture.places import LEFT, Kind, Place, line_that_sets, put, take
+from onnxtrain.capture.reached_code import line_that_writes
 from onnxtrain.capture.schema import SYMBOLS, flatten
 from onnxtrain.capture.source_lines import is_librarys
 from onnxtrain.errors import CaptureError, NumberError, SetUpError, UnsupportedDataError
@@ -63,12 +65,17 @@ class Watch:
         module: the module.
         ignored: names of attributes that do not concern the forward pass; what is written to them is left out.
         names: of parameters and buffers by identity, which others may stand for now (``names_of``).
+        owners: the tensors in whose place others are now, by the identities of these.
     """
 
     def __init__(
-        self, module: torch.nn.Module, ignored: Collection[str] = (), names: Mapping[int, str] | None = None
+        self,
+        module: torch.nn.Module,
+        ignored: Collection[str] = (),
+        names: Mapping[int, str] | None = None,
+        owners: Mapping[int, torch.Tensor] | None = None,
     ) -> None:
-        self._ignored = _OWN.union(ignored)
+        self._ignored, self._replaced = _OWN.union(ignored), owners or {}
         self._module, self._names = module, dict(names or {})
         self._modules = list(module.named_modules())
         held = [(Place(path, "", Kind.SET, steps), o, table) for path, steps, o, table in settings_of(module)]
@@ -97,13 +104,19 @@ class Watch:
         self.refuse_parts()
         if (changed := self._held.changed()) is not None:
             raise self._counts(*changed)
+        if (more := self._held.holds_more()) is not None:
+            raise CaptureError(
+                f"the forward pass leaves a tensor in {more[1]}; a graph would not do so again",
+                source=self._line(more[0]),
+                cure="leave it in an attribute that is a list or a dict; where a later call reads it, in a buffer",
+            )
         if reads is not None:
             self._refuse_iterators(reads)
         self._names |= names_of(self._module)
         buffers, left, reformed = self._buffers_written()
         for place, owner, before in self._owners:
-            for name, new in attributes_of(owner).items():
-                old = before.get(name, _ABSENT)
+            for name, now in attributes_of(owner).items():
+                old, new = before.get(name, _ABSENT), self._replaced.get(id(now), now)
                 is_forgotten = reads is not None and reads.is_forgotten(owner, name) and is_scalar(new)
                 if name in self._ignored or (new is old and id(new) not in self._content and not is_forgotten):
                     continue
@@ -174,13 +187,13 @@ class Watch:
         _, content = self._content.get(id(new), (new, None))
         if content is None:
             return {}
-        table, now = _entries(content), _entries(new)
+        table, now = _entries(content), {k: self._replaced.get(id(v), v) for k, v in _entries(new).items()}
         for key in (k for k in table if k in now and _is_another_number(table[k], now[k])):
             raise self._counts(place, f"{place.label}[{key!r}]", table[key], now[key])
         if isinstance(content, dict):
-            changed = {k: v for k, v in new.items() if k not in content or content[k] is not v}
+            changed = {k: v for k, v in now.items() if k not in content or content[k] is not v}
             return {dataclasses.replace(place, kind=Kind.UPDATE): changed} if changed else {}
-        return _left_in_list(dataclasses.replace(place, kind=Kind.EXTEND), content, new)
+        return _left_in_list(dataclasses.replace(place, kind=Kind.EXTEND), content, list(now.values()))
 
     def _counts(self, place: Place, label: str, old: Any, new: Any) -> NumberError:
         return NumberError(
@@ -201,7 +214,8 @@ class Watch:
     def _line(self, place: Place) -> str:
         """Where code sets an attribute: that of its owner, or of a module that may hold it."""
         kinds = dict.fromkeys((type(place.owner(self._module)), *(type(m) for _, m in self._modules)))
-        return next(filter(None, (line_that_sets(kind, place.name) for kind in kinds)), "")
+        line = next(filter(None, (line_that_sets(kind, place.name) for kind in kinds)), "")
+        return line or line_that_writes(self._module, place.name)
 
     def _are_the_same_weights(self, old: Any, new: Any) -> bool:
         """Whether both hold the same of the module's parameters and buffers: the list that recurrent layers keep."""
@@ -293,6 +307,13 @@ def plain_tensors(module: torch.nn.Module) -> list[torch.Tensor]:
     return [v for m in module.modules() for v in vars(m).values() if isinstance(v, torch.Tensor)]
 
 
+def tensors_held(module: torch.nn.Module) -> list[torch.Tensor]:
+    """The tensors that a module's parts hold, and the objects and collections that these hold, but for its own."""
+    tables = [*map(attributes_of, owners_of(module))]
+    held = [v for table in tables for n, v in table.items() if n not in _OWN]
+    return [t for value in held for t in pytree.tree_leaves(value) if isinstance(t, torch.Tensor)]
+
+
 def names_of(module: torch.nn.Module) -> dict[int, str]:
     """The name of each parameter and buffer by its identity."""
     return {id(tensor): name for name, tensor in owned_by(module).items()}
@@ -325,7 +346,7 @@ def refuse_read(
         if any(t.untyped_storage().data_ptr() in memories for t in held):
             raise CaptureError(
                 f"the forward pass reads a tensor of {place.label} and leaves another there: state that is no buffer",
-                source=line_that_sets(type(owner), place.name),
+                source=line_that_sets(type(owner), place.name) or line_that_writes(module, place.name),
                 cure=f"make it a buffer: self.register_buffer({place.name!r}, ...) with its first content",
             )
 

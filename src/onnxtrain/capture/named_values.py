@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
-from onnxtrain.capture.descriptions import PLAIN
-from onnxtrain.capture.held_content import HeldContent, is_another
+from onnxtrain.capture.held_content import HeldContent, is_another, is_plain
 from onnxtrain.capture.places import Kind, Place
 from onnxtrain.capture.reached_code import WITHIN, Named, line_that_writes, named_by
 from onnxtrain.errors import SetUpError
@@ -25,8 +26,8 @@ class NamedValues:
     """
 
     def __init__(self, named: Iterable[Named]) -> None:
-        values = [(n, n.read()) for n in named]
-        self._plain = [(n, v) for n, v in values if n.write is not None and type(v) in PLAIN]
+        values = self._values = [(n, n.read()) for n in named]
+        self._plain = [(n, v) for n, v in values if n.write is not None and is_plain(v)]
         table = {n.label.removeprefix(WITHIN): v for n, v in values}
         self._held = HeldContent([(Place("", "", Kind.SET), table)], is_left=False)
 
@@ -42,6 +43,32 @@ class NamedValues:
         if (changed := self._held.changed()) is not None:
             _, label, before, now = changed
             raise _counts(module, label, before, now)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Those that there are under the names, and in collections there."""
+        leaves = itertools.chain.from_iterable(pytree.tree_leaves(value) for _, value in self._values)
+        return [x for x in leaves if isinstance(x, torch.Tensor)]
+
+    def restore(self, owners: Mapping[int, torch.Tensor]) -> None:
+        """Put tensors back in whose place others were while the call was traced.
+
+        Args:
+            owners: the tensors by the identities of those.
+        """
+        for named, _ in self._values if owners else ():
+            now = named.read()
+            if named.write is not None and id(now) in owners:
+                named.write(owners[id(now)])
+            if isinstance(now, list | dict):
+                for key, held in list(now.items() if isinstance(now, dict) else enumerate(now)):
+                    if id(held) in owners:
+                        now[key] = owners[id(held)]
+
+    def give_back(self) -> None:
+        """Let names have the tensors that they had."""
+        for named, before in self._values:
+            if isinstance(before, torch.Tensor) and named.write is not None and named.read() is not before:
+                named.write(before)
 
     def put_back(self) -> None:
         """Let them be again what they were."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from onnxtrain.capture.attribute_reads import Item, owner_at, slots_of
-from onnxtrain.capture.source_lines import lines_of
+from onnxtrain.capture.source_lines import line_that_changes, lines_of
 
 LEFT = (
     list,
@@ -103,9 +103,8 @@ def take(owner: Any, names: Iterable[str]) -> None:
 
 
 def line_that_sets(kind: type, name: str) -> str:
-    """Where the code of a class sets an attribute; empty where that is not found."""
-    pattern = re.compile(rf"\.{re.escape(name)}(\[[^]]*\])?\s*([-+*/@|&]|//|\*\*)?=[^=]")
-    return next((f"{file}:{line}" for file, line, text in _code(kind) if pattern.search(text)), "")
+    """Where the code of a class sets an attribute, or changes what is in it; empty where that is not found."""
+    return line_that_changes(_code(kind), rf"\.{re.escape(name)}\b")
 
 
 def _code(kind: type) -> Iterator[tuple[str, int, str]]:

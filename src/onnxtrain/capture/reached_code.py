@@ -18,7 +18,7 @@ import torch
 
 from onnxtrain.capture.attribute_reads import are_settings, attributes_of, configurations, owners_of
 from onnxtrain.capture.descriptions import PLAIN
-from onnxtrain.capture.source_lines import codes_within, is_foreign, is_librarys, is_users, lines_of
+from onnxtrain.capture.source_lines import codes_within, is_foreign, is_librarys, is_users, line_that_changes, lines_of
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _OF_CLOSURES = ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
@@ -74,9 +74,7 @@ def line_that_writes(module: torch.nn.Module, name: str) -> str:
     """
     walk = _walk(module)
     walk.run()
-    pattern = re.compile(rf"\b{re.escape(name)}(\[[^]]*\]|\.\w+)*\s*([-+*/%@|&^]|//|\*\*|<<|>>)?=[^=]")
-    lines = itertools.chain.from_iterable(map(lines_of, walk.functions))
-    return next((f"{file}:{line}" for file, line, text in lines if pattern.search(text)), "")
+    return line_that_changes(itertools.chain.from_iterable(map(lines_of, walk.functions)), rf"\b{re.escape(name)}\b")
 
 
 def _walk(module: torch.nn.Module) -> _Walk:
@@ -159,6 +157,7 @@ class _Walk:
         else:
             names = _mentions_in
             self.functions.append(function)
+            self._defaults(function, home)
         for kind, path in itertools.chain.from_iterable(map(names, codes_within(code))):
             (name, *rest), table = path, function.__globals__
             self._attributes.update(dict.fromkeys(path[kind not in _OF_ATTRIBUTES :]))
@@ -167,6 +166,16 @@ class _Walk:
             elif kind in _OF_CLOSURES and name in cells and not is_librarys(home):
                 read, write = functools.partial(_content, cells[name]), functools.partial(_fill, cells[name])
                 self._value((id(cells[name]), name), Named(f"{function.__qualname__}: {name}", read, write), home, rest)
+
+    def _defaults(self, function: types.FunctionType, home: str) -> None:
+        """What arguments are where a call does not say: one object for all calls."""
+        names = function.__code__.co_varnames[: function.__code__.co_argcount]
+        given = function.__defaults__ or ()
+        held = {**dict(zip(names[len(names) - len(given) :], given, strict=True)), **(function.__kwdefaults__ or {})}
+        for name, value in held.items():
+            if type(value) not in PLAIN:
+                named = Named(f"{function.__qualname__}: {name}", functools.partial(held.get, name))
+                self._value((id(function), name), named, home, ())
 
     def _name(
         self,

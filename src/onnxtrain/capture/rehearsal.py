@@ -12,7 +12,7 @@ import torch
 from onnxtrain.capture.free_numbers import Conditions, counted_by
 from onnxtrain.capture.hidden_changes import Overwritten
 from onnxtrain.capture.host_random import HostGenerators, place_of_draw
-from onnxtrain.capture.left_behind import Watch
+from onnxtrain.capture.left_behind import Watch, tensors_held
 from onnxtrain.capture.looks import Key, Look, Looks, Way, content_of, place_of, same, user_frame
 from onnxtrain.capture.named_values import NamedValues, names_read
 from onnxtrain.capture.schema import flatten
@@ -144,14 +144,15 @@ def untouched(
     watch, named = Watch(module, ignored), NamedValues(names_read(module, ignored))
     owned = [(t, t.detach().clone()) for t in (*module.buffers(), *given)]
     again: list[Callable[[], None]] = []
-    parameters = Overwritten(p for p in module.parameters() if not p.requires_grad)
+    others = (t for t in (*module.parameters(), *tensors_held(module), *named.tensors()) if not t.requires_grad)
+    overwritten = Overwritten(others)
     try:
-        with parameters:
+        with overwritten:
             yield again
     finally:
         again.append(watch.take_back())
         named.put_back()
-        parameters.take_back()
+        overwritten.take_back()
         with torch.no_grad():
             for tensor, content in owned:
                 if not torch.equal(tensor, content):  # versions do not tell: normalization counts none

@@ -11,7 +11,7 @@ import sys
 import sysconfig
 import traceback
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,21 @@ def lines_of(function: Callable[..., Any]) -> Iterator[tuple[str, int, str]]:
         return
     for offset, text in enumerate(lines):
         yield function.__code__.co_filename, first + offset, text
+
+
+def line_that_changes(lines: Iterable[tuple[str, int, str]], owner: str) -> str:
+    """Where code sets something, or changes what is in it; empty where none does.
+
+    Args:
+        lines: of the code, with their files and numbers.
+        owner: an expression for what it is in the code.
+    """
+    own = rf"{owner}(\[[^]]*\]|\.\w+)*"
+    sets = rf"{own}\s*([-+*/%@|&^]|//|\*\*|<<|>>)?=[^=]"
+    changes = rf"{owner}(\[[^]]*\])*\.(append|appendleft|add|extend|insert|pop|put|rotate|update)\("
+    known = list(lines)
+    found = ((f, n) for pattern in (sets, changes) for f, n, text in known if re.search(pattern, text))
+    return next((f"{file}:{number}" for file, number in found), "")
 
 
 @functools.lru_cache(4096)

@@ -107,9 +107,10 @@ class Substitutes(TorchFunctionMode):
         kwargs = dict(zip(kwargs, self._elsewhere.now(func, kwargs.values()), strict=True)) if kwargs else {}
         if func in _FREEZING:
             refuse_freezing(args[0], *args[1:], **kwargs)
+        written = tensors_written_by(func, args, kwargs)
+        self._elsewhere.refuse_written(written)
         if func == SET_DATA:
             return replace_data(args[0], args[1], self._detached)
-        written = tensors_written_by(func, args, kwargs)
         if behind := [t for w in written for t in changed_behind(w, self._detached, func.__name__)]:
             return write(behind, lambda: _call(func, *args, **kwargs))
         before = [(w, history(w)) for w in written if not _is_unwatched(func, w)]
@@ -117,6 +118,7 @@ class Substitutes(TorchFunctionMode):
         if _is_uncounted(func):
             torch.autograd.graph.increment_version(written)
         self._elsewhere.made(made)
+        self._elsewhere.note_views(args, made)
         refuse_unnoticed(before, func.__name__)
         if func in _DETACH and args[0].requires_grad:
             self._note_detached(whole_of(args[0]))

@@ -128,7 +128,7 @@ def collections_read(module: torch.nn.Module, captured: Captured) -> list[Named]
             if (type(owner), name) not in captured.read or not is_collection(value):
                 continue
             place, label = left.get((id(owner), name)), f"{type(owner).__name__}.{name}"
-            if place is None:
+            if place is None or place.kind is Kind.SET:  # what it has now is not what this call has read
                 found.append(Named(label, functools.partial(attribute, owner, name)))
             elif place.kind in (Kind.FILL, Kind.UPDATE):  # a constant may be read before it is another
                 keys = [k for k, v in _pairs(constants[place]) if type(v) in BY_VALUE]

@@ -27,6 +27,7 @@ from onnxtrain.capture import (
     configurations,
     device_types,
     flatten,
+    is_adopted,
     may_change,
 )
 from onnxtrain.ortmodule.values import is_compared, is_immutable, shown, told_apart
@@ -174,8 +175,9 @@ class Inspector:
         return _Found(self._structure, [read() for read in self._reads], rest)
 
     def _tensors(self) -> list[Hashable]:
-        """Tensors that became constants of the graph: which ones, and how often they were modified."""
-        return [(id(t), t._version) for t in (read() for read in self._constants) if isinstance(t, torch.Tensor)]
+        """Tensors that became constants of the graph: which ones, and how often they were modified, but by calls."""
+        held = [t for t in (read() for read in self._constants) if isinstance(t, torch.Tensor)]
+        return [(id(t), None if is_adopted(t) else t._version) for t in held]
 
     def _content(self) -> list[Hashable]:
         """What a call may ask of what it extends: whether there is something in a list, the keys of a dict."""
