@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -271,3 +272,17 @@ def test_tensors_that_are_kept_from_call_to_call_are_refused(do: Callable[[Any, 
         for _ in range(3):
             x = torch.randn(4, 3)
             torch.testing.assert_close(wrapped(x), eager(x))
+
+
+@pytest.mark.parametrize("do", [_added_of_the_input, _in_collections, _global])
+def test_a_graph_that_is_kept_changes_them_too(do: Callable[[Any, Tensor, Tensor], Any], tmp_path: Path) -> None:
+    """The next process takes the graph and does not trace: another wrapper of an equal module does so here."""
+    net = Net(do)
+    others = [copy.deepcopy(net), copy.deepcopy(net)]
+    expected = _steps(net, net)
+    for other in others:
+        _start()
+        wrapped = ORTModule(other, options=Options(summary=False, cache_dir=tmp_path))
+        torch.testing.assert_close(_steps(other, wrapped), expected)
+        assert "6 calls, 2 graphs\n" in wrapped.explain()
+    assert "not traced: taken from the graph cache" in wrapped.explain()

@@ -32,7 +32,7 @@ from onnxtrain.capture.convert import Refusals, to_graph
 from onnxtrain.capture.descriptions import PLAIN
 from onnxtrain.capture.export import export
 from onnxtrain.capture.flat_module import PREFIX, FlatModule
-from onnxtrain.capture.found_elsewhere import is_adopted
+from onnxtrain.capture.found_elsewhere import adopt, is_adopted
 from onnxtrain.capture.given import Change, Given, at, change
 from onnxtrain.capture.left_behind import Watch, refuse_read
 from onnxtrain.capture.left_outside import LeftOutsideError
@@ -236,6 +236,7 @@ __all__ = [
     "Start",
     "Traced",
     "Watch",
+    "adopt",
     "are_settings",
     "arguments_of",
     "at",

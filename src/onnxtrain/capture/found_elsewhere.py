@@ -51,7 +51,7 @@ class AdoptedError(GivenUpError):
         self.tensor = tensor
 
 
-def adopt(tensor: torch.Tensor, others: Iterable[torch.Tensor]) -> torch.Tensor:
+def adopt(tensor: torch.Tensor, others: Iterable[torch.Tensor] = ()) -> torch.Tensor:
     """From now on a tensor is one that calls change: an input of each graph that reads it, whatever its content.
 
     Args:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.overrides import TorchFunctionMode
@@ -269,7 +270,8 @@ class Overwritten(TorchFunctionMode):
         for place in map(_place, tensors_written_by(func, args, kwargs or {})):
             if place in self._tensors and place not in self._kept:
                 own = self._tensors[place]
-                self._kept[place] = own, own.detach(), own.detach().clone()
+                with unset_fake_temporarily():
+                    self._kept[place] = own, own.detach(), own.detach().clone()
         return func(*args, **(kwargs or {}))
 
     def take_back(self) -> None:
@@ -281,6 +283,8 @@ class Overwritten(TorchFunctionMode):
 
 def _place(tensor: Tensor) -> int | None:
     """Where a tensor lies in memory, beneath what ``torch.func`` wraps it in; None where it does not."""
+    if isinstance(tensor, FakeTensor):
+        return None
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else None

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from onnxtrain.capture import Answers, Captured, Numbers, Path, at, change, copies, device_of, leave, write_back
+from onnxtrain.capture import Answers, Captured, Numbers, Path, adopt, at, change, copies, device_of, leave, write_back
 from onnxtrain.compiler import Report, capture_module
 from onnxtrain.engine.bound import BoundGraph
 from onnxtrain.engine.step import run
@@ -130,6 +130,8 @@ class ModuleTensors(Owned):
         self._parameters = [self._place(name) for name in signature.parameters]
         self._buffers = [self._place(name) for name in signature.buffers]
         self._updated = [self._place(name) for name in signature.buffer_updates]
+        for name in signature.buffer_updates.keys() & borrowed.keys():  # known already, but of a graph that was kept
+            adopt(borrowed[name])
 
     @property
     def device(self) -> str:

@@ -79,6 +79,17 @@ def _kept(program: Program, rng: np.random.Generator) -> Program:
     return dataclasses.replace(program, body=(*program.body, line), initial=(*program.initial, initial))
 
 
+def _of_plain_tensors(program: Program, rng: np.random.Generator) -> Program:
+    """Buffers are attributes that nobody registers; but for those that are set, which a graph asks to be buffers."""
+    kept = set(re.findall(r"self\.(\w+) = ", "\n".join(program.body)))
+
+    def plain(line: str) -> str:
+        found = re.fullmatch(r"self\.register_buffer\('(\w+)', (.*?)(, persistent=False)?\)", line)
+        return line if found is None or found[1] in kept else f"self.{found[1]} = {found[2]}"
+
+    return dataclasses.replace(program, initial=tuple(map(plain, program.initial)))
+
+
 def _counted(program: Program, rng: np.random.Generator) -> Program:
     """Numbers are returned beside tensors."""
     number = _one(rng, _NUMBERS).format(value=_value(program, rng))
@@ -116,4 +127,5 @@ def _one(rng: np.random.Generator, of: list[str] | tuple[str, ...]) -> str:
 
 _MANNERS: tuple[tuple[Callable[[Program, np.random.Generator], Program], float], ...] = (
     (_of_default_type, 0.1), (_packed, 0.25), (_kept, 0.12), (_counted, 0.1), (_further, 0.12),
+    (_of_plain_tensors, 0.3),
 )  # fmt: skip
