@@ -58,18 +58,21 @@ class ContentError(CaptureError):
 
 
 class HostRandomError(CaptureError):
-    """A forward pass draws random numbers from a generator of Python or numpy, which a graph would not do again.
+    """A forward pass draws random numbers from a generator of Python or numpy, or sets a seed; a graph does neither.
 
     Args:
-        generator: which.
+        generator: which; the function that sets the seed.
         source: the line.
+        is_seed: whether a seed is set.
     """
 
-    def __init__(self, generator: str, source: str = "") -> None:
+    def __init__(self, generator: str, source: str = "", is_seed: bool = False) -> None:
+        does = f"calls {generator}" if is_seed else f"draws random numbers from {generator}"
+        draws = "draw them by torch: torch.rand(()) < p decides on a path, torch.where on numbers"
         super().__init__(
-            f"the forward pass draws random numbers from {generator}, which a graph does not",
+            f"the forward pass {does}, which a graph does not",
             source=source,
-            cure="draw them by torch: torch.rand(()) < p decides on a path, torch.where on numbers",
+            cure="set the seed outside of forward, or pass the random numbers as an input" if is_seed else draws,
         )
         self.generator = generator
 

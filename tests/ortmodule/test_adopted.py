@@ -110,6 +110,12 @@ def _data(m: Net, x: Tensor, y: Tensor) -> Tensor:
     return y + m.state
 
 
+def _data_in_place(m: Net, x: Tensor, y: Tensor) -> Tensor:
+    m.state.data.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+    m.mean.detach().copy_(m.state)
+    return y - m.mean
+
+
 def _several(m: Net, x: Tensor, y: Tensor) -> Tensor:
     torch._foreach_add_([m.state, m.mean], 1.0)
     F.relu(m.mean, inplace=True)
@@ -168,18 +174,9 @@ def _returned_and_not_read(m: Net, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor
 
 
 CHANGES = (
-    *(
-        _added,
-        _added_of_the_input,
-        _added_by_an_operator,
-        _item_set,
-        _copied,
-        _without_gradients,
-        _out,
-        _through_a_view,
-    ),
-    *(_seen_by_a_view, _data, _several, _batch_norm, _in_collections, _global, _queue, _before_a_look, _looked_at),
-    *(_in_training_alone, _returned, _returned_and_not_read),
+    *(_added, _added_of_the_input, _added_by_an_operator, _item_set, _copied, _without_gradients, _out),
+    *(_through_a_view, _seen_by_a_view, _data, _data_in_place, _several, _batch_norm, _in_collections, _global),
+    *(_queue, _before_a_look, _looked_at, _in_training_alone, _returned, _returned_and_not_read),
 )
 
 
@@ -209,6 +206,42 @@ def test_as_eager(do: Callable[[Any, Tensor, Tensor], Any]) -> None:
     torch.testing.assert_close(_steps(net, wrapped), expected)
     assert [id(t) for t in net.all_state()] == identities
     assert "eager PyTorch" not in wrapped.explain()
+
+
+def _seeds(m: Net, x: Tensor, y: Tensor) -> Tensor:
+    torch.manual_seed(3)
+    return y * torch.rand(3)
+
+
+def test_a_seed_that_is_set_is_set_by_eager(caplog: pytest.LogCaptureFixture) -> None:
+    net = Net(_seeds)
+    wrapped, x = ORTModule(net, options=Options(summary=False)), torch.randn(4, 3)
+    for _ in range(3):
+        torch.testing.assert_close(wrapped(x), net(x))
+    assert caplog.text.count("the forward pass calls torch.manual_seed") == 1
+    assert f"{__file__}:" in caplog.text
+
+
+def test_layers_that_are_alike_have_state_of_their_own() -> None:
+    """Of so many layers some are not traced where they only compute; these are all traced."""
+
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(Net(_added_of_the_input) for _ in range(8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = layer(x).tanh()
+            return x
+
+    net = Layers()
+    eager, wrapped = copy.deepcopy(net), ORTModule(net, options=Options(summary=False))
+    for size in (3, 4, 3):
+        x = torch.randn(size, 3)
+        torch.testing.assert_close(wrapped(x), eager(x))
+    for one, other in zip(net.layers, eager.layers, strict=True):
+        torch.testing.assert_close(one.state, other.state)
 
 
 def test_a_copy_changes_its_own() -> None:

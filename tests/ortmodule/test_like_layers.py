@@ -192,7 +192,8 @@ def test_layers_that_count_are_all_traced(kind: Callable[[], Callable[[int], nn.
     module = Stack(blocks(kind())).double()
     wrapped = ORTModule(module)
     x = torch.randn(5, 4, dtype=torch.float64)
-    torch.testing.assert_close(wrapped(x), module(x))
+    for _ in range(2):  # the first call of some sets what they count
+        torch.testing.assert_close(wrapped(x), module(x))
     assert rows(wrapped) == 0
 
 

@@ -94,10 +94,10 @@ def trace(
     tensors, inputs = flatten((tuple(args), dict(kwargs)), numbers=numbers)
     autocast, repeated = Autocast.current(device_of(module, tensors).type), repeated_among(tensors)
     fill = functools.partial(fill_caches, module, args, kwargs, ignored)
-    fixed = axes_of(tensors) if static_shapes else frozenset(constant)
+    fixed, named = axes_of(tensors) if static_shapes else frozenset(constant), names_read(module, ignored)
 
     def traced(stand_ins: StandIns) -> Traced:
-        flat = FlatModule(module, inputs, autocast, functions, ignored, answers, repeated, stand_ins)
+        flat = FlatModule(module, inputs, autocast, functions, ignored, answers, repeated, stand_ins, named)
         owned = [*dict(module.named_parameters()), *dict(module.named_buffers())]
         names = input_names(module.forward, args, kwargs, inputs.numbers, owned)
         program = _program(flat, _told_apart(tensors), names, fixed, fill)

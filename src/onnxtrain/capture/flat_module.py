@@ -17,12 +17,13 @@ from onnxtrain.capture.autograd_functions import Functions
 from onnxtrain.capture.found_elsewhere import Borrowed, FoundElsewhere, adopt
 from onnxtrain.capture.given import Change, Given
 from onnxtrain.capture.hidden_changes import Versions, hidden
-from onnxtrain.capture.host_random import HostGenerators
+from onnxtrain.capture.host_random import HostGenerators, seeds_refused
 from onnxtrain.capture.known_calls import Count
 from onnxtrain.capture.left_behind import Changes, Watch, names_of, owned_by, plain_tensors, tensors_held
 from onnxtrain.capture.left_outside import LeftOutsideError
-from onnxtrain.capture.named_values import NamedValues, names_read
+from onnxtrain.capture.named_values import NamedValues
 from onnxtrain.capture.places import Place
+from onnxtrain.capture.reached_code import Named
 from onnxtrain.capture.rehearsal import Answers
 from onnxtrain.capture.replay import Path, Replay
 from onnxtrain.capture.rewritten import Contents, Copied, Rewritten
@@ -98,6 +99,7 @@ class FlatModule(torch.nn.Module):
         answers: what looks at tensors saw in a rehearsal; None where checks are to be left out and other looks refused.
         repeated: the inputs that come again (``size_guards.repeated_among``).
         stand_ins: of its layers, while it is traced.
+        named: the names that its code mentions.
 
     Attributes:
         result: filled by the forward pass.
@@ -116,6 +118,7 @@ class FlatModule(torch.nn.Module):
         answers: Answers | None = None,
         repeated: Repeated = (),
         stand_ins: StandIns | None = None,
+        named: Sequence[Named] = (),
     ) -> None:
         super().__init__()
         self._stand_ins = stand_ins or StandIns(())
@@ -124,7 +127,7 @@ class FlatModule(torch.nn.Module):
         self._names, self.gradients, self._owned = names_of(module), True, owned_by(module)
         self.copied: dict[int, Copied] = {}
         self.adopted: dict[str, torch.Tensor] = {}
-        self._named = names_read(module, ignored)
+        self._named = named
         self.result = Result()
         self.train(module.training)
 
@@ -193,8 +196,9 @@ class FlatModule(torch.nn.Module):
         )
         sizes, whole, layers = symbolic_sizes(tensors), Substitutes(elsewhere), self._stand_ins.calls()
         looks = contextlib.nullcontext() if self._answers is None else replay.within()
+        noted, seeds = reads.noted(), seeds_refused()
         try:
-            with self._autocast.enter(), functions, sizes as self.result.assumed, whole, looks, layers, reads.noted():
+            with self._autocast.enter(), functions, sizes as self.result.assumed, whole, looks, layers, noted, seeds:
                 yield
             if generator := generators.drawn:
                 raise HostRandomError(generator)

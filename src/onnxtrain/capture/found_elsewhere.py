@@ -100,18 +100,19 @@ class FoundElsewhere:
         if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor) and not _is_read_by_dynamo():
             self._known[id(value)] = value
 
-    def note_views(self, values: Iterable[Any], made: Any) -> None:
+    def note_views(self, values: Iterable[Any], made: Any, is_detached: bool) -> None:
         """A function returned a value that may be a view of others' tensors among its arguments.
 
         Args:
             values: its arguments.
             made: the value.
+            is_detached: whether it is the argument detached: in its memory, but no view for torch.
         """
         if _is_read_by_dynamo():
             return
         if others := [x for x in values if isinstance(x, torch.Tensor) and self._is_others(x)]:
             for view in pytree.tree_leaves(made):
-                if isinstance(view, FakeTensor) and view._is_view():
+                if isinstance(view, FakeTensor) and (is_detached or view._is_view()):
                     self._views[memory_of(view)] = view, others[0]
 
     def refuse_written(self, tensors: Sequence[torch.Tensor] = ()) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import pickle
 import random
 import sys
@@ -12,10 +13,16 @@ from typing import Any, TypeAlias
 
 import torch
 
-from onnxtrain.capture.looks import place_of
+from onnxtrain.capture.looks import place_of, user_frame
+from onnxtrain.capture.replaced import replaced
 from onnxtrain.capture.source_lines import is_users
+from onnxtrain.errors import HostRandomError
 
 _Generator: TypeAlias = tuple[str, Callable[[], Any], Callable[[Any], None]]  # its name, how its state is read and set
+_SEEDS: tuple[tuple[Any, str], ...] = (
+    *((owner, name) for owner in (torch, torch.random) for name in ("manual_seed", "seed")),
+    *((torch.cuda, name) for name in ("manual_seed", "manual_seed_all", "seed", "seed_all")),
+)
 _NOBODYS = (random.__file__, "<string>")  # files whose lines are none of the user's
 
 
@@ -53,6 +60,16 @@ class HostGenerators:
             yield
         finally:
             self.restore()
+
+
+def seeds_refused() -> contextlib.AbstractContextManager[None]:
+    """Within it HostRandomError is raised where the user's code sets the seed of torch's own generators."""
+    return replaced(*((owner, name, functools.partial(_refuse_seed, owner, name)) for owner, name in _SEEDS))
+
+
+def _refuse_seed(owner: Any, name: str, *args: Any, **kwargs: Any) -> None:
+    frame = user_frame()
+    raise HostRandomError(f"{owner.__name__}.{name}", "" if frame is None else place_of(frame), is_seed=True)
 
 
 def _everybodys() -> Iterator[_Generator]:

@@ -118,7 +118,7 @@ class Substitutes(TorchFunctionMode):
         if _is_uncounted(func):
             torch.autograd.graph.increment_version(written)
         self._elsewhere.made(made)
-        self._elsewhere.note_views(args, made)
+        self._elsewhere.note_views(args, made, func in _DETACH)
         refuse_unnoticed(before, func.__name__)
         if func in _DETACH and args[0].requires_grad:
             self._note_detached(whole_of(args[0]))

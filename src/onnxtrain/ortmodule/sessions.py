@@ -259,8 +259,10 @@ class Sessions:
         try:
             return self._captured(call, args, kwargs)
         except HostRandomError as error:
-            source = line_that_draws(self.module, args, kwargs, self.options.ignored_attributes)
-            drawn = HostRandomError(error.generator, source)
+            drawn = error
+            if not drawn.source:
+                source = line_that_draws(self.module, args, kwargs, self.options.ignored_attributes)
+                drawn = HostRandomError(error.generator, source)
             if str(drawn) not in map(str, self.without_graph.values()):
                 _LOG.warning("%s runs in eager PyTorch: %s", type(self.module).__name__, drawn)
             self.without_graph[call] = drawn
