@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
+import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -77,8 +78,10 @@ class HeldContent:
                     held.content[key] = value
 
     def take_back(self) -> None:
-        """Put back what was there."""
+        """Put back what was there; what is as it was is not touched: somebody may be going through it."""
         for _, _, content, before in self._held:
+            if _has_the_same(content, before):
+                continue
             if is_array(content):
                 content[...] = before
             elif isinstance(content, list | bytearray):
@@ -87,6 +90,14 @@ class HeldContent:
                 content.clear()
                 for item in dict.items(before) if isinstance(content, dict) else before:
                     _add(content, item)
+
+
+def _has_the_same(content: Any, before: Any) -> bool:
+    """Whether a collection has the very items that it had; of arrays it is not asked."""
+    if is_array(content) or len(content) != len(before):
+        return False
+    now, then = ((*dict.keys(c), *dict.values(c)) if isinstance(c, dict) else tuple(c) for c in (content, before))
+    return len(now) == len(then) and all(map(operator.is_, now, then))
 
 
 def _add(content: Any, item: Any) -> None:

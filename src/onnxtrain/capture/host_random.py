@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import pickle
 import random
 import sys
@@ -15,7 +14,7 @@ import torch
 
 from onnxtrain.capture.looks import place_of, user_frame
 from onnxtrain.capture.replaced import replaced
-from onnxtrain.capture.source_lines import is_users
+from onnxtrain.capture.source_lines import is_ours_or_torchs, is_users
 from onnxtrain.errors import HostRandomError
 
 _Generator: TypeAlias = tuple[str, Callable[[], Any], Callable[[Any], None]]  # its name, how its state is read and set
@@ -63,13 +62,21 @@ class HostGenerators:
 
 
 def seeds_refused() -> contextlib.AbstractContextManager[None]:
-    """Within it HostRandomError is raised where the user's code sets the seed of torch's own generators."""
-    return replaced(*((owner, name, functools.partial(_refuse_seed, owner, name)) for owner, name in _SEEDS))
+    """Within it HostRandomError is raised where code that is not torch's sets the seed of torch's own generators."""
+    return replaced(*((owner, name, _refusing(owner, name)) for owner, name in _SEEDS))
 
 
-def _refuse_seed(owner: Any, name: str, *args: Any, **kwargs: Any) -> None:
-    frame = user_frame()
-    raise HostRandomError(f"{owner.__name__}.{name}", "" if frame is None else place_of(frame), is_seed=True)
+def _refusing(owner: Any, name: str) -> Callable[..., Any]:
+    """What takes the place of a function that sets a seed."""
+    own = getattr(owner, name)
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        if is_ours_or_torchs(sys._getframe(1).f_code.co_filename):
+            return own(*args, **kwargs)
+        frame = user_frame()
+        raise HostRandomError(f"{owner.__name__}.{name}", "" if frame is None else place_of(frame), is_seed=True)
+
+    return refuse
 
 
 def _everybodys() -> Iterator[_Generator]:
