@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from parity import pair, same_step
 
 from onnxtrain import ORTModule
 
@@ -170,3 +171,19 @@ def test_autocast_gives_the_types_that_it_gives_in_eager(name: str) -> None:
     torch.manual_seed(0)
     function = (ANY | AUTOCAST)[name]
     _compare(function, torch.randn(2, 5, 4), torch.randn(4, 4), {"rtol": 0.05, "atol": 0.06}, True)
+
+
+class WritesAtShortPlaces(torch.nn.Module):
+    """Places of a shorter type than ONNX has them, in what is a second derivative."""
+
+    def forward(self, x: Tensor, places: Tensor) -> Tensor:
+        second = torch.func.hessian(lambda a: a.pow(3).sum() * a.mean())(x.flatten()[:3]).clone()
+        second[places] = 3.0
+        return second * x.sum()
+
+
+def test_places_of_a_shorter_type() -> None:
+    wrapped, eager = pair(WritesAtShortPlaces())
+    places = torch.tensor([[0, 2]], dtype=torch.int32)
+    for size in (2, 3):
+        same_step(wrapped, eager, torch.randn(size, 4, requires_grad=True), places)

@@ -105,6 +105,8 @@ def unique(ctx: Context, dy: Value, x: Value, *, axis: Any = None, **_: Any) -> 
 def scatter_nd(ctx: Context, dy: Value, x: Value, indices: Value, updates: Value, *, reduction: str = "none") -> Any:
     """As ScatterElements on rows: runtimes add and multiply duplicates rightly there."""
     op = ctx.op
+    if indices.dtype == ir.DataType.INT32:  # torch.onnx writes what torch has been given
+        indices = op.Cast(indices, to=ir.DataType.INT64)
     if reduction == "add":
         return dy, None, op.GatherND(dy, indices)
     if reduction == "none":
