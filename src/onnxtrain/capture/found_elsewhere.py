@@ -95,23 +95,20 @@ class FoundElsewhere:
         self.borrowed: dict[int, Borrowed] = {}
         self.written: list[torch.Tensor] = []
 
-    def made(self, value: Any) -> None:
-        """A function returned a value: tensors with content are no others', they are constants of the call."""
-        if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor) and not _is_read_by_dynamo():
-            self._known[id(value)] = value
-
-    def note_views(self, values: Iterable[Any], made: Any, is_detached: bool) -> None:
-        """A function returned a value that may be a view of others' tensors among its arguments.
+    def made(self, value: Any, given: Iterable[Any], is_detached: bool) -> None:
+        """A function returned a value: tensors with content are constants of the call, others may be views of others'.
 
         Args:
-            values: its arguments.
-            made: the value.
+            value: it.
+            given: the function's arguments.
             is_detached: whether it is the argument detached: in its memory, but no view for torch.
         """
         if _is_read_by_dynamo():
             return
-        if others := [x for x in values if isinstance(x, torch.Tensor) and self._is_others(x)]:
-            for view in pytree.tree_leaves(made):
+        if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
+            self._known[id(value)] = value
+        if others := [x for x in given if isinstance(x, torch.Tensor) and self._is_others(x)]:
+            for view in pytree.tree_leaves(value):
                 if isinstance(view, FakeTensor) and (is_detached or view._is_view()):
                     self._views[memory_of(view)] = view, others[0]
 

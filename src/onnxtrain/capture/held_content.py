@@ -71,7 +71,7 @@ class HeldContent:
     def put_back(self) -> None:
         """Put back what is another by now, and leave what there is more."""
         for held in self._held:
-            for key, value, _ in list(_changes(held)):
+            for key, value, _ in _changes(held):
                 if is_array(held.content):
                     held.content.flat[key] = value
                 else:
@@ -97,7 +97,7 @@ def _has_the_same(content: Any, before: Any) -> bool:
     if is_array(content) or len(content) != len(before):
         return False
     now, then = ((*dict.keys(c), *dict.values(c)) if isinstance(c, dict) else tuple(c) for c in (content, before))
-    return len(now) == len(then) and all(map(operator.is_, now, then))
+    return all(map(operator.is_, now, then))
 
 
 def _add(content: Any, item: Any) -> None:

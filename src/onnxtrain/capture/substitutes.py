@@ -107,8 +107,7 @@ class Substitutes(TorchFunctionMode):
         kwargs = dict(zip(kwargs, self._elsewhere.now(func, kwargs.values()), strict=True)) if kwargs else {}
         if func in _FREEZING:
             refuse_freezing(args[0], *args[1:], **kwargs)
-        written = tensors_written_by(func, args, kwargs)
-        self._elsewhere.refuse_written(written)
+        self._elsewhere.refuse_written(written := tensors_written_by(func, args, kwargs))
         if func == SET_DATA:
             return replace_data(args[0], args[1], self._detached)
         if behind := [t for w in written for t in changed_behind(w, self._detached, func.__name__)]:
@@ -117,8 +116,7 @@ class Substitutes(TorchFunctionMode):
         made = _call(func, *args, **kwargs)
         if _is_uncounted(func):
             torch.autograd.graph.increment_version(written)
-        self._elsewhere.made(made)
-        self._elsewhere.note_views(args, made, func in _DETACH)
+        self._elsewhere.made(made, args, func in _DETACH)
         refuse_unnoticed(before, func.__name__)
         if func in _DETACH and args[0].requires_grad:
             self._note_detached(whole_of(args[0]))
