@@ -28,13 +28,14 @@ from onnxtrain.capture.autocast import Autocast, device_of, device_types
 from onnxtrain.capture.autograd_functions import Functions
 from onnxtrain.capture.cache import GraphCache
 from onnxtrain.capture.captured import Captured, Traced
+from onnxtrain.capture.carried import Carried, can_be_carried, places_carried
 from onnxtrain.capture.convert import Refusals, to_graph
 from onnxtrain.capture.descriptions import PLAIN
 from onnxtrain.capture.export import export
 from onnxtrain.capture.flat_module import PREFIX, FlatModule
 from onnxtrain.capture.found_elsewhere import adopt, is_adopted
 from onnxtrain.capture.given import Change, Given, at, change
-from onnxtrain.capture.left_behind import Watch, refuse_read
+from onnxtrain.capture.left_behind import Watch, places_read, refuse_read
 from onnxtrain.capture.left_outside import LeftOutsideError
 from onnxtrain.capture.like_layers import rows_of
 from onnxtrain.capture.looks import Key, Look, content_of, same
@@ -184,6 +185,7 @@ def translate(
     """
     result, borrowed, environment = traced.flat.result, traced.borrowed, environment_of(traced.program)
     trained = {name: b.is_trained for name, b in borrowed.items()}
+    trained |= dict.fromkeys(traced.flat.carried.keys() - set(result.written), False)
 
     def guards() -> SizeGuards:
         return size_guards(traced.program, result.assumed, traced.form, tuple(traced.flat.repeated.items()))
@@ -203,8 +205,9 @@ def translate(
     for error in (e for name, e in result.reformed.items() if name in graph.signature.buffers):
         raise error
     constants = filter(torch.is_tensor, traced.program.constants.values())
-    refuse_read(traced.flat.module, result.left, constants, result.read)
-    lent = traced.flat.adopted | {name.removeprefix(PREFIX): b.tensor for name, b in borrowed.items()}
+    refuse_read(traced.flat.module, places_read(traced.flat.module, result.left, constants, result.read))
+    others = {name.removeprefix(PREFIX): b.tensor for name, b in borrowed.items()}
+    lent = {**others, **traced.flat.adopted, **traced.flat.carried}
     seen = result.left, result.given, result.rewritten, result.path, lent, frozenset(result.read)
     return Captured(graph, traced.inputs, result.schema, result.sources, guards(), *seen, kept)
 
@@ -222,6 +225,7 @@ __all__ = [
     "Axis",
     "Change",
     "Captured",
+    "Carried",
     "Functions",
     "Given",
     "GraphCache",
@@ -240,6 +244,7 @@ __all__ = [
     "are_settings",
     "arguments_of",
     "at",
+    "can_be_carried",
     "capture",
     "change",
     "attribute",
@@ -266,6 +271,7 @@ __all__ = [
     "line_that_draws",
     "names_read",
     "owners_of",
+    "places_carried",
     "rehearse",
     "same",
     "start_of",

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from onnxtrain.capture.attribute_reads import Attribute
+from onnxtrain.capture.carried import Carried
 from onnxtrain.capture.flat_module import FlatModule
 from onnxtrain.capture.found_elsewhere import Borrowed, borrowed_among
 from onnxtrain.capture.given import Change
@@ -35,7 +36,8 @@ class Captured:
             that of the output, of what is left, and of what the containers get.
         rewritten: what its inputs hold afterwards, where it changes them in place.
         path: what the call saw in tensors; a call that sees something else is not what the graph computes.
-        borrowed: the tensors that the graph reads beside the module's, by the names that its signature has for them.
+        borrowed: the tensors that the graph reads beside the module's, by the names that its signature has for them:
+            they themselves, or where they are found.
         read: the attributes that the call read and that are collections, numbers or tensors.
         kept: the file of the graph cache that holds the graph; None where there is none.
     """
@@ -49,7 +51,7 @@ class Captured:
     given: tuple[Change, ...] = ()
     rewritten: tuple[Rewritten, ...] = ()
     path: Path = dataclasses.field(default_factory=Path)
-    borrowed: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+    borrowed: Mapping[str, torch.Tensor | Carried] = dataclasses.field(default_factory=dict)
     read: frozenset[Attribute] = frozenset()
     kept: str | None = None
 

@@ -72,7 +72,7 @@ def export(
             elif changed := module.result.changed - module.copied.keys():
                 lines = lines_of_changes(program, changed)
                 module.copied |= {i: Copied(line, is_trained_leaf(tensors[i])) for i, line in lines.items()}
-            else:
+            elif not module.finds_state(program):
                 return program
 
 

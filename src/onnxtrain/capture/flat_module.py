@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -14,12 +15,21 @@ from onnxtrain.capture import autograd_functions
 from onnxtrain.capture.attribute_reads import Attribute, Reads
 from onnxtrain.capture.autocast import Autocast
 from onnxtrain.capture.autograd_functions import Functions
+from onnxtrain.capture.carried import Carried, carried_by, carry, exchanged, refuse_shared, unchanged
 from onnxtrain.capture.found_elsewhere import Borrowed, FoundElsewhere, adopt
 from onnxtrain.capture.given import Change, Given
 from onnxtrain.capture.hidden_changes import Versions, hidden
 from onnxtrain.capture.host_random import HostGenerators, seeds_refused
 from onnxtrain.capture.known_calls import Count
-from onnxtrain.capture.left_behind import Changes, Watch, names_of, owned_by, plain_tensors, tensors_held
+from onnxtrain.capture.left_behind import (
+    Changes,
+    Watch,
+    names_of,
+    owned_by,
+    places_read,
+    plain_tensors,
+    tensors_held,
+)
 from onnxtrain.capture.left_outside import LeftOutsideError
 from onnxtrain.capture.named_values import NamedValues
 from onnxtrain.capture.places import Place
@@ -106,6 +116,7 @@ class FlatModule(torch.nn.Module):
         gradients: whether they are enabled while it is traced: a graph serves calls with and without them.
         copied: the inputs of which it is given copies, because it changes them in place.
         adopted: tensors of others that it changes in place, by the names of buffers that they are here.
+        carried: tensors of state that it sets anew, by the names of buffers that they are here.
     """
 
     def __init__(
@@ -127,7 +138,9 @@ class FlatModule(torch.nn.Module):
         self._names, self.gradients, self._owned = names_of(module), True, owned_by(module)
         self.copied: dict[int, Copied] = {}
         self.adopted: dict[str, torch.Tensor] = {}
+        self.carried: dict[str, Carried] = {}
         self._named = named
+        self._carry()
         self.result = Result()
         self.train(module.training)
 
@@ -149,15 +162,42 @@ class FlatModule(torch.nn.Module):
         self.adopted[name] = tensor
         self.register_buffer(name, tensor)
 
+    def finds_state(self, program: torch.export.ExportedProgram) -> bool:
+        """Whether a trace read tensors of an attribute and set others there, which are state: the next one has buffers.
+
+        Args:
+            program: what was traced.
+        """
+        read = [*filter(torch.is_tensor, program.constants.values()), *self.adopted.values()]
+        found = carry(self.module, places_read(self.module, self.result.left, read, self.result.read))
+        if found:
+            self._carry()
+        return found
+
+    def _carry(self) -> None:
+        for name in (*self.adopted, *self.carried):
+            delattr(self, name)
+        self.adopted = {}
+        self.carried = {f"_carried_{i}": carried for i, carried in enumerate(carried_by(self.module))}
+        self._state = {name: carried.of(self.module) for name, carried in self.carried.items()}
+        for name, tensor in self._state.items():
+            self.register_buffer(name, tensor)
+
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The module's distinct output tensors, what it left on itself too, what its inputs became and what was looked
         at, then what it changes: its buffers, and parameters that are not trained.
         """
+        state = {name: self.get_buffer(name) for name in self.carried}
+        with exchanged(self.module, {self.carried[name]: tensor for name, tensor in state.items()}):
+            return self._called(tensors, Versions(state.items()))
+
+    def _called(self, tensors: tuple[torch.Tensor, ...], state: Versions) -> tuple[torch.Tensor, ...]:
         mode: Any = get_proxy_mode()
         self.result.tracked = mode.tracer.tensor_tracker, frozenset(map(id, tensors))
         inputs = Contents([t.clone() if i in self.copied else t for i, t in enumerate(tensors)])
         args, kwargs = self._inputs.restore([inputs.tensors[self.repeated.get(i, i)] for i in range(len(tensors))])
-        given, parameters, buffers = Given(args, kwargs), Versions(self.module), dict(self.module.named_buffers())
+        given, buffers = Given(args, kwargs), dict(self.module.named_buffers())
+        parameters = Versions(self.module.named_parameters())
         adopted = {name: self.get_buffer(name) for name in self.adopted}
         owners = {id(tensor): self.adopted[name] for name, tensor in adopted.items()}
         had, has = self._owned | self.adopted, owned_by(self.module) | adopted
@@ -177,13 +217,20 @@ class FlatModule(torch.nn.Module):
             watch.refuse_parts()  # which may be why
             raise
         finally:
-            self.result.settle = watch.take_back()
+            self.result.settle = functools.partial(self._settle, watch.take_back())
         self.result.read = reads.found
         self.result.changed = inputs.changed()
-        owned = buffers | parameters.written() | adopted
+        written = state.written()
+        others = [*tensors_held(self.module), *(b.tensor for b in elsewhere.borrowed.values())]
+        refuse_shared(self.module, {self.carried[name]: self._state[name] for name in written}, others)
+        owned = buffers | parameters.written() | adopted | written
         self.result.written = tuple(owned)[len(buffers) :]
         shown = self._shown(result, changes, given, inputs, replay, elsewhere)
         return (*shown, *(changes.buffers.get(name, tensor).clone() for name, tensor in owned.items()))
+
+    def _settle(self, settle: Callable[[], None]) -> None:
+        with unchanged(self.module):  # the graph has yet to read it
+            settle()
 
     @contextlib.contextmanager
     def _watched(

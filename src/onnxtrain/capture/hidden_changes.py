@@ -148,14 +148,14 @@ def _refused_data(how: str) -> CaptureError:
 
 
 class Versions:
-    """Sees which parameters of a module are changed in place from now on.
+    """Sees which tensors are changed in place from now on.
 
     Args:
-        module: the module.
+        tensors: parameters of a module, or its state, by name.
     """
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._before = [(name, tensor, tensor._version) for name, tensor in module.named_parameters()]
+    def __init__(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        self._before = [(name, tensor, tensor._version) for name, tensor in tensors]
 
     def written(self) -> dict[str, Tensor]:
         """Those that were changed, by name: a momentum encoder's, say.

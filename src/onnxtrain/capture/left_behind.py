@@ -325,10 +325,10 @@ def _holds_tensors(value: Any) -> bool:
     return any(isinstance(x, (torch.Tensor, *SYMBOLS)) for x in leaves)
 
 
-def refuse_read(
+def places_read(
     module: torch.nn.Module, places: Sequence[Place], read: Iterable[torch.Tensor], attributes: Collection[Attribute]
-) -> None:
-    """Raise CaptureError where a call changes an attribute that holds a tensor which it read: a graph reads that again.
+) -> list[Place]:
+    """Where a call leaves something in the place of a tensor that it read: state, which a graph would read again.
 
     Args:
         module: the module, as it was before the call.
@@ -337,6 +337,7 @@ def refuse_read(
         attributes: those that it read; a tensor of one that it did not may have been found elsewhere, too.
     """
     memories = {t.untyped_storage().data_ptr() for t in read if t.numel()}
+    found = []
     for place in (p for p in places if p.kind is not Kind.BUFFER):  # those are inputs of a graph
         owner = place.owner(module)
         if can_be_watched(type(owner), place.name) and (type(owner), place.name) not in attributes:
@@ -344,11 +345,24 @@ def refuse_read(
         leaves = pytree.tree_leaves(getattr(owner, place.name, None))
         held = (t for t in leaves if isinstance(t, torch.Tensor) and t.layout == torch.strided and t.numel())
         if any(t.untyped_storage().data_ptr() in memories for t in held):
-            raise CaptureError(
-                f"the forward pass reads a tensor of {place.label} and leaves another there: state that is no buffer",
-                source=line_that_sets(type(owner), place.name) or line_that_writes(module, place.name),
-                cure=f"make it a buffer: self.register_buffer({place.name!r}, ...) with its first content",
-            )
+            found.append(place)
+    return found
+
+
+def refuse_read(module: torch.nn.Module, places: Sequence[Place]) -> None:
+    """Raise CaptureError where a call leaves something in the place of a tensor that it read (``places_read``)."""
+    for place in places:
+        owner = place.owner(module)
+        leaves = pytree.tree_leaves(getattr(owner, place.name, None))
+        has_history = any(isinstance(t, torch.Tensor) and t.requires_grad for t in leaves)
+        raise CaptureError(
+            f"the forward pass reads a tensor of {place.label} and leaves another there: state "
+            + ("that is not detached" if has_history else "that is no buffer"),
+            source=line_that_sets(type(owner), place.name) or line_that_writes(module, place.name),
+            cure=f"leave it there without its history: self.{place.name} = (...).detach()"
+            if has_history
+            else f"make it a buffer: self.register_buffer({place.name!r}, ...) with its first content",
+        )
 
 
 def _is_collection(name: str, value: Any) -> bool:

@@ -15,6 +15,7 @@ import torch
 
 from onnxtrain.capture.cache import START, GraphCache, versions
 from onnxtrain.capture.captured import Captured, Traced
+from onnxtrain.capture.carried import Carried, places_carried
 from onnxtrain.capture.descriptions import Describer
 from onnxtrain.capture.given import Change
 from onnxtrain.capture.places import Place
@@ -42,7 +43,7 @@ class Kept:
         left: what a call leaves on the module.
         given: what it changes in the containers among its arguments.
         rewritten: what its inputs hold afterwards.
-        borrowed: where the tensors that the graph borrows are among those that are read.
+        borrowed: where the tensors that the graph borrows are: among those that are read, or on the module.
     """
 
     graph: str
@@ -54,7 +55,7 @@ class Kept:
     left: tuple[Place, ...]
     given: tuple[Change, ...]
     rewritten: tuple[Rewritten, ...]
-    borrowed: dict[str, int]
+    borrowed: dict[str, int | Carried]
 
 
 class Start:
@@ -83,7 +84,7 @@ class Start:
         _LOG.info("no trace: an earlier process kept the graph of this call")
         self._read.settle()
         fields = (kept.outputs, kept.sources, kept.guards, kept.left, kept.given, kept.rewritten)
-        borrowed = {name: self._read.tensors[place] for name, place in kept.borrowed.items()}
+        borrowed = {n: self._read.tensors[x] if isinstance(x, int) else x for n, x in kept.borrowed.items()}
         return Captured(graph, self._inputs, *fields, borrowed=borrowed, read=self._read.attributes, kept=kept.graph)
 
     def _kept(self) -> Kept | None:
@@ -108,7 +109,8 @@ class Start:
             _LOG.error("what the graph cache kept for this call is not what the module computes; it is replaced")
             self._cache.remove(self._name)
         read = {id(tensor): place for place, tensor in enumerate(self._read.tensors)}
-        borrowed = {name: read.get(id(tensor), -1) for name, tensor in captured.borrowed.items()}
+        held = captured.borrowed.items()
+        borrowed = {name: x if isinstance(x, Carried) else read.get(id(x), -1) for name, x in held}
         if captured.kept is None or captured.path or -1 in borrowed.values():
             return
         files = _files(traced.program)
@@ -163,7 +165,7 @@ def start_of(
     except Exception as error:  # a look at a content, or the module's own: the trace says more
         _LOG.info("the call is traced: on tensors without content it raises %s", type(error).__name__)
         return None
-    return Start(cache, _name(read, schema, tensors, settings), read, schema)
+    return Start(cache, _name(read, schema, tensors, (*settings, *map(str, places_carried(module)))), read, schema)
 
 
 def _name(read: Reading, schema: Schema, tensors: Sequence[torch.Tensor], settings: Sequence[Any]) -> str:

@@ -98,7 +98,8 @@ def _forward(
     given = {str(v.name): v for v in graph.inputs}
     for old, name in zip(signature.user_inputs, input_names, strict=True):
         given[old].name = name
-    contents = {**dict(module.named_buffers()), **captured.borrowed}
+    borrowed = {name: t for name, t in captured.borrowed.items() if isinstance(t, torch.Tensor)}
+    contents = dict(module.named_buffers()) | borrowed
     for name in signature.buffers:
         content = contents[name].detach().cpu().numpy()
         given[name].const_value = ir.tensor(content, name=name)

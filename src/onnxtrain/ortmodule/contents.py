@@ -14,6 +14,7 @@ from onnxtrain.capture import (
     OWN,
     PLAIN,
     Captured,
+    Carried,
     Kind,
     Named,
     are_settings,
@@ -113,7 +114,7 @@ class Contents:
 
 
 def collections_read(module: torch.nn.Module, captured: Captured) -> list[Named]:
-    """The collections that a captured call reads on its module, and does not leave something in.
+    """The collections that a captured call reads on its module, and that neither it leaves something in nor are state.
 
     Args:
         module: the module.
@@ -122,10 +123,12 @@ def collections_read(module: torch.nn.Module, captured: Captured) -> list[Named]
     left = {(id(place.owner(module)), place.name): place for place in captured.left}
     made = captured.outputs.restore([Same(None)] * captured.outputs.tensors) if left else ((), (), ())
     constants = dict(zip(captured.left, made[1], strict=True))  # in the places of tensors something else
+    places = {held.place for held in captured.borrowed.values() if isinstance(held, Carried)}
+    state = {(id(place.owner(module)), place.name) for place in places}
     found = []
     for owner in owners_of(module):
         for name, value in attributes_of(owner).items():
-            if (type(owner), name) not in captured.read or not is_collection(value):
+            if (type(owner), name) not in captured.read or not is_collection(value) or (id(owner), name) in state:
                 continue
             place, label = left.get((id(owner), name)), f"{type(owner).__name__}.{name}"
             if place is None or place.kind is Kind.SET:  # what it has now is not what this call has read

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
 from onnxtrain.capture import (
@@ -24,11 +25,13 @@ from onnxtrain.capture import (
     Schema,
     attribute,
     attributes_of,
+    can_be_carried,
     configurations,
     device_types,
     flatten,
     is_adopted,
     may_change,
+    places_carried,
 )
 from onnxtrain.ortmodule.values import is_compared, is_immutable, shown, told_apart
 
@@ -40,7 +43,7 @@ _BLIND = {
     torch.nn.ModuleDict: (),
     torch.nn.Sequential: (),
 }  # and their own attributes: nothing depends on them
-_PARTS = ("dtypes", "constant tensors", "devices", "what is in a list or dict")
+_PARTS = ("dtypes", "constant tensors", "devices", "what is in a list or dict", "the form of its state")
 _STAMPS = frozenset(("architectures", "dtype"))  # save_pretrained writes them; dtypes of parameters are compared anyway
 
 
@@ -108,7 +111,7 @@ class Inspector:
         self._generation = 0
         self._left: set[tuple[int, str]] = set()
         self._read: set[tuple[type, str]] = set()
-        self._filled: list[tuple[Any, str]] = []  # lists and dicts of which a call leaves more
+        self._filled: dict[tuple[int, str], Any] = {}  # owners of lists and dicts of which a call leaves more
         self._flat: dict[tuple[str, ...], tuple[Schema, list[str]]] = {}
         self._device_types = device_types()
         self._may_move = len(self._device_types) > 1
@@ -171,18 +174,23 @@ class Inspector:
     def _found(self) -> _Found:
         """What the module is now."""
         types = [p.dtype for p in self._owned]
-        rest = types, self._tensors(), self._devices(), self._content()
+        rest = types, self._tensors(), self._devices(), self._content(), self._forms()
         return _Found(self._structure, [read() for read in self._reads], rest)
 
     def _tensors(self) -> list[Hashable]:
         """Tensors that became constants of the graph: which ones, and how often they were modified, but by calls."""
         held = [t for t in (read() for read in self._constants) if isinstance(t, torch.Tensor)]
-        return [(id(t), None if is_adopted(t) else t._version) for t in held]
+        return list(map(_told_by_identity, held))
 
     def _content(self) -> list[Hashable]:
         """What a call may ask of what it extends: whether there is something in a list, the keys of a dict."""
-        found = itertools.starmap(attribute, self._filled)
+        found = [attribute(owner, name) for (_, name), owner in self._filled.items()]
         return [tuple(held) if isinstance(held, dict) else bool(held) for held in found]
+
+    def _forms(self) -> list[Hashable]:
+        """What state is but for its content, which is an input of graphs."""
+        own = {id(t) for t in self._owned} if self._carried else ()
+        return [_form_of(attribute(owner, name), own) for (_, name), owner in self._carried.items()]
 
     def _devices(self) -> list[torch.device]:
         return list({p.device for p in self._owned}) if self._may_move else []
@@ -208,15 +216,17 @@ class Inspector:
         self._sizes = list(map(len, self._sized))
         self._hook_count = RemovableHandle.next_id  # torch counts every hook that is registered anywhere
         watched = [*owners, *settings]
+        state = ((place.owner(self.module), place.name) for place in places_carried(self.module))
+        self._carried = {(id(owner), name): owner for owner, name in state}
         held = [(w, n) for w in (*modules, *settings) for n, v in attributes_of(w).items() if _is_kept(n, v)]
-        self._constants = [functools.partial(attribute, w, n) for w, n in held if not self._is_only_left(w, n)]
+        held = [(w, n) for w, n in held if not (self._is_only_left(w, n) or (id(w), n) in self._carried)]
+        self._constants = [functools.partial(attribute, w, n) for w, n in held]
         labels = [tuple(n for n, v in attributes_of(w).items() if self._is_watched(w, n, v)) for w in watched]
         self._reads = [_reader(w, n) for n, w in zip(labels, watched, strict=True) if n]
         self._labels = [n for n in labels if n]
         kinds = tuple((type(m), tuple(m._parameters), tuple(m._buffers)) for m in modules)
-        kinds += tuple(
-            n for w in watched for n, v in attributes_of(w).items() if (id(w), n) in self._left and v is not None
-        )
+        left = self._left - self._carried.keys()
+        kinds += tuple(n for w in watched for n, v in attributes_of(w).items() if (id(w), n) in left and v is not None)
         live = tuple(tuple(n for n, hook in h.items() if not getattr(hook, "is_over", False)) for h in hooks if h)
         shapes, classes = tuple(p.shape for p in self._owned), tuple(map(_class_of, self._owned))
         self._structure = _Structure(
@@ -236,7 +246,7 @@ class Inspector:
             if place.kind is Kind.SET:
                 self._left.add((id(owner), place.name))
             elif place.kind is Kind.UPDATE or (place.kind is Kind.EXTEND and not attribute(owner, place.name)):
-                self._filled.append((owner, place.name))
+                self._filled[id(owner), place.name] = owner
         self._watch()
 
     def touch(self, name: str, value: Any) -> None:
@@ -254,7 +264,7 @@ class Inspector:
         """Whether an attribute of a module or of a configuration is compared."""
         if name in OWN or name in self._ignored or name in _stamps(owner) or not is_compared(value):
             return False
-        return not (may_change(value) and self._is_only_left(owner, name))
+        return not ((id(owner), name) in self._carried or (may_change(value) and self._is_only_left(owner, name)))
 
     def _is_only_left(self, owner: Any, name: str) -> bool:
         """Whether graphs set an attribute and none of them reads it."""
@@ -325,6 +335,23 @@ def _is_blind(module: torch.nn.Module) -> bool:
 def _table_of(owner: Any) -> dict[str, Any]:
     """The attributes of an object; empty where its class has places for them."""
     return getattr(owner, "__dict__", {})
+
+
+def _told_by_identity(tensor: torch.Tensor) -> Hashable:
+    """Which tensor it is, and how often it was modified, but by calls."""
+    return id(tensor), None if is_adopted(tensor) else tensor._version
+
+
+def _form_of(value: Any, owned: Collection[int]) -> Hashable:
+    """What state is; of tensors that graphs have as inputs, what is not their content."""
+    leaves, spec = pytree.tree_flatten(value)
+    told = []
+    for x in leaves:
+        if can_be_carried(x, owned):
+            told.append((x.dtype, x.shape, x.device))
+        else:
+            told.append(_told_by_identity(x) if isinstance(x, torch.Tensor) else told_apart(x))
+    return spec, tuple(told)
 
 
 def _is_kept(name: str, value: Any) -> bool:

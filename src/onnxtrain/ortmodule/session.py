@@ -5,13 +5,26 @@ from __future__ import annotations
 import dataclasses
 import functools
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from onnxtrain.capture import Answers, Captured, Numbers, Path, adopt, at, change, copies, device_of, leave, write_back
+from onnxtrain.capture import (
+    Answers,
+    Captured,
+    Carried,
+    Numbers,
+    Path,
+    adopt,
+    at,
+    change,
+    copies,
+    device_of,
+    leave,
+    write_back,
+)
 from onnxtrain.compiler import Report, capture_module
 from onnxtrain.engine.bound import BoundGraph
 from onnxtrain.engine.step import run
@@ -123,15 +136,21 @@ class ModuleTensors(Owned):
     """
 
     def __init__(
-        self, module: torch.nn.Module, signature: Signature, borrowed: Mapping[str, torch.Tensor], device: torch.device
+        self,
+        module: torch.nn.Module,
+        signature: Signature,
+        borrowed: Mapping[str, torch.Tensor | Carried],
+        device: torch.device,
     ) -> None:
         self._module, self._called_on = module, device
-        self._lender = types.SimpleNamespace(_parameters=borrowed, _buffers=borrowed)
+        lent = _Lent(module, borrowed)
+        self._lender = types.SimpleNamespace(_parameters=lent, _buffers=lent)
         self._parameters = [self._place(name) for name in signature.parameters]
         self._buffers = [self._place(name) for name in signature.buffers]
         self._updated = [self._place(name) for name in signature.buffer_updates]
         for name in signature.buffer_updates.keys() & borrowed.keys():  # known already, but of a graph that was kept
-            adopt(borrowed[name])
+            if isinstance(tensor := borrowed[name], torch.Tensor):
+                adopt(tensor)
 
     @property
     def device(self) -> str:
@@ -154,6 +173,23 @@ class ModuleTensors(Owned):
             return self._lender, name
         path, _, leaf = name.rpartition(".")
         return self._module.get_submodule(path), leaf
+
+
+class _Lent(Mapping[str, torch.Tensor]):
+    """The tensors that a graph borrows, as they are now."""
+
+    def __init__(self, module: torch.nn.Module, borrowed: Mapping[str, torch.Tensor | Carried]) -> None:
+        self._module, self._borrowed = module, borrowed
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        found = self._borrowed[name]
+        return found.of(self._module) if isinstance(found, Carried) else found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._borrowed)
+
+    def __len__(self) -> int:
+        return len(self._borrowed)
 
 
 def _table(owner: Any, leaf: str) -> Mapping[str, Any]:

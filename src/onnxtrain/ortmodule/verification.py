@@ -33,7 +33,8 @@ class Verification(Reference):
         self.module = module
         copies: dict[int, torch.Tensor] = {}
         self.eager = unshared(module, copies)
-        self._borrowed = {name: copies.get(id(t), t) for name, t in captured.borrowed.items()}
+        borrowed = {n: t for n, t in captured.borrowed.items() if isinstance(t, torch.Tensor)}  # others are not trained
+        self._borrowed = {name: copies.get(id(t), t) for name, t in borrowed.items()}
         self.inputs = [t.detach().clone().requires_grad_(t.is_floating_point()) for t in tensors]
         self.random = randomness.state()
         self.outputs: dict[str, torch.Tensor] = {}

@@ -80,12 +80,11 @@ def _kept(program: Program, rng: np.random.Generator) -> Program:
 
 
 def _of_plain_tensors(program: Program, rng: np.random.Generator) -> Program:
-    """Buffers are attributes that nobody registers; but for those that are set, which a graph asks to be buffers."""
-    kept = set(re.findall(r"self\.(\w+) = ", "\n".join(program.body)))
+    """Buffers are attributes that nobody registers."""
 
     def plain(line: str) -> str:
         found = re.fullmatch(r"self\.register_buffer\('(\w+)', (.*?)(, persistent=False)?\)", line)
-        return line if found is None or found[1] in kept else f"self.{found[1]} = {found[2]}"
+        return line if found is None else f"self.{found[1]} = {found[2]}"
 
     return dataclasses.replace(program, initial=tuple(map(plain, program.initial)))
 

@@ -1,0 +1,145 @@
+"""State that calls read and set anew: ``self.hidden = f(self.hidden)``, a tensor, or tensors in a collection.
+
+Each call has other tensors there, so a graph has an input for each of them, which is found before every call where the
+attribute holds it; what the call sets is an output that is left there (``left_behind``). One graph serves all state of
+one form. While the module is traced it has buffers in the place of its state, which a call may change in place, too. A
+tensor that is changed in place alone stays the same, and is adopted (``found_elsewhere``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import weakref
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from onnxtrain.capture.attribute_reads import attribute
+from onnxtrain.capture.places import LEFT, Kind, Place, line_that_sets, put
+from onnxtrain.capture.reached_code import line_that_writes
+from onnxtrain.errors import CaptureError
+
+_PLACES: weakref.WeakKeyDictionary[torch.nn.Module, dict[Place, None]] = weakref.WeakKeyDictionary()
+
+
+@dataclasses.dataclass(frozen=True)
+class Carried:
+    """A tensor of state.
+
+    Args:
+        place: the attribute that holds it.
+        index: among the leaves of what the attribute holds.
+    """
+
+    place: Place
+    index: int
+
+    def of(self, module: torch.nn.Module) -> torch.Tensor:
+        """The one that a module has now."""
+        return _leaves(module, self.place)[self.index]
+
+
+def carry(module: torch.nn.Module, places: Iterable[Place]) -> bool:
+    """From now on attributes of a module hold state; whether there is one that did not, and holds a tensor to carry."""
+    known, own = _PLACES.setdefault(module, {}), _owned(module)
+    new = [
+        dataclasses.replace(place, kind=Kind.SET) for place in places if place.kind not in (Kind.BUFFER, Kind.EXTEND)
+    ]
+    fresh = [p for p in new if p not in known and any(can_be_carried(x, own) for x in _leaves(module, p))]
+    known.update(dict.fromkeys(fresh))
+    return bool(fresh)
+
+
+def places_carried(module: torch.nn.Module) -> tuple[Place, ...]:
+    """The attributes of a module that hold state."""
+    return tuple(_PLACES.get(module, ()))
+
+
+def carried_by(module: torch.nn.Module) -> list[Carried]:
+    """The tensors of a module's state that graphs have as inputs."""
+    own = _owned(module)
+    held = ((place, _leaves(module, place)) for place in places_carried(module))
+    return [Carried(place, i) for place, leaves in held for i, x in enumerate(leaves) if can_be_carried(x, own)]
+
+
+def can_be_carried(value: Any, owned: Collection[int]) -> bool:
+    """Whether a value is a tensor of which graphs read the content alone: no gradient is computed for it.
+
+    Args:
+        value: it.
+        owned: the identities of the module's parameters and buffers.
+    """
+    if type(value) is not torch.Tensor or value.requires_grad or value.layout != torch.strided:
+        return False
+    return id(value) not in owned and id(value._base) not in owned
+
+
+@contextlib.contextmanager
+def exchanged(module: torch.nn.Module, tensors: Mapping[Carried, torch.Tensor]) -> Iterator[None]:
+    """Within it a module has other tensors in the place of its state."""
+    with contextlib.ExitStack() as stack:
+        for place in dict.fromkeys(carried.place for carried in tensors):
+            owner = place.owner(module)
+            value = attribute(owner, place.name)
+            leaves, spec = pytree.tree_flatten(value)
+            made = pytree.tree_unflatten([tensors.get(Carried(place, i), x) for i, x in enumerate(leaves)], spec)
+            if type(value) in LEFT:  # others may hold it, too
+                stack.callback(_fill, value, copy.copy(value))
+                _fill(value, made)
+            else:
+                stack.callback(put, owner, {place.name: value})
+                put(owner, {place.name: made})
+        yield
+
+
+def refuse_shared(
+    module: torch.nn.Module, written: Mapping[Carried, torch.Tensor], others: Iterable[torch.Tensor]
+) -> None:
+    """Raise CaptureError where a call changes a tensor of state in place and others are in the same memory.
+
+    Args:
+        module: the module.
+        written: what is changed.
+        others: what else the module holds, and what its call finds elsewhere.
+    """
+    memories = {t.untyped_storage().data_ptr() for t in others if type(t) is torch.Tensor and t.numel()}
+    for held, tensor in written.items():
+        if tensor.untyped_storage().data_ptr() in memories:
+            raise CaptureError(
+                f"the forward pass sets {held.place.label} anew at one time and changes it in place at another, where "
+                "somebody else has it, too",
+                source=line_that_sets(type(held.place.owner(module)), held.place.name)
+                or line_that_writes(module, held.place.name),
+                cure=f"make it a buffer: self.register_buffer({held.place.name!r}, ...) with its first content",
+            )
+
+
+@contextlib.contextmanager
+def unchanged(module: torch.nn.Module) -> Iterator[None]:
+    """After it a module has the state that it has now."""
+    places = [(place.owner(module), place.name) for place in places_carried(module)]
+    before = [(owner, name, attribute(owner, name)) for owner, name in places]
+    yield
+    for owner, name, value in before:
+        put(owner, {name: value})
+
+
+def _fill(collection: Any, content: Any) -> None:
+    collection.clear()
+    if isinstance(collection, dict):
+        for key, value in content.items():  # Counter.update adds
+            collection[key] = value
+    else:
+        collection.extend(content)
+
+
+def _leaves(module: torch.nn.Module, place: Place) -> list[Any]:
+    return pytree.tree_leaves(attribute(place.owner(module), place.name))
+
+
+def _owned(module: torch.nn.Module) -> set[int]:
+    return {id(t) for t in (*module.parameters(), *module.buffers())}
