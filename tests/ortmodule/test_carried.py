@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from onnxtrain import Options, ORTModule
-from onnxtrain.errors import CaptureError
+from onnxtrain.errors import CaptureError, GradientError
 
 
 class Held:
@@ -312,16 +312,54 @@ def test_a_recurrent_layer_that_goes_on(options: Mapping[str, Any]) -> None:
     torch.testing.assert_close(net.hidden, eager.hidden)
 
 
-def test_state_with_a_history_is_refused_with_what_to_write() -> None:
-    def do(m: Net, x: Tensor, y: Tensor) -> Tensor:
-        m.state = m.state * y.mean(0)  # with its history
-        return y * m.state
+def _detached_where_it_is_read(m: Net, x: Tensor, y: Tensor) -> Tensor:
+    m.pair = tuple(t.detach() for t in m.pair)
+    m.pair = (m.pair[0] * y.mean(0)).tanh(), m.pair[1] + x.mean(0)
+    return y * m.pair[0] + m.pair[1]
 
-    net = Net(do)
-    wrapped = ORTModule(net, options=Options(summary=False))
-    with pytest.raises(CaptureError, match=r"(?s)state that is not detached.*self.state = \(...\).detach\(\)"):
-        for _ in range(2):
-            wrapped(torch.randn(4, 3))
+
+def _read_without_gradients(m: Net, x: Tensor, y: Tensor) -> Tensor:
+    with torch.no_grad():
+        before = m.state * 0.5
+    m.state = (before * y.mean(0)).tanh()
+    return y * m.state + m.later if m.later is not None else y * m.state
+
+
+@pytest.mark.parametrize("do", [_detached_where_it_is_read, _read_without_gradients])
+def test_state_with_a_history_that_is_not_read(do: Callable[[Any, Tensor, Tensor], Any]) -> None:
+    test_as_eager(do, "torch")
+
+
+def _with_its_history(m: Net, x: Tensor, y: Tensor) -> Tensor:
+    m.state = (m.state * y.mean(0)).tanh()
+    m.later = m.later if m.later is None or m.training else m.later.detach()
+    return y * m.state
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"backend": "onnxruntime"}, {"memory_budget": "min"}, {"segments": 2}, {"verify": True}],
+    ids=lambda o: next(iter(o), ""),
+)
+@pytest.mark.parametrize("calls", [2, 3])
+def test_backpropagation_through_the_calls(calls: int, options: Mapping[str, Any]) -> None:
+    """One loss of several calls: its gradient goes through the state from call to call."""
+    net = Net(_with_its_history)
+    eager, wrapped = copy.deepcopy(net), ORTModule(net, options=Options(summary=False, **options))
+    for step in range(4):
+        batches = torch.randn(calls, 4 + step, 3)
+        for called, module in ((eager, eager), (wrapped, net)):
+            module.state = torch.ones(3)
+            module.zero_grad()
+            torch.stack([called(x).square().mean() for x in batches]).sum().backward()
+        torch.testing.assert_close(net.linear.weight.grad, eager.linear.weight.grad)
+        torch.testing.assert_close(net.state, eager.state)
+    with pytest.raises(RuntimeError, match="a second time"):
+        for called in (eager, eager):
+            called(batches[0]).sum().backward()
+    with pytest.raises(GradientError, match="a second time"):
+        for called in (wrapped, wrapped):
+            called(batches[0]).sum().backward()
 
 
 def test_layers_that_are_alike_have_state_of_their_own() -> None:

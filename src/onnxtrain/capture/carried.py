@@ -61,19 +61,19 @@ def places_carried(module: torch.nn.Module) -> tuple[Place, ...]:
 
 def carried_by(module: torch.nn.Module) -> list[Carried]:
     """The tensors of a module's state that graphs have as inputs."""
-    own = _owned(module)
-    held = ((place, _leaves(module, place)) for place in places_carried(module))
+    places = places_carried(module)
+    own, held = _owned(module) if places else (), ((place, _leaves(module, place)) for place in places)
     return [Carried(place, i) for place, leaves in held for i, x in enumerate(leaves) if can_be_carried(x, own)]
 
 
 def can_be_carried(value: Any, owned: Collection[int]) -> bool:
-    """Whether a value is a tensor of which graphs read the content alone: no gradient is computed for it.
+    """Whether a value is a tensor of which graphs read the content alone.
 
     Args:
         value: it.
         owned: the identities of the module's parameters and buffers.
     """
-    if type(value) is not torch.Tensor or value.requires_grad or value.layout != torch.strided:
+    if type(value) is not torch.Tensor or value.layout != torch.strided:
         return False
     return id(value) not in owned and id(value._base) not in owned
 

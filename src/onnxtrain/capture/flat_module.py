@@ -181,7 +181,7 @@ class FlatModule(torch.nn.Module):
         self.carried = {f"_carried_{i}": carried for i, carried in enumerate(carried_by(self.module))}
         self._state = {name: carried.of(self.module) for name, carried in self.carried.items()}
         for name, tensor in self._state.items():
-            self.register_buffer(name, tensor)
+            self.register_buffer(name, tensor.detach().requires_grad_() if tensor.requires_grad else tensor)
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The module's distinct output tensors, what it left on itself too, what its inputs became and what was looked

@@ -353,15 +353,10 @@ def refuse_read(module: torch.nn.Module, places: Sequence[Place]) -> None:
     """Raise CaptureError where a call leaves something in the place of a tensor that it read (``places_read``)."""
     for place in places:
         owner = place.owner(module)
-        leaves = pytree.tree_leaves(getattr(owner, place.name, None))
-        has_history = any(isinstance(t, torch.Tensor) and t.requires_grad for t in leaves)
         raise CaptureError(
-            f"the forward pass reads a tensor of {place.label} and leaves another there: state "
-            + ("that is not detached" if has_history else "that is no buffer"),
+            f"the forward pass reads a tensor of {place.label} and leaves another there: state that is no buffer",
             source=line_that_sets(type(owner), place.name) or line_that_writes(module, place.name),
-            cure=f"leave it there without its history: self.{place.name} = (...).detach()"
-            if has_history
-            else f"make it a buffer: self.register_buffer({place.name!r}, ...) with its first content",
+            cure=f"make it a buffer: self.register_buffer({place.name!r}, ...) with its first content",
         )
 
 

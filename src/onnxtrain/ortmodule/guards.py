@@ -348,7 +348,7 @@ def _form_of(value: Any, owned: Collection[int]) -> Hashable:
     told = []
     for x in leaves:
         if can_be_carried(x, owned):
-            told.append((x.dtype, x.shape, x.device))
+            told.append((x.dtype, x.shape, x.device, x.requires_grad))
         else:
             told.append(_told_by_identity(x) if isinstance(x, torch.Tensor) else told_apart(x))
     return spec, tuple(told)

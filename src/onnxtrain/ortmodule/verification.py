@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch.utils import _pytree as pytree
 
-from onnxtrain.capture import Captured, Given, Kind, Watch, flatten
+from onnxtrain.capture import Captured, Carried, Given, Kind, Watch, flatten
 from onnxtrain.engine import randomness
 from onnxtrain.engine.comparison import Reference, Report, compare
 from onnxtrain.errors import ModuleError
@@ -33,12 +33,17 @@ class Verification(Reference):
         self.module = module
         copies: dict[int, torch.Tensor] = {}
         self.eager = unshared(module, copies)
-        borrowed = {n: t for n, t in captured.borrowed.items() if isinstance(t, torch.Tensor)}  # others are not trained
-        self._borrowed = {name: copies.get(id(t), t) for name, t in borrowed.items()}
+        self._borrowed = {name: self._copied(held, copies) for name, held in captured.borrowed.items()}
         self.inputs = [t.detach().clone().requires_grad_(t.is_floating_point()) for t in tensors]
         self.random = randomness.state()
         self.outputs: dict[str, torch.Tensor] = {}
         self.report = Report([])
+
+    def _copied(self, held: torch.Tensor | Carried, copies: Mapping[int, torch.Tensor]) -> torch.Tensor:
+        """What the copy of the module borrows; state that has a history begins anew with its content."""
+        if isinstance(held, Carried):
+            return held.of(self.eager).requires_grad_(held.of(self.module).requires_grad)
+        return copies.get(id(held), held)
 
     def check_forward(self, outputs: Mapping[str, torch.Tensor], zeros: Mapping[str, torch.Tensor]) -> None:
         """Compare outputs and buffer updates with the copy's."""
@@ -104,5 +109,5 @@ def unshared(module: torch.nn.Module, copies: dict[int, torch.Tensor] | None = N
         )
     held = (v for inner in module.modules() for v in pytree.tree_leaves(vars(inner)) if isinstance(v, torch.Tensor))
     copies = {} if copies is None else copies
-    copies |= {id(v): v.detach() for v in held if not v.is_leaf}  # left by the step before
+    copies |= {id(v): v.detach().clone() for v in held if not v.is_leaf}  # left by the step before
     return copy.deepcopy(module, copies)
