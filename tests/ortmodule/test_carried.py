@@ -402,3 +402,36 @@ def test_a_graph_that_is_kept_has_it_too(do: Callable[[Any, Tensor, Tensor], Any
         wrapped = ORTModule(other, options=Options(summary=False, cache_dir=tmp_path))
         torch.testing.assert_close(_steps(other, wrapped), expected)
     assert "not traced: taken from the graph cache" in wrapped.explain()
+
+
+def test_one_that_has_a_history_and_is_changed_in_place_is_refused() -> None:
+    def do(m: Net, x: Tensor, y: Tensor) -> Tensor:
+        m.state.add_(1)  # changed
+        m.state = (m.state * y.mean(0)).tanh()
+        return y * m.state
+
+    wrapped, x = ORTModule(Net(do), options=Options(summary=False)), torch.randn(4, 3)
+    wrapped(x)
+    with pytest.raises(CaptureError, match=r"sets state anew .* though it has a history"):
+        wrapped(x)
+
+
+def test_a_part_that_is_gone_has_no_state() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList([Net(_averaged), Net(_on_an_object)])
+
+        def forward(self, x: Tensor) -> Tensor:
+            for part in self.parts:
+                x = part(x)
+            return x
+
+    net = Two()
+    eager, wrapped, x = copy.deepcopy(net), ORTModule(net, options=Options(summary=False)), torch.randn(4, 3)
+    for _ in range(2):
+        torch.testing.assert_close(wrapped(x), eager(x))
+    net.parts = net.parts[:1]
+    eager.parts = eager.parts[:1]
+    torch.testing.assert_close(wrapped(x), eager(x))
+    torch.testing.assert_close(wrapped(x), eager(x))

@@ -55,8 +55,8 @@ def carry(module: torch.nn.Module, places: Iterable[Place]) -> bool:
 
 
 def places_carried(module: torch.nn.Module) -> tuple[Place, ...]:
-    """The attributes of a module that hold state."""
-    return tuple(_PLACES.get(module, ()))
+    """The attributes of a module that hold state; not of parts that it no longer has."""
+    return tuple(place for place in _PLACES.get(module, ()) if _is_there(module, place))
 
 
 def carried_by(module: torch.nn.Module) -> list[Carried]:
@@ -96,10 +96,10 @@ def exchanged(module: torch.nn.Module, tensors: Mapping[Carried, torch.Tensor]) 
         yield
 
 
-def refuse_shared(
+def refuse_written(
     module: torch.nn.Module, written: Mapping[Carried, torch.Tensor], others: Iterable[torch.Tensor]
 ) -> None:
-    """Raise CaptureError where a call changes a tensor of state in place and others are in the same memory.
+    """Raise CaptureError where a call changes state in place that has a history, or of which others have the memory.
 
     Args:
         module: the module.
@@ -108,13 +108,14 @@ def refuse_shared(
     """
     memories = {t.untyped_storage().data_ptr() for t in others if type(t) is torch.Tensor and t.numel()}
     for held, tensor in written.items():
-        if tensor.untyped_storage().data_ptr() in memories:
+        label, is_shared = held.place.label, tensor.untyped_storage().data_ptr() in memories
+        if is_shared or tensor.requires_grad:
+            why = "where somebody else has it, too" if is_shared else "though it has a history"
             raise CaptureError(
-                f"the forward pass sets {held.place.label} anew at one time and changes it in place at another, where "
-                "somebody else has it, too",
+                f"the forward pass sets {label} anew at one time and changes it in place at another, {why}",
                 source=line_that_sets(type(held.place.owner(module)), held.place.name)
                 or line_that_writes(module, held.place.name),
-                cure=f"make it a buffer: self.register_buffer({held.place.name!r}, ...) with its first content",
+                cure=f"only set it anew: self.{held.place.name} = ...",
             )
 
 
@@ -135,6 +136,13 @@ def _fill(collection: Any, content: Any) -> None:
             collection[key] = value
     else:
         collection.extend(content)
+
+
+def _is_there(module: torch.nn.Module, place: Place) -> bool:
+    try:
+        return place.owner(module) is not None
+    except (AttributeError, LookupError, TypeError):
+        return False
 
 
 def _leaves(module: torch.nn.Module, place: Place) -> list[Any]:

@@ -15,10 +15,10 @@ from onnxtrain.capture import autograd_functions
 from onnxtrain.capture.attribute_reads import Attribute, Reads
 from onnxtrain.capture.autocast import Autocast
 from onnxtrain.capture.autograd_functions import Functions
-from onnxtrain.capture.carried import Carried, carried_by, carry, exchanged, refuse_shared, unchanged
+from onnxtrain.capture.carried import Carried, carried_by, carry, exchanged, refuse_written, unchanged
 from onnxtrain.capture.found_elsewhere import Borrowed, FoundElsewhere, adopt
 from onnxtrain.capture.given import Change, Given
-from onnxtrain.capture.hidden_changes import Versions, hidden
+from onnxtrain.capture.hidden_changes import Versions, hidden, refuse_trained
 from onnxtrain.capture.host_random import HostGenerators, seeds_refused
 from onnxtrain.capture.known_calls import Count
 from onnxtrain.capture.left_behind import (
@@ -187,9 +187,10 @@ class FlatModule(torch.nn.Module):
         """The module's distinct output tensors, what it left on itself too, what its inputs became and what was looked
         at, then what it changes: its buffers, and parameters that are not trained.
         """
-        state = {name: self.get_buffer(name) for name in self.carried}
+        own = {name: self.get_buffer(name) for name in self.carried}
+        state = {name: t.clone() if t.requires_grad else t for name, t in own.items()}  # no leaf, as it is none outside
         with exchanged(self.module, {self.carried[name]: tensor for name, tensor in state.items()}):
-            return self._called(tensors, Versions(state.items()))
+            return self._called(tensors, Versions(state))
 
     def _called(self, tensors: tuple[torch.Tensor, ...], state: Versions) -> tuple[torch.Tensor, ...]:
         mode: Any = get_proxy_mode()
@@ -197,7 +198,7 @@ class FlatModule(torch.nn.Module):
         inputs = Contents([t.clone() if i in self.copied else t for i, t in enumerate(tensors)])
         args, kwargs = self._inputs.restore([inputs.tensors[self.repeated.get(i, i)] for i in range(len(tensors))])
         given, buffers = Given(args, kwargs), dict(self.module.named_buffers())
-        parameters = Versions(self.module.named_parameters())
+        parameters = Versions(dict(self.module.named_parameters()))
         adopted = {name: self.get_buffer(name) for name in self.adopted}
         owners = {id(tensor): self.adopted[name] for name, tensor in adopted.items()}
         had, has = self._owned | self.adopted, owned_by(self.module) | adopted
@@ -220,10 +221,11 @@ class FlatModule(torch.nn.Module):
             self.result.settle = functools.partial(self._settle, watch.take_back())
         self.result.read = reads.found
         self.result.changed = inputs.changed()
-        written = state.written()
+        trained, written = parameters.written(), state.written()
+        refuse_trained(trained)
         others = [*tensors_held(self.module), *(b.tensor for b in elsewhere.borrowed.values())]
-        refuse_shared(self.module, {self.carried[name]: self._state[name] for name in written}, others)
-        owned = buffers | parameters.written() | adopted | written
+        refuse_written(self.module, {self.carried[name]: self._state[name] for name in written}, others)
+        owned = buffers | trained | adopted | written
         self.result.written = tuple(owned)[len(buffers) :]
         shown = self._shown(result, changes, given, inputs, replay, elsewhere)
         return (*shown, *(changes.buffers.get(name, tensor).clone() for name, tensor in owned.items()))

@@ -151,23 +151,21 @@ class Versions:
     """Sees which tensors are changed in place from now on.
 
     Args:
-        tensors: parameters of a module, or its state, by name.
+        tensors: they, by name.
     """
 
-    def __init__(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        self._before = [(name, tensor, tensor._version) for name, tensor in tensors]
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._before = [(name, tensor, tensor._version) for name, tensor in tensors.items()]
 
     def written(self) -> dict[str, Tensor]:
-        """Those that were changed, by name: a momentum encoder's, say.
+        """Those that were changed, by name: a momentum encoder's parameters, say."""
+        return {name: tensor for name, tensor, version in self._before if tensor._version != version}
 
-        Raises:
-            CaptureError: one of them is trained.
-        """
-        found: dict[str, Tensor] = {name: t for name, t, version in self._before if t._version != version}
-        for name, tensor in found.items():
-            if tensor.requires_grad:
-                raise hidden("the forward pass", f"the parameter {name},")
-        return found
+
+def refuse_trained(written: Mapping[str, Tensor]) -> None:
+    """Raise CaptureError where a parameter, of those that a forward pass changes in place, is trained."""
+    for name in (n for n, tensor in written.items() if tensor.requires_grad):
+        raise hidden("the forward pass", f"the parameter {name},")
 
 
 def whole_of(tensor: Tensor) -> Tensor:
