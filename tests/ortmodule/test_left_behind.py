@@ -503,6 +503,25 @@ def test_state_in_a_list_or_a_dict(how: str) -> None:
     assert len(module.losses) == 1
 
 
+class Fills(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        y = x @ self.weight
+        self.named["aux"] = y.mean()
+        if self.training:
+            self.losses.append(y.sum())
+        return y.sum()
+
+
+def test_a_mode_that_changes_to_and_fro_has_a_graph_for_each() -> None:
+    module = Fills()
+    wrapped = ORTModule(module, options=Options(summary=False))
+    for step in range(9):
+        wrapped.train(step % 2 == 0)
+        module.losses.clear()
+        wrapped(torch.ones(2, 4))
+    assert captures(wrapped) == 3  # the first of them did not know what calls leave
+
+
 class Told(Base):
     """Tells and notes truth values."""
 

@@ -193,7 +193,8 @@ def _doubt(module: torch.nn.Module, past: Sequence[tuple[Run, Step]], ours: Step
     """Refuse what any of some other draws of noise makes another number: one leaves half of what is at an edge there.
 
     And what is as far from eager's as eager itself is once each of its operations rounds otherwise: where large terms
-    cancel, noise of the inputs shows nothing.
+    cancel, noise of the inputs shows nothing. And gradients that are eager's once it keeps what it reads: of what was
+    changed through ``.data`` after it was read, the gradient is one that eager did not compute with.
 
     Args:
         module: as it was before the first step.
@@ -202,6 +203,13 @@ def _doubt(module: torch.nn.Module, past: Sequence[tuple[Run, Step]], ours: Step
         precision: the coarsest type.
     """
     noise = NOISE[precision]
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach().clone(), lambda t: t):
+        kept, off = copy.deepcopy(module), _moved(copy.deepcopy(module), noise)
+        for run, _ in past:
+            theirs, near = _eager(partial(run, kept, kept, 0.0)), _eager(partial(run, off, off, noise))
+    with contextlib.suppress(Fault):
+        _compare(ours, theirs, near, precision, "")
+        raise EagerRefuses("the gradient is one of what was changed through .data after it was read")
     for _ in range(DOUBTS):
         noisy, rounded = (copy.deepcopy(module) for _ in range(2))
         noisy = _moved(noisy, noise)
