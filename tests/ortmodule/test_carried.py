@@ -404,6 +404,31 @@ def test_a_graph_that_is_kept_has_it_too(do: Callable[[Any, Tensor, Tensor], Any
     assert "not traced: taken from the graph cache" in wrapped.explain()
 
 
+def _beside_buffers_in_place(m: Net, x: Tensor, y: Tensor) -> Tensor:
+    m.state.mul_(0.5)
+    m.buffer += 1
+    return y + m.buffer - m.state
+
+
+def _beside_buffers(m: Net, x: Tensor, y: Tensor) -> Tensor:
+    m.state, m.pair = m.state * 0.5, (m.pair[0] - 1, m.pair[0])
+    m.buffer = m.buffer + 1
+    return y + m.buffer - m.state * m.pair[1]
+
+
+@pytest.mark.parametrize("backend", ["torch", "onnxruntime", "reference"])
+@pytest.mark.parametrize("do", [_beside_buffers_in_place, _beside_buffers])
+def test_no_buffer_is_taken_for_state(do: Callable[[Any, Tensor, Tensor], Any], backend: str) -> None:
+    """With gradients and without: of one form, they could be taken for each other."""
+    net = Net(do)
+    eager, wrapped = copy.deepcopy(net), ORTModule(net, options=Options(summary=False, backend=backend))
+    for step in range(6):
+        x = torch.randn(3, 3)
+        with torch.set_grad_enabled(step % 2 == 1):
+            torch.testing.assert_close(wrapped(x), eager(x))
+        torch.testing.assert_close(net.all_state(), eager.all_state())
+
+
 def test_one_that_has_a_history_and_is_changed_in_place_is_refused() -> None:
     def do(m: Net, x: Tensor, y: Tensor) -> Tensor:
         m.state.add_(1)  # changed

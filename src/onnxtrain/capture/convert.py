@@ -87,10 +87,11 @@ def _graph(
     names = [str(v.name) for v in model.graph.outputs]
     count = len(names) - len(updated)
     updates = dict(zip(updated, names[count:], strict=True))
-    known = {str(v.name) for v in model.graph.inputs[len(input_names) :]}
-    kept = tuple(n for n in (*buffers, *(n.removeprefix(PREFIX) for n in borrowed if not borrowed[n])) if n in known)
-    parameters = tuple(str(v.name) for v in model.graph.inputs[len(input_names) :] if v.name not in kept)
+    owned = [str(v.name) for v in model.graph.inputs[len(input_names) :]]  # the trained ones first
+    untrained = {*buffers, *(n.removeprefix(PREFIX) for n in borrowed if not borrowed[n])}
+    parameters, kept = (tuple(n for n in owned if (n in untrained) == is_kept) for is_kept in (False, True))
     signature = Signature(tuple(input_names), parameters, kept, tuple(names[:count]), updates)
+    assert signature.inputs == tuple(str(v.name) for v in model.graph.inputs), "inputs come in the graph's order"
     return ForwardGraph(ir.Model(model.graph, ir_version=10), signature)
 
 
