@@ -212,4 +212,4 @@ def _explain(error: Exception) -> CaptureError:
 def _is_of_the_call(error: BaseException) -> bool:
     """Whether it was raised where the module is called: before its first line."""
     frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return bool(frames) and frames[-1] is FlatModule.forward.__code__
+    return bool(frames) and frames[-1] is FlatModule.called.__code__

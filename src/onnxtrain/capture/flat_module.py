@@ -190,9 +190,10 @@ class FlatModule(torch.nn.Module):
         own = {name: self.get_buffer(name) for name in self.carried}
         state = {name: t.clone() if t.requires_grad else t for name, t in own.items()}  # no leaf, as it is none outside
         with exchanged(self.module, {self.carried[name]: tensor for name, tensor in state.items()}):
-            return self._called(tensors, Versions(state))
+            return self.called(tensors, Versions(state))
 
-    def _called(self, tensors: tuple[torch.Tensor, ...], state: Versions) -> tuple[torch.Tensor, ...]:
+    def called(self, tensors: tuple[torch.Tensor, ...], state: Versions) -> tuple[torch.Tensor, ...]:
+        """What ``forward`` gives, with the buffers of state in their places."""
         mode: Any = get_proxy_mode()
         self.result.tracked = mode.tracer.tensor_tracker, frozenset(map(id, tensors))
         inputs = Contents([t.clone() if i in self.copied else t for i, t in enumerate(tensors)])
