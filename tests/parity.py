@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -42,6 +42,19 @@ class Applied(torch.nn.Module):
         return self._function(x * self.weight)
 
 
+class InTurn(torch.nn.Module):
+    """Layers, each called with what the one before gives."""
+
+    def __init__(self, layers: Iterable[torch.nn.Module]) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x
+
+
 def pair(module: torch.nn.Module, **options: Any) -> tuple[ORTModule, torch.nn.Module]:
     """The module wrapped, and a copy of it for eager PyTorch."""
     return ORTModule(module, options=Options(**options)), copy.deepcopy(module)
@@ -70,6 +83,29 @@ def default_loss(output: Any) -> torch.Tensor:
     """The sum of squares of everything differentiable."""
     leaves = [t for t in pytree.tree_leaves(output) if isinstance(t, torch.Tensor) and t.requires_grad]
     return torch.stack([t.double().square().sum() for t in leaves]).sum()
+
+
+def steps_with_state(
+    state: Callable[[], list[torch.Tensor]], called: torch.nn.Module, count: int
+) -> list[list[torch.Tensor]]:
+    """What some steps give, in training and not, with the state that there is after each.
+
+    Args:
+        state: gives it.
+        called: a module of one input of three features, the first of whose outputs is trained.
+        count: how many steps.
+    """
+    torch.manual_seed(1)
+    found = []
+    for step in range(count):
+        called.train(step % 3 != 2)
+        x = torch.randn(3 + step % 2, 3, generator=torch.Generator().manual_seed(step)).requires_grad_()
+        made = called(x)
+        made = made if isinstance(made, tuple) else (made,)
+        made[0].square().sum().backward()
+        assert x.grad is not None
+        found.append([t.detach().clone() for t in (*made, x.grad, *state())])
+    return found
 
 
 def same_step(

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from parity import InTurn, steps_with_state
 from torch import Tensor, nn
 
 from onnxtrain import Options, ORTModule
@@ -180,30 +181,16 @@ CHANGES = (
 )
 
 
-def _steps(net: Net, called: Any, count: int = 6) -> list[list[Tensor]]:
-    """What some steps give, in training and not, with what there is after each."""
-    found = []
-    for step in range(count):
-        called.train(step % 3 != 2)
-        x = torch.randn(3 + step % 2, 3, generator=torch.Generator().manual_seed(step)).requires_grad_()
-        made = called(x)
-        made = made if isinstance(made, tuple) else (made,)
-        made[0].square().sum().backward()
-        assert x.grad is not None
-        found.append([t.detach().clone() for t in (*made, x.grad, *net.all_state())])
-    return found
-
-
 @pytest.mark.parametrize("do", CHANGES, ids=lambda do: do.__name__.strip("_").replace("_", " "))
 def test_as_eager(do: Callable[[Any, Tensor, Tensor], Any]) -> None:
     net = Net(do)
     if do is _data:
         net.part = torch.zeros(2)  # the view of what it was before
     eager, identities = copy.deepcopy(net), [id(t) for t in net.all_state()]
-    expected = _steps(eager, eager)
+    expected = steps_with_state(eager.all_state, eager, 6)
     _start()
     wrapped = ORTModule(net, options=Options(summary=False))
-    torch.testing.assert_close(_steps(net, wrapped), expected)
+    torch.testing.assert_close(steps_with_state(net.all_state, wrapped, 6), expected)
     assert [id(t) for t in net.all_state()] == identities
     assert "eager PyTorch" not in wrapped.explain()
 
@@ -224,18 +211,7 @@ def test_a_seed_that_is_set_is_set_by_eager(caplog: pytest.LogCaptureFixture) ->
 
 def test_layers_that_are_alike_have_state_of_their_own() -> None:
     """Of so many layers some are not traced where they only compute; these are all traced."""
-
-    class Layers(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList(Net(_added_of_the_input) for _ in range(8))
-
-        def forward(self, x: Tensor) -> Tensor:
-            for layer in self.layers:
-                x = layer(x).tanh()
-            return x
-
-    net = Layers()
+    net = InTurn(Net(_added_of_the_input) for _ in range(8))
     eager, wrapped = copy.deepcopy(net), ORTModule(net, options=Options(summary=False))
     for size in (3, 4, 3):
         x = torch.randn(size, 3)
@@ -305,10 +281,10 @@ def test_a_graph_that_is_kept_changes_them_too(do: Callable[[Any, Tensor, Tensor
     """The next process takes the graph and does not trace: another wrapper of an equal module does so here."""
     net = Net(do)
     others = [copy.deepcopy(net), copy.deepcopy(net)]
-    expected = _steps(net, net)
+    expected = steps_with_state(net.all_state, net, 6)
     for other in others:
         _start()
         wrapped = ORTModule(other, options=Options(summary=False, cache_dir=tmp_path))
-        torch.testing.assert_close(_steps(other, wrapped), expected)
+        torch.testing.assert_close(steps_with_state(other.all_state, wrapped, 6), expected)
         assert "6 calls, 2 graphs\n" in wrapped.explain()
     assert "not traced: taken from the graph cache" in wrapped.explain()

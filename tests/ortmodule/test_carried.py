@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from parity import InTurn, steps_with_state
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -187,30 +188,16 @@ CHANGES = (
 )
 
 
-def _steps(net: Net, called: Any, count: int = 9) -> list[list[Tensor]]:
-    """What some steps give, in training and not, with what there is after each."""
-    torch.manual_seed(1)
-    found = []
-    for step in range(count):
-        called.train(step % 3 != 2)
-        x = torch.randn(3 + step % 2, 3, generator=torch.Generator().manual_seed(step)).requires_grad_()
-        made = called(x)
-        made = made if isinstance(made, tuple) else (made,)
-        made[0].square().sum().backward()
-        assert x.grad is not None
-        found.append([t.detach().clone() for t in (*made, x.grad, *net.all_state())])
-    return found
-
-
 @pytest.mark.parametrize("backend", ["torch", "onnxruntime"])
 @pytest.mark.parametrize("do", CHANGES, ids=lambda do: do.__name__.strip("_").replace("_", " "))
 def test_as_eager(do: Callable[[Any, Tensor, Tensor], Any], backend: str) -> None:
     if do is _drawn and backend != "torch":
         pytest.skip("other random numbers")
     net = Net(do)
-    expected = _steps(eager := copy.deepcopy(net), eager)
+    eager = copy.deepcopy(net)
+    expected = steps_with_state(eager.all_state, eager, 9)
     wrapped = ORTModule(net, options=Options(summary=False, backend=backend))
-    torch.testing.assert_close(_steps(net, wrapped), expected)
+    torch.testing.assert_close(steps_with_state(net.all_state, wrapped, 9), expected)
     assert "eager PyTorch" not in wrapped.explain()
     assert len(wrapped.explain().split("\ngraph ")) <= 6
 
@@ -363,17 +350,7 @@ def test_backpropagation_through_the_calls(calls: int, options: Mapping[str, Any
 
 
 def test_layers_that_are_alike_have_state_of_their_own() -> None:
-    class Layers(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList(Net(_averaged) for _ in range(8))
-
-        def forward(self, x: Tensor) -> Tensor:
-            for layer in self.layers:
-                x = layer(x).tanh()
-            return x
-
-    net = Layers()
+    net = InTurn(Net(_averaged) for _ in range(8))
     eager, wrapped = copy.deepcopy(net), ORTModule(net, options=Options(summary=False))
     for size in (3, 4, 3):
         x = torch.randn(size, 3)
@@ -397,10 +374,10 @@ def test_a_graph_that_is_kept_has_it_too(do: Callable[[Any, Tensor, Tensor], Any
     """The next process takes the graph and does not trace: another wrapper of an equal module does so here."""
     net = Net(do)
     others = [copy.deepcopy(net), copy.deepcopy(net)]
-    expected = _steps(net, net)
+    expected = steps_with_state(net.all_state, net, 9)
     for other in others:
         wrapped = ORTModule(other, options=Options(summary=False, cache_dir=tmp_path))
-        torch.testing.assert_close(_steps(other, wrapped), expected)
+        torch.testing.assert_close(steps_with_state(other.all_state, wrapped, 9), expected)
     assert "not traced: taken from the graph cache" in wrapped.explain()
 
 
@@ -442,21 +419,11 @@ def test_one_that_has_a_history_and_is_changed_in_place_is_refused() -> None:
 
 
 def test_a_part_that_is_gone_has_no_state() -> None:
-    class Two(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.parts = nn.ModuleList([Net(_averaged), Net(_on_an_object)])
-
-        def forward(self, x: Tensor) -> Tensor:
-            for part in self.parts:
-                x = part(x)
-            return x
-
-    net = Two()
+    net = InTurn([Net(_averaged), Net(_on_an_object)])
     eager, wrapped, x = copy.deepcopy(net), ORTModule(net, options=Options(summary=False)), torch.randn(4, 3)
     for _ in range(2):
         torch.testing.assert_close(wrapped(x), eager(x))
-    net.parts = net.parts[:1]
-    eager.parts = eager.parts[:1]
+    net.layers = net.layers[:1]
+    eager.layers = eager.layers[:1]
     torch.testing.assert_close(wrapped(x), eager(x))
     torch.testing.assert_close(wrapped(x), eager(x))

@@ -28,7 +28,7 @@ from onnxtrain.capture.autocast import Autocast, device_of, device_types
 from onnxtrain.capture.autograd_functions import Functions
 from onnxtrain.capture.cache import GraphCache
 from onnxtrain.capture.captured import Captured, Traced
-from onnxtrain.capture.carried import Carried, can_be_carried, places_carried
+from onnxtrain.capture.carried import Carried, attributes_carried, can_be_carried
 from onnxtrain.capture.convert import Refusals, to_graph
 from onnxtrain.capture.descriptions import PLAIN
 from onnxtrain.capture.export import export
@@ -185,7 +185,7 @@ def translate(
     """
     result, borrowed, environment = traced.flat.result, traced.borrowed, environment_of(traced.program)
     trained = {name: b.is_trained for name, b in borrowed.items()}
-    trained |= dict.fromkeys(traced.flat.carried.keys() - set(result.written), False)
+    trained |= dict.fromkeys(traced.flat.carried, False)
 
     def guards() -> SizeGuards:
         return size_guards(traced.program, result.assumed, traced.form, tuple(traced.flat.repeated.items()))
@@ -248,6 +248,7 @@ __all__ = [
     "capture",
     "change",
     "attribute",
+    "attributes_carried",
     "attributes_of",
     "configurations",
     "content_of",
@@ -271,7 +272,6 @@ __all__ = [
     "line_that_draws",
     "names_read",
     "owners_of",
-    "places_carried",
     "rehearse",
     "same",
     "start_of",

@@ -19,8 +19,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from onnxtrain.capture.attribute_reads import attribute
-from onnxtrain.capture.places import LEFT, Kind, Place, line_that_sets, put
-from onnxtrain.capture.reached_code import line_that_writes
+from onnxtrain.capture.found_elsewhere import in_memory_of
+from onnxtrain.capture.left_behind import line_that_leaves, names_of
+from onnxtrain.capture.places import LEFT, Kind, Place, fill, put
 from onnxtrain.errors import CaptureError
 
 _PLACES: weakref.WeakKeyDictionary[torch.nn.Module, dict[Place, None]] = weakref.WeakKeyDictionary()
@@ -45,7 +46,7 @@ class Carried:
 
 def carry(module: torch.nn.Module, places: Iterable[Place]) -> bool:
     """From now on attributes of a module hold state; whether there is one that did not, and holds a tensor to carry."""
-    known, own = _PLACES.setdefault(module, {}), _owned(module)
+    known, own = _PLACES.setdefault(module, {}), names_of(module)
     new = [
         dataclasses.replace(place, kind=Kind.SET) for place in places if place.kind not in (Kind.BUFFER, Kind.EXTEND)
     ]
@@ -59,10 +60,16 @@ def places_carried(module: torch.nn.Module) -> tuple[Place, ...]:
     return tuple(place for place in _PLACES.get(module, ()) if _is_there(module, place))
 
 
+def attributes_carried(module: torch.nn.Module) -> dict[tuple[int, str], Any]:
+    """The owners of these attributes, by their identities and the attributes' names."""
+    owners = ((place.owner(module), place.name) for place in places_carried(module))
+    return {(id(owner), name): owner for owner, name in owners}
+
+
 def carried_by(module: torch.nn.Module) -> list[Carried]:
     """The tensors of a module's state that graphs have as inputs."""
     places = places_carried(module)
-    own, held = _owned(module) if places else (), ((place, _leaves(module, place)) for place in places)
+    own, held = names_of(module) if places else {}, ((place, _leaves(module, place)) for place in places)
     return [Carried(place, i) for place, leaves in held for i, x in enumerate(leaves) if can_be_carried(x, own)]
 
 
@@ -88,8 +95,8 @@ def exchanged(module: torch.nn.Module, tensors: Mapping[Carried, torch.Tensor]) 
             leaves, spec = pytree.tree_flatten(value)
             made = pytree.tree_unflatten([tensors.get(Carried(place, i), x) for i, x in enumerate(leaves)], spec)
             if type(value) in LEFT:  # others may hold it, too
-                stack.callback(_fill, value, copy.copy(value))
-                _fill(value, made)
+                stack.callback(fill, value, copy.copy(value))
+                fill(value, made)
             else:
                 stack.callback(put, owner, {place.name: value})
                 put(owner, {place.name: made})
@@ -97,7 +104,7 @@ def exchanged(module: torch.nn.Module, tensors: Mapping[Carried, torch.Tensor]) 
 
 
 def refuse_written(
-    module: torch.nn.Module, written: Mapping[Carried, torch.Tensor], others: Iterable[torch.Tensor]
+    module: torch.nn.Module, written: Mapping[Carried, torch.Tensor], others: Collection[torch.Tensor]
 ) -> None:
     """Raise CaptureError where a call changes state in place that has a history, or of which others have the memory.
 
@@ -106,15 +113,13 @@ def refuse_written(
         written: what is changed.
         others: what else the module holds, and what its call finds elsewhere.
     """
-    memories = {t.untyped_storage().data_ptr() for t in others if type(t) is torch.Tensor and t.numel()}
     for held, tensor in written.items():
-        label, is_shared = held.place.label, tensor.untyped_storage().data_ptr() in memories
+        label, is_shared = held.place.label, bool(in_memory_of(tensor, others))
         if is_shared or tensor.requires_grad:
             why = "where somebody else has it, too" if is_shared else "though it has a history"
             raise CaptureError(
                 f"the forward pass sets {label} anew at one time and changes it in place at another, {why}",
-                source=line_that_sets(type(held.place.owner(module)), held.place.name)
-                or line_that_writes(module, held.place.name),
+                source=line_that_leaves(module, held.place),
                 cure=f"only set it anew: self.{held.place.name} = ...",
             )
 
@@ -122,20 +127,10 @@ def refuse_written(
 @contextlib.contextmanager
 def unchanged(module: torch.nn.Module) -> Iterator[None]:
     """After it a module has the state that it has now."""
-    places = [(place.owner(module), place.name) for place in places_carried(module)]
-    before = [(owner, name, attribute(owner, name)) for owner, name in places]
+    before = [(owner, name, attribute(owner, name)) for (_, name), owner in attributes_carried(module).items()]
     yield
     for owner, name, value in before:
         put(owner, {name: value})
-
-
-def _fill(collection: Any, content: Any) -> None:
-    collection.clear()
-    if isinstance(collection, dict):
-        for key, value in content.items():  # Counter.update adds
-            collection[key] = value
-    else:
-        collection.extend(content)
 
 
 def _is_there(module: torch.nn.Module, place: Place) -> bool:
@@ -147,7 +142,3 @@ def _is_there(module: torch.nn.Module, place: Place) -> bool:
 
 def _leaves(module: torch.nn.Module, place: Place) -> list[Any]:
     return pytree.tree_leaves(attribute(place.owner(module), place.name))
-
-
-def _owned(module: torch.nn.Module) -> set[int]:
-    return {id(t) for t in (*module.parameters(), *module.buffers())}

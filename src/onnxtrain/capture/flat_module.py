@@ -224,8 +224,9 @@ class FlatModule(torch.nn.Module):
         self.result.changed = inputs.changed()
         trained, written = parameters.written(), state.written()
         refuse_trained(trained)
-        others = [*tensors_held(self.module), *(b.tensor for b in elsewhere.borrowed.values())]
-        refuse_written(self.module, {self.carried[name]: self._state[name] for name in written}, others)
+        if written:
+            others = [*tensors_held(self.module), *(b.tensor for b in elsewhere.borrowed.values())]
+            refuse_written(self.module, {self.carried[name]: self._state[name] for name in written}, others)
         owned = buffers | trained | adopted | written
         self.result.written = tuple(owned)[len(buffers) :]
         shown = self._shown(result, changes, given, inputs, replay, elsewhere)

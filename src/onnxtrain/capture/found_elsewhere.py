@@ -61,10 +61,15 @@ def adopt(tensor: torch.Tensor, others: Iterable[torch.Tensor] = ()) -> torch.Te
     Returns:
         The largest of them.
     """
-    alike = [tensor, *(t for t in others if _is_in_memory(t) and _memory(t) == _memory(tensor))]
+    alike = [tensor, *in_memory_of(tensor, others)]
     for changed in alike:
         setattr(changed, _ADOPTED, True)
     return max(alike, key=torch.numel)
+
+
+def in_memory_of(tensor: torch.Tensor, others: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Those of others that are in a tensor's memory; none without content is."""
+    return [t for t in others if _is_in_memory(t) and _memory(t) == _memory(tensor)]
 
 
 def is_adopted(tensor: torch.Tensor) -> bool:

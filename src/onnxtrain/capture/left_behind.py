@@ -28,7 +28,7 @@ from onnxtrain.capture.attribute_reads import (
     settings_of,
 )
 from onnxtrain.capture.held_content import HeldContent
-from onnxtrain.capture.places import LEFT, Kind, Place, line_that_sets, put, take
+from onnxtrain.capture.places import LEFT, Kind, Place, fill, line_that_sets, put, take
 from onnxtrain.capture.reached_code import line_that_writes
 from onnxtrain.capture.schema import SYMBOLS, flatten
 from onnxtrain.capture.source_lines import is_librarys
@@ -238,19 +238,15 @@ class Watch:
         self._held.take_back()
         for table, content in self._hooks:
             if table != content:
-                again.append(functools.partial(_fill, table, table.copy()))
-                _fill(table, content)
+                again.append(functools.partial(fill, table, table.copy()))
+                fill(table, content)
         for (_, module), before in zip(self._modules, self._parts, strict=True):
             for table, content in zip(_tables_of_parts(module), before, strict=True):
-                _fill(table, content)
+                fill(table, content)
         for (_, module), buffers in zip(self._modules, self._buffers, strict=True):
-            module._buffers.clear()
-            module._buffers.update(buffers)
+            fill(module._buffers, buffers)
         for collection, content in self._content.values():
-            if isinstance(collection, dict):
-                _fill(collection, content)
-            else:
-                collection[:] = content
+            fill(collection, content)
 
         def settle() -> None:
             for do in again:
@@ -290,11 +286,6 @@ def _are_equal(old: Any, new: Any) -> bool:
         return bool(old == new)
     except Exception:  # what the class of either raises
         return False
-
-
-def _fill(table: dict[Any, Any], content: Mapping[Any, Any]) -> None:
-    table.clear()
-    table.update(content)
 
 
 def owned_by(module: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -349,13 +340,17 @@ def places_read(
     return found
 
 
+def line_that_leaves(module: torch.nn.Module, place: Place) -> str:
+    """Where code leaves something: that of the owner's class, or else what the module's can reach."""
+    return line_that_sets(type(place.owner(module)), place.name) or line_that_writes(module, place.name)
+
+
 def refuse_read(module: torch.nn.Module, places: Sequence[Place]) -> None:
     """Raise CaptureError where a call leaves something in the place of a tensor that it read (``places_read``)."""
     for place in places:
-        owner = place.owner(module)
         raise CaptureError(
             f"the forward pass reads a tensor of {place.label} and leaves another there: state that is no buffer",
-            source=line_that_sets(type(owner), place.name) or line_that_writes(module, place.name),
+            source=line_that_leaves(module, place),
             cure=f"make it a buffer: self.register_buffer({place.name!r}, ...) with its first content",
         )
 

@@ -96,6 +96,16 @@ def put(owner: Any, attributes: Mapping[str, Any]) -> None:
             table[name] = value
 
 
+def fill(collection: Any, content: Any) -> None:
+    """Have a list or a dict hold another content; it stays the same object."""
+    collection.clear()
+    if isinstance(collection, dict):
+        for key, value in content.items():  # Counter.update adds
+            collection[key] = value
+    else:
+        collection.extend(content)
+
+
 def take(owner: Any, names: Iterable[str]) -> None:
     """Delete attributes, whatever the owner's class does where they are deleted."""
     for name in names:

@@ -14,11 +14,11 @@ from onnxtrain.capture import (
     OWN,
     PLAIN,
     Captured,
-    Carried,
     Kind,
     Named,
     are_settings,
     attribute,
+    attributes_carried,
     attributes_of,
     is_array,
     is_collection,
@@ -123,9 +123,7 @@ def collections_read(module: torch.nn.Module, captured: Captured) -> list[Named]
     left = {(id(place.owner(module)), place.name): place for place in captured.left}
     made = captured.outputs.restore([Same(None)] * captured.outputs.tensors) if left else ((), (), ())
     constants = dict(zip(captured.left, made[1], strict=True))  # in the places of tensors something else
-    places = {held.place for held in captured.borrowed.values() if isinstance(held, Carried)}
-    state = {(id(place.owner(module)), place.name) for place in places}
-    found = []
+    state, found = attributes_carried(module), []
     for owner in owners_of(module):
         for name, value in attributes_of(owner).items():
             if (type(owner), name) not in captured.read or not is_collection(value) or (id(owner), name) in state:

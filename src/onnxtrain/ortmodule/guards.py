@@ -24,6 +24,7 @@ from onnxtrain.capture import (
     Numbers,
     Schema,
     attribute,
+    attributes_carried,
     attributes_of,
     can_be_carried,
     configurations,
@@ -31,7 +32,6 @@ from onnxtrain.capture import (
     flatten,
     is_adopted,
     may_change,
-    places_carried,
 )
 from onnxtrain.ortmodule.values import is_compared, is_immutable, shown, told_apart
 
@@ -189,8 +189,7 @@ class Inspector:
 
     def _forms(self) -> list[Hashable]:
         """What state is but for its content, which is an input of graphs."""
-        own = {id(t) for t in self._owned} if self._carried else ()
-        return [_form_of(attribute(owner, name), own) for (_, name), owner in self._carried.items()]
+        return [_form_of(attribute(owner, name), self._own) for (_, name), owner in self._carried.items()]
 
     def _devices(self) -> list[torch.device]:
         return list({p.device for p in self._owned}) if self._may_move else []
@@ -216,8 +215,8 @@ class Inspector:
         self._sizes = list(map(len, self._sized))
         self._hook_count = RemovableHandle.next_id  # torch counts every hook that is registered anywhere
         watched = [*owners, *settings]
-        state = ((place.owner(self.module), place.name) for place in places_carried(self.module))
-        self._carried = {(id(owner), name): owner for owner, name in state}
+        self._carried = attributes_carried(self.module)
+        self._own = {id(t) for t in self._owned} if self._carried else frozenset()
         held = [(w, n) for w in (*modules, *settings) for n, v in attributes_of(w).items() if _is_kept(n, v)]
         held = [(w, n) for w, n in held if not (self._is_only_left(w, n) or (id(w), n) in self._carried)]
         self._constants = [functools.partial(attribute, w, n) for w, n in held]
