@@ -427,3 +427,38 @@ def test_a_part_that_is_gone_has_no_state() -> None:
     eager.layers = eager.layers[:1]
     torch.testing.assert_close(wrapped(x), eager(x))
     torch.testing.assert_close(wrapped(x), eager(x))
+
+
+def test_a_layer_that_has_two_names() -> None:
+    """Then torch.export gives others in the places of all layers, which are not to be asked what is read."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers, self.state = nn.Sequential(*[nn.Linear(3, 3), nn.Tanh()] * 2), torch.zeros(3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.layers(x * self.state)
+            self.state = x.detach().mean(0)
+            return y
+
+    module = Twice()
+    eager, wrapped = copy.deepcopy(module), ORTModule(module)
+    ours, theirs = (
+        steps_with_state(lambda m=m: [m.state], called, 5) for m, called in ((module, wrapped), (eager, eager))
+    )
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("same", [Tensor.flatten, Tensor.contiguous, Tensor.float, lambda t: t.to(t.dtype)])
+def test_what_was_state_is_changed_through_a_function_that_gives_it_back(same: Callable[[Tensor], Tensor]) -> None:
+    def do(m: Net, x: Tensor, y: Tensor) -> Tensor:
+        before, m.state = m.state, _mean(x)
+        y = y - before
+        same(before).add_(-2)
+        return y
+
+    module = Net(do)
+    eager, wrapped = copy.deepcopy(module), ORTModule(module)
+    ours, theirs = (steps_with_state(m.all_state, called, 5) for m, called in ((module, wrapped), (eager, eager)))
+    torch.testing.assert_close(ours, theirs)

@@ -112,8 +112,9 @@ def test_a_parameter_that_every_call_makes_is_refused() -> None:
 
     wrapped = ORTModule(Anew(), options=Options(summary=False))
     wrapped(torch.ones(2, 3))
-    with pytest.raises(CaptureError, match="sets weight: a layer or a parameter, at every call"):
+    with pytest.raises(CaptureError, match="sets weight: a parameter, and trains it then, at every call") as caught:
         wrapped(torch.ones(2, 3))
+    assert caught.value.source.startswith(__file__)
 
 
 class Frozen(nn.Module):

@@ -222,17 +222,6 @@ def test_an_encoder_that_follows_another_one(how: str) -> None:
     torch.testing.assert_close(list(module.buffers()), list(eager.buffers()))
 
 
-def test_a_trained_parameter_that_is_changed_is_refused() -> None:
-    class Scaled(Base):
-        def forward(self, x: Tensor) -> Tensor:
-            with torch.no_grad():
-                torch._foreach_mul_([self.weight], 0.9)
-            return (x @ self.weight).sum()
-
-    with pytest.raises(CaptureError, match="_foreach_mul_ changes a tensor"):
-        ORTModule(Scaled())(torch.ones(2, 4))
-
-
 def test_an_auxiliary_loss_is_added_outside() -> None:
     wrapped = _train(Auxiliary(), lambda model, y: y + model.aux)
     assert captures(wrapped) == 2, "one before there was a loss, one after"
@@ -329,11 +318,12 @@ def test_nothing_of_the_trace_is_left() -> None:
         def forward(self, x: Tensor) -> Tensor:
             self.aux, self.mean = x * 2, self.mean + x.mean(0)
             self.losses.append(x)
-            return torch.nn.functional.embedding(x.long(), self.weight, max_norm=1.0)
+            self.weight.data = torch.ones(7)
+            return x @ self.weight
 
     module = Fails()
     mean = module.mean
-    with pytest.raises(CaptureError, match="max_norm"):
+    with pytest.raises(CaptureError, match="replaces the data"):
         ORTModule(module)(torch.randn(3, 4))
     assert module.aux is None and module.mean is mean and module.losses == []
 

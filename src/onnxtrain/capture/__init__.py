@@ -104,8 +104,10 @@ def trace(
         program = _program(flat, _told_apart(tensors), names, fixed, fill)
         stand_ins.take_out(program, PREFIX)
         flat.result.settle()
-        sizes, buffers = tuple(t.shape for t in tensors), (*dict(module.named_buffers()), *flat.result.written)
-        return Traced(program, flat, inputs, tuple(names), buffers, sizes, layers=stand_ins.layers)
+        sizes, buffers = tuple(t.shape for t in tensors), dict.fromkeys(dict(module.named_buffers()), False)
+        return Traced(
+            program, flat, inputs, tuple(names), buffers | flat.result.written, sizes, layers=stand_ins.layers
+        )
 
     with _ONE_AT_A_TIME, _parameters_of_their_own(module):
         rows = rows_of(module, ignored) if short and (answers is None or not answers.rehearsed) else ()
@@ -199,7 +201,8 @@ def translate(
         asked = guards()
         return made(), guards() == asked
 
-    settings = (traced.input_names, traced.buffers, opset, refusals is None, traced.layers, *trained.items(), *decisive)
+    given = traced.input_names, tuple(traced.buffers.items())
+    settings = (*given, opset, refusals is None, traced.layers, *trained.items(), *decisive)
     graph, kept = (made(), None) if cache is None else cache.graph(traced.program, settings, told)
     assert result.schema is not None, "the forward ran, or export raised"
     for error in (e for name, e in result.reformed.items() if name in graph.signature.buffers):

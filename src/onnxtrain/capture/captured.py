@@ -70,7 +70,8 @@ class Traced:
         flat: the module that was traced; its result is the structure of the output.
         inputs: schema of the call.
         input_names: a name for each of its tensors.
-        buffers: names of the module's buffers, and of the parameters that the call changes.
+        buffers: names of the module's buffers, and of the parameters that the call changes, with whether these are
+            trained.
         sizes: of its tensors.
         form: of its tensors, where the module asked for it.
         layers: rows of layers of which only some were traced.
@@ -80,7 +81,7 @@ class Traced:
     flat: FlatModule
     inputs: Schema
     input_names: tuple[str, ...]
-    buffers: tuple[str, ...]
+    buffers: Mapping[str, bool]
     sizes: tuple[torch.Size, ...]
     form: Form | None = None
     layers: tuple[Layers, ...] = ()

@@ -29,7 +29,7 @@ Refusals: TypeAlias = Callable[[ForwardGraph], Iterable[ir.Node]]
 def to_graph(
     program: torch.export.ExportedProgram,
     input_names: Sequence[str],
-    buffers: Sequence[str],
+    buffers: Mapping[str, bool],
     opset: int,
     refusals: Refusals | None = None,
     borrowed: Mapping[str, bool] | None = None,
@@ -40,7 +40,7 @@ def to_graph(
         program: what ``capture.export`` made of a ``FlatModule``.
         input_names: one name for each user input.
         buffers: names of the module's buffers, and of parameters that it changes, whose content the program returns
-            after the user's outputs.
+            after the user's outputs; with whether they are trained.
         opset: ONNX opset of the result.
         refusals: the nodes of a graph that a later stage cannot take; the operators they come from stay whole.
         borrowed: the constants that are others' tensors, with whether they are trained: inputs as weights are.
@@ -68,7 +68,7 @@ def _graph(
     ep: torch.export.ExportedProgram,
     lowered: torch.fx.GraphModule,
     input_names: Sequence[str],
-    buffers: Sequence[str],
+    buffers: Mapping[str, bool],
     borrowed: Mapping[str, bool],
 ) -> ForwardGraph:
     """A translated program with the user's names, weights as inputs, and the buffers that it changes as outputs."""
@@ -76,7 +76,7 @@ def _graph(
     calls = {node: recorded(node.attributes.pop(HANDLE).as_string()).call for node in model.graph if is_call(node)}
     _name_inputs(model.graph, input_names)
     _weights_to_inputs(model.graph, ep, buffers, borrowed)
-    updated = _buffer_outputs(model.graph, ep, lowered, buffers)
+    updated = _buffer_outputs(model.graph, ep, lowered, tuple(buffers))
     _distinct_outputs(model.graph)
     _rename_symbols(model.graph)
     for node in model.graph.all_nodes():
@@ -88,7 +88,7 @@ def _graph(
     count = len(names) - len(updated)
     updates = dict(zip(updated, names[count:], strict=True))
     owned = [str(v.name) for v in model.graph.inputs[len(input_names) :]]  # the trained ones first
-    untrained = {*buffers, *(n.removeprefix(PREFIX) for n in borrowed if not borrowed[n])}
+    untrained = {n.removeprefix(PREFIX) for n, is_trained in {**buffers, **borrowed}.items() if not is_trained}
     parameters, kept = (tuple(n for n in owned if (n in untrained) == is_kept) for is_kept in (False, True))
     signature = Signature(tuple(input_names), parameters, kept, tuple(names[:count]), updates)
     assert signature.inputs == tuple(str(v.name) for v in model.graph.inputs), "inputs come in the graph's order"
@@ -127,12 +127,12 @@ def _give(value: ir.Value, name: str, taken: Mapping[str, ir.Value]) -> None:
 
 
 def _weights_to_inputs(
-    graph: ir.Graph, program: torch.export.ExportedProgram, buffers: Sequence[str], borrowed: Mapping[str, bool]
+    graph: ir.Graph, program: torch.export.ExportedProgram, buffers: Mapping[str, bool], borrowed: Mapping[str, bool]
 ) -> None:
     """Parameters, then buffers, become graph inputs under the user's names; a buffer with several names is one."""
     taken, owned = _named(graph), _owned_names(program)
     given: dict[str, ir.Value] = {}
-    parameters = [n for n in program.graph_signature.inputs_to_parameters.values() if owned[n] not in buffers]
+    parameters = [n for n in program.graph_signature.inputs_to_parameters.values() if buffers.get(owned[n], True)]
     trained = [*parameters, *(n for n in borrowed if borrowed[n])]
     for name in (*trained, *owned, *(n for n in borrowed if not borrowed[n])):
         if name in graph.initializers:

@@ -16,6 +16,7 @@ from onnxtrain.capture import (  # noqa: F401  (substitutes)
     loss_functions,
     normalization_layers,
 )
+from onnxtrain.capture.changed_parameters import ChangedParametersError
 from onnxtrain.capture.flat_module import FlatModule, Result
 from onnxtrain.capture.found_elsewhere import AdoptedError
 from onnxtrain.capture.left_outside import LeftOutsideError, take_out_of_others, take_out_refused
@@ -35,6 +36,15 @@ from onnxtrain.errors import (
     first_line,
 )
 
+_AS_THEY_ARE = (  # what others than the user take
+    AdoptedError,
+    ChangedParametersError,
+    ContentError,
+    HostRandomError,
+    LeftOutsideError,
+    NumberError,
+    SetUpError,
+)
 _LARGER = 4  # the least size that an axis of size 1 is traced at: what is one or two less is no 1 either
 
 
@@ -62,6 +72,8 @@ def export(
             fixed |= sizes.axes
         except AdoptedError as written:
             module.adopt(written.tensor)
+        except ChangedParametersError:
+            continue
         except CaptureError as error:
             if not (changed := may_be_changed(tensors, error) - module.copied.keys()):
                 raise
@@ -90,7 +102,7 @@ def _export_any(
             if module.result.outside is not None and not module.result.outside.is_cache:
                 raise module.result.outside
             return program
-        except (AdoptedError, ContentError, HostRandomError, LeftOutsideError, NumberError, SetUpError):
+        except _AS_THEY_ARE:
             raise
         except MoreLooksError as error:  # once for each element, of which the example has more than the call
             errors.append(error)

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from onnxtrain.capture import autograd_functions
+from onnxtrain.capture import autograd_functions, changed_parameters
 from onnxtrain.capture.attribute_reads import Attribute, Reads
 from onnxtrain.capture.autocast import Autocast
 from onnxtrain.capture.autograd_functions import Functions
 from onnxtrain.capture.carried import Carried, carried_by, carry, exchanged, refuse_written, unchanged
 from onnxtrain.capture.found_elsewhere import Borrowed, FoundElsewhere, adopt
 from onnxtrain.capture.given import Change, Given
-from onnxtrain.capture.hidden_changes import Versions, hidden, refuse_trained
+from onnxtrain.capture.hidden_changes import HiddenChanges, Versions, hidden
 from onnxtrain.capture.host_random import HostGenerators, seeds_refused
 from onnxtrain.capture.known_calls import Count
 from onnxtrain.capture.left_behind import (
@@ -56,7 +56,7 @@ class Result:
         assumed: what was taken to be so of sizes (``symbolic_sizes``).
         changed: the tensors of the input that the forward pass changed in place.
         rewritten: what they hold then, where the forward pass had copies of them.
-        written: the names of parameters that it changed in place.
+        written: the names of parameters that it changed in place, with whether they are trained.
         calls: the calls of ``torch.autograd.Function`` that were recorded; operators of the program name them.
         recorded: how many calls of operators were recorded, and how many were known.
         left: where the call left something on the module.
@@ -75,7 +75,7 @@ class Result:
         self.assumed = Assumed()
         self.changed: frozenset[int] = frozenset()
         self.rewritten: tuple[Rewritten, ...] = ()
-        self.written: tuple[str, ...] = ()
+        self.written: dict[str, bool] = {}
         self.calls: list[Any] = []
         self.recorded = Count()
         self.schema: Schema | None = None
@@ -185,11 +185,12 @@ class FlatModule(torch.nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The module's distinct output tensors, what it left on itself too, what its inputs became and what was looked
-        at, then what it changes: its buffers, and parameters that are not trained.
+        at, then what it changes: its buffers, and parameters.
         """
         own = {name: self.get_buffer(name) for name in self.carried}
         state = {name: t.clone() if t.requires_grad else t for name, t in own.items()}  # no leaf, as it is none outside
-        with exchanged(self.module, {self.carried[name]: tensor for name, tensor in state.items()}):
+        instead = {self.carried[name]: tensor for name, tensor in state.items()}
+        with exchanged(self.module, instead), changed_parameters.copies(self.module):
             return self.called(tensors, Versions(state))
 
     def called(self, tensors: tuple[torch.Tensor, ...], state: Versions) -> tuple[torch.Tensor, ...]:
@@ -206,9 +207,9 @@ class FlatModule(torch.nn.Module):
         elsewhere = FoundElsewhere(had, has, plain_tensors(self.module))
         watch = Watch(self.module, self._ignored, self._names, owners)
         named = self.result.names = NamedValues(self._named)
-        reads, replay = Reads(self.module), Replay(self._answers or Answers(), tensors)
+        reads, replay, unseen = Reads(self.module), Replay(self._answers or Answers(), tensors), HiddenChanges()
         try:
-            with self._watched(tensors, elsewhere, replay, reads):
+            with self._watched(tensors, elsewhere, unseen, replay, reads):
                 result = self.module.forward(*args, **kwargs)  # the module's own hooks run at every call, outside
             elsewhere.refuse_written()
             named.restore(owners)
@@ -222,13 +223,14 @@ class FlatModule(torch.nn.Module):
             self.result.settle = functools.partial(self._settle, watch.take_back())
         self.result.read = reads.found
         self.result.changed = inputs.changed()
-        trained, written = parameters.written(), state.written()
-        refuse_trained(trained)
+        changed, written = parameters.written(), state.written()
+        leaves = [t for t in changed.values() if t.is_leaf and t.requires_grad]
+        changed_parameters.note(self.module, [*unseen.parameters, *leaves])
         if written:
             others = [*tensors_held(self.module), *(b.tensor for b in elsewhere.borrowed.values())]
             refuse_written(self.module, {self.carried[name]: self._state[name] for name in written}, others)
-        owned = buffers | trained | adopted | written
-        self.result.written = tuple(owned)[len(buffers) :]
+        owned = buffers | changed | adopted | written
+        self.result.written = {n: n in changed and t.requires_grad for n, t in owned.items() if n not in buffers}
         shown = self._shown(result, changes, given, inputs, replay, elsewhere)
         return (*shown, *(changes.buffers.get(name, tensor).clone() for name, tensor in owned.items()))
 
@@ -238,14 +240,19 @@ class FlatModule(torch.nn.Module):
 
     @contextlib.contextmanager
     def _watched(
-        self, tensors: Sequence[torch.Tensor], elsewhere: FoundElsewhere, replay: Replay, reads: Reads
+        self,
+        tensors: Sequence[torch.Tensor],
+        elsewhere: FoundElsewhere,
+        unseen: HiddenChanges,
+        replay: Replay,
+        reads: Reads,
     ) -> Iterator[None]:
         """What there is around the call while it is traced."""
         generators = HostGenerators(self.module)
         functions = autograd_functions.recording(
             self.module, self.result.calls, self._functions, lambda: self.result.assumed.ask_gradients()
         )
-        sizes, whole, layers = symbolic_sizes(tensors), Substitutes(elsewhere), self._stand_ins.calls()
+        sizes, whole, layers = symbolic_sizes(tensors), Substitutes(elsewhere, unseen), self._stand_ins.calls()
         looks = contextlib.nullcontext() if self._answers is None else replay.within()
         noted, seeds = reads.noted(), seeds_refused()
         try:
@@ -265,6 +272,7 @@ class FlatModule(torch.nn.Module):
         self.result.reformed = changes.reformed
         whole = result, tuple(changes.left.values()), tuple(written.values())
         found, self.result.schema = flatten(whole if any(whole[1:]) else result, "output", given=given.keys)
+        changed_parameters.refuse_trained(self.module, changes.parameters, found)
         found = elsewhere.now(torch.clone, found)
         copied = sorted(self.result.changed & self.copied.keys())
         distinct = list({id(t): t for t in [*found, *(inputs.tensors[i] for i in copied)]}.values())

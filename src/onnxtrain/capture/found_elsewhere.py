@@ -110,7 +110,8 @@ class FoundElsewhere:
         """
         if _is_read_by_dynamo():
             return
-        if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
+        is_given = any(x is value for x in given)  # as ``contiguous`` gives what is so already
+        if isinstance(value, torch.Tensor) and not (isinstance(value, FakeTensor) or is_given):
             self._known[id(value)] = value
         if others := [x for x in given if isinstance(x, torch.Tensor) and self._is_others(x)]:
             for view in pytree.tree_leaves(value):

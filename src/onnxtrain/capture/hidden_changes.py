@@ -30,31 +30,72 @@ _UNCOUNTED = "_onnxtrain_data"
 _HARMLESS = frozenset(("requires_grad_", "detach_", "retain_grad_"))
 
 
-def changed_behind(changed: Tensor, detached: Sequence[weakref.ref[Tensor]], name: str) -> list[Tensor]:
-    """The tensors whose gradient goes on although they, or parts of them, are changed; none where autograd sees it.
+class HiddenChanges:
+    """Sees, while a call is traced, what it changes behind autograd's back.
 
-    Those that others were detached from come after these.
-
-    Args:
-        changed: the tensor that is written to.
-        detached: those that were detached, or what they are views of.
-        name: of the function that writes.
-
-    Raises:
-        CaptureError: one is a parameter or an input, or nobody knows which, or a view of one has hooks.
+    Attributes:
+        parameters: those of the module that it changes so. Autograd lets nobody write to them where gradients go on:
+            another trace has copies in their places (``changed_parameters``).
     """
-    memory, own = memory_of(changed), whole_of(changed)
-    sources = [t for source in reversed(detached) if (t := source()) is not None and t is not own]
-    if memory is None and sources and not changed.requires_grad:
-        raise hidden(name, "under torch.no_grad() or detached,")
-    found = [changed] if changed.requires_grad and not torch.is_grad_enabled() else []
-    found += [t for t in sources if memory is not None and memory_of(t) == memory]
-    wholes = [whole_of(t) for t in found if not is_made_in_call(t)]
-    if any(t.is_leaf or not t.is_floating_point() for t in wholes):
-        raise hidden(name, "under torch.no_grad() or detached,")
-    if wholes and hasattr(own, _UNCOUNTED) and _has_view_with_hooks(memory):
-        raise hidden(name, "a view of which has a hook, through .data,")
-    return [_recorded(whole, name) for whole in wholes]
+
+    def __init__(self) -> None:
+        self.parameters: list[Tensor] = []
+        self._detached: list[weakref.ref[Tensor]] = []
+
+    def detach(self, tensor: Tensor) -> None:
+        """A tensor is detached; of a view, what it is a view of."""
+        whole = whole_of(tensor)
+        if tensor.requires_grad and not any(known() is whole for known in self._detached):
+            self._detached.append(weakref.ref(whole))
+
+    def behind(self, changed: Tensor, name: str) -> list[Tensor]:
+        """The tensors whose gradient goes on although they, or parts of them, are changed; none where autograd sees it.
+
+        Those that others were detached from come after these.
+
+        Args:
+            changed: the tensor that is written to.
+            name: of the function that writes.
+
+        Raises:
+            CaptureError: one is an input, or nobody knows which, or a view of one has hooks.
+        """
+        memory, own = memory_of(changed), whole_of(changed)
+        sources = [t for source in reversed(self._detached) if (t := source()) is not None and t is not own]
+        if memory is None and sources and not changed.requires_grad:
+            raise hidden(name, "under torch.no_grad() or detached,")
+        found = [changed] if changed.requires_grad and not torch.is_grad_enabled() else []
+        found += [t for t in sources if memory is not None and memory_of(t) == memory]
+        wholes = [whole_of(t) for t in found if not is_made_in_call(t)]
+        self.parameters += [t for t in wholes if t.is_leaf and isinstance(t, torch.nn.Parameter)]
+        if any(not t.is_floating_point() or (t.is_leaf and not isinstance(t, torch.nn.Parameter)) for t in wholes):
+            raise hidden(name, "under torch.no_grad() or detached,")
+        if wholes and hasattr(own, _UNCOUNTED) and _has_view_with_hooks(memory):
+            raise hidden(name, "a view of which has a hook, through .data,")
+        return [_recorded(whole, name) for whole in wholes if not whole.is_leaf]
+
+    def is_known(self, changed: Tensor) -> bool:
+        """Whether a tensor is among ``parameters``, or a view of one."""
+        return any(parameter is whole_of(changed) for parameter in self.parameters)
+
+    def replace_data(self, tensor: Tensor, content: Tensor) -> None:
+        """Give a tensor another content, as ``tensor.data = content`` does.
+
+        Args:
+            tensor: the tensor.
+            content: of the same sizes and type.
+
+        Raises:
+            CaptureError: the content has another form, or who shares the tensor's memory would see it too.
+        """
+        if (tensor.shape, tensor.dtype) != (content.shape, content.dtype):
+            raise _refused_data("with a tensor of other sizes, or of another type")
+        with torch.no_grad():
+            behind = self.behind(tensor, "an assignment to .data")
+            if whole_of(tensor) is not tensor or any(other is not tensor for other in behind):
+                raise _refused_data("of a view, which no longer is one then")
+            content = content.detach().clone()
+            write(behind, lambda: tensor.copy_(content))
 
 
 def uncounted(tensor: Tensor) -> Tensor:
@@ -119,27 +160,6 @@ def refuse_freezing(tensor: Tensor, requires_grad: bool = True) -> None:
         raise SetUpError(["requires_grad"], "sets requires_grad of a parameter")
 
 
-def replace_data(tensor: Tensor, content: Tensor, detached: Sequence[weakref.ref[Tensor]]) -> None:
-    """Give a tensor another content, as ``tensor.data = content`` does.
-
-    Args:
-        tensor: the tensor.
-        content: of the same sizes and type.
-        detached: the tensors that were detached, or what they are views of.
-
-    Raises:
-        CaptureError: the content has another form, or who shares the tensor's memory would see it too.
-    """
-    if (tensor.shape, tensor.dtype) != (content.shape, content.dtype):
-        raise _refused_data("with a tensor of other sizes, or of another type")
-    with torch.no_grad():
-        behind = changed_behind(tensor, detached, "an assignment to .data")
-        if whole_of(tensor) is not tensor or any(other is not tensor for other in behind):
-            raise _refused_data("of a view, which no longer is one then")
-        content = content.detach().clone()
-        write(behind, lambda: tensor.copy_(content))
-
-
 def _refused_data(how: str) -> CaptureError:
     return CaptureError(
         f"the forward pass replaces the data {how}",
@@ -160,12 +180,6 @@ class Versions:
     def written(self) -> dict[str, Tensor]:
         """Those that were changed, by name: a momentum encoder's parameters, say."""
         return {name: tensor for name, tensor, version in self._before if tensor._version != version}
-
-
-def refuse_trained(written: Mapping[str, Tensor]) -> None:
-    """Raise CaptureError where a parameter, of those that a forward pass changes in place, is trained."""
-    for name in (n for n, tensor in written.items() if tensor.requires_grad):
-        raise hidden("the forward pass", f"the parameter {name},")
 
 
 def whole_of(tensor: Tensor) -> Tensor:

@@ -49,12 +49,15 @@ class Changes:
 
     Args:
         buffers: new contents of buffers, by name.
-        left: what else there is now, by place; a buffer that is of another form now is among it.
+        left: what else there is now, by place; a buffer that is of another form now is among it, and the content of
+            another parameter of the same form.
+        parameters: such parameters, by place.
         reformed: what is wrong with such a buffer, by name, where the call reads what it was.
     """
 
     buffers: Mapping[str, torch.Tensor]
     left: Mapping[Place, Any]
+    parameters: Mapping[Place, torch.nn.Parameter]
     reformed: Mapping[str, CaptureError]
 
 
@@ -101,7 +104,8 @@ class Watch:
             NumberError: a number was changed, which a graph would not change again.
             SetUpError: there are layers or parameters that were not there.
         """
-        self.refuse_parts()
+        parameters = {place: part for place, part, before in self._parts_made() if _is_parameter_anew(before, part)}
+        self.refuse_parts(parameters)
         if (changed := self._held.changed()) is not None:
             raise self._counts(*changed)
         if (more := self._held.holds_more()) is not None:
@@ -114,6 +118,7 @@ class Watch:
             self._refuse_iterators(reads)
         self._names |= names_of(self._module)
         buffers, left, reformed = self._buffers_written()
+        left |= {place: parameter.detach() for place, parameter in parameters.items()}
         for place, owner, before in self._owners:
             for name, now in attributes_of(owner).items():
                 old, new = before.get(name, _ABSENT), self._replaced.get(id(now), now)
@@ -125,7 +130,8 @@ class Watch:
                     left[own] = new  # be it what it was: other calls may set another one
                 else:
                     left |= self._left(owner, own, old, new, reads)
-        return Changes(buffers, {place: value for place, value in left.items() if _can_be_left(value)}, reformed)
+        left = {place: value for place, value in left.items() if _can_be_left(value)}
+        return Changes(buffers, left, parameters, reformed)
 
     def _buffers_written(self) -> tuple[dict[str, torch.Tensor], dict[Place, Any], dict[str, CaptureError]]:
         """New contents of buffers, and those that are of another form, with what is wrong with these."""
@@ -158,19 +164,20 @@ class Watch:
                         cure="take the item outside of forward, and pass it as an input",
                     )
 
-    def refuse_parts(self) -> None:
-        """Raise SetUpError where there are layers or parameters that were not there."""
-        made = []
+    def _parts_made(self) -> Iterator[tuple[Place, Any, Any]]:
+        """The layers and parameters that were not there, with their places and what was there."""
         for (path, module), tables in zip(self._modules, self._parts, strict=True):
             for before, now in zip(tables, _tables_of_parts(module), strict=True):
-                fresh = [n for n, part in now.items() if part is not None and before.get(n) is not part]
-                made += [(module, Place(path, n, Kind.SET)) for n in fresh]
-        if made:
-            module, first = made[0]
-            labels = [place.label for _, place in made]
-            raise SetUpError(
-                labels, f"sets {', '.join(labels)}: a layer or a parameter", line_that_sets(type(module), first.name)
-            )
+                for name, part in now.items():
+                    if part is not None and before.get(name) is not part:
+                        yield Place(path, name, Kind.PARAMETER), part, before.get(name)
+
+    def refuse_parts(self, but: Collection[Place] = ()) -> None:
+        """Raise SetUpError where there are layers or parameters that were not there, but at some places."""
+        if made := [place for place, _, _ in self._parts_made() if place not in but]:
+            labels = [place.label for place in made]
+            line = line_that_sets(type(made[0].owner(self._module)), made[0].name)
+            raise SetUpError(labels, f"sets {', '.join(labels)}: a layer or a parameter", line)
 
     def _left(self, owner: Any, place: Place, old: Any, new: Any, reads: Reads | None) -> dict[Place, Any]:
         if new is not old:
@@ -370,6 +377,12 @@ def _can_be_left(value: Any) -> bool:
     except UnsupportedDataError:
         return False
     return True
+
+
+def _is_parameter_anew(old: Any, new: Any) -> bool:
+    """Whether both are parameters that only their content tells apart."""
+    are_parameters = isinstance(old, torch.nn.Parameter) and isinstance(new, torch.nn.Parameter)
+    return are_parameters and old.requires_grad == new.requires_grad and _are_of_same_form(old, new)
 
 
 def _are_of_same_form(old: torch.Tensor, new: torch.Tensor) -> bool:

@@ -29,13 +29,15 @@ class Kind(enum.Enum):
     """How something is left.
 
     An attribute is set to tensors or to a number, to another constant than it had, or to one where there was none; a
-    buffer is set; a list is extended, or gets another content; entries of a dict are set.
+    buffer is set, or a parameter to another one of its form; a list is extended, or gets another content; entries of a
+    dict are set.
     """
 
     SET = "set"
     FLIP = "flip"
     MARK = "mark"
     BUFFER = "buffer"
+    PARAMETER = "parameter"
     EXTEND = "extend"
     FILL = "fill"
     UPDATE = "update"
@@ -81,6 +83,9 @@ def leave(module: torch.nn.Module, places: Iterable[Place], values: Iterable[Any
                 held[key] = entry
         elif place.kind is Kind.BUFFER:
             owner._buffers[place.name] = value
+        elif place.kind is Kind.PARAMETER:
+            is_trained = owner._parameters[place.name].requires_grad
+            owner._parameters[place.name] = torch.nn.Parameter(value.detach(), is_trained)
         else:
             put(owner, {place.name: value})
 

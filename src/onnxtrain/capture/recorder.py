@@ -3,7 +3,8 @@
 Each line of a stack is looked up once, no code is generated, no equations of sizes are solved, what is written to
 attributes is seen by ``left_behind`` alone, which leaves lists the objects that they are, and what calls return is
 remembered by ``known_calls`` alone: torch's own memory of it (``fake_tensor_cache_enabled``) costs more than it saves
-beside that.
+beside that. Modules are themselves, too: where one has two names torch gives others in the places of all of them, by
+which nobody knows who is read or written.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ def recorder() -> Iterator[Count]:
         (fx_proxy, "CapturedTraceback", _Stack),
         (torch.fx.GraphModule, "recompile", _compiled_when_called),
         (proxy_tensor, "_extract_tensor_metadata", lambda value: None),
+        (proxy_tensor._ModuleStackTracer, "getattr", proxy_tensor.PythonKeyTracer.getattr),
         (_trace, "_replace_unbacked_bindings", lambda module: None),
         (_trace, "_detect_attribute_assignment", lambda module: contextlib.nullcontext()),  # it leaves copies of lists
         (_trace, "apply_runtime_assertion_pass", lambda module, signature: (module, signature)),

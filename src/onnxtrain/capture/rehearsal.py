@@ -144,8 +144,8 @@ def untouched(
     watch, named = Watch(module, ignored), NamedValues(names_read(module, ignored))
     owned = [(t, t.detach().clone()) for t in (*module.buffers(), *given)]
     again: list[Callable[[], None]] = []
-    others = (t for t in (*module.parameters(), *tensors_held(module), *named.tensors()) if not t.requires_grad)
-    overwritten = Overwritten(others)
+    others = (t for t in (*tensors_held(module), *named.tensors()) if not t.requires_grad)
+    overwritten = Overwritten((*module.parameters(), *others))
     try:
         with overwritten:
             yield again

@@ -58,6 +58,7 @@ def line_that_changes(lines: Iterable[tuple[str, int, str]], owner: str) -> str:
     own = rf"{owner}(\[[^]]*\]|\.\w+)*"
     sets = rf"{own}\s*([-+*/%@|&^]|//|\*\*|<<|>>)?=[^=]"
     changes = rf"{owner}(\[[^]]*\])*\.(append|appendleft|add|extend|insert|pop|put|rotate|update)\("
+    changes += rf"|\bnext\([^()]*{owner}"
     known = list(lines)
     found = ((f, n) for pattern in (sets, changes) for f, n, text in known if re.search(pattern, text))
     return next((f"{file}:{number}" for file, number in found), "")

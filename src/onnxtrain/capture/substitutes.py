@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,19 +18,18 @@ from torch.overrides import TorchFunctionMode
 from onnxtrain.capture import packed_sequences
 from onnxtrain.capture.argument_names import own_names
 from onnxtrain.capture.assertions import expected, tell
+from onnxtrain.capture.embeddings import shortened
 from onnxtrain.capture.found_elsewhere import FoundElsewhere
 from onnxtrain.capture.hidden_changes import (
     SET_DATA,
-    changed_behind,
+    HiddenChanges,
     history,
     is_made_in_call,
     is_view_in_place,
     refuse_freezing,
     refuse_unnoticed,
-    replace_data,
     tensors_written_by,
     uncounted,
-    whole_of,
     write,
 )
 from onnxtrain.capture.lowering.records import memory_of
@@ -84,14 +82,14 @@ class Substitutes(TorchFunctionMode):
 
     Args:
         elsewhere: the module's tensors, for code that keeps them elsewhere than on the module.
+        hidden: what is changed behind autograd's back.
     """
 
-    def __init__(self, elsewhere: FoundElsewhere) -> None:
+    def __init__(self, elsewhere: FoundElsewhere, hidden: HiddenChanges) -> None:
         super().__init__()
-        self._elsewhere = elsewhere
+        self._elsewhere, self._hidden = elsewhere, hidden
 
     def __enter__(self) -> Substitutes:
-        self._detached: list[weakref.ref[Tensor]] = []
         self._unseen = replaced(*UNSEEN, *_INSTEAD)
         self._unseen.__enter__()
         return super().__enter__()
@@ -107,24 +105,25 @@ class Substitutes(TorchFunctionMode):
         kwargs = dict(zip(kwargs, self._elsewhere.now(func, kwargs.values()), strict=True)) if kwargs else {}
         if func in _FREEZING:
             refuse_freezing(args[0], *args[1:], **kwargs)
+        if (cut := shortened(func, args, kwargs)) is not None:
+            weight, content, kwargs = cut
+            args = ()
+            with torch.no_grad():
+                self.__torch_function__(Tensor.copy_, (), (weight, content))
         self._elsewhere.refuse_written(written := tensors_written_by(func, args, kwargs))
         if func == SET_DATA:
-            return replace_data(args[0], args[1], self._detached)
-        if behind := [t for w in written for t in changed_behind(w, self._detached, func.__name__)]:
+            return self._hidden.replace_data(args[0], args[1])
+        if behind := [t for w in written for t in self._hidden.behind(w, func.__name__)]:
             return write(behind, lambda: _call(func, *args, **kwargs))
-        before = [(w, history(w)) for w in written if not _is_unwatched(func, w)]
+        before = [(w, history(w)) for w in written if not (_is_unwatched(func, w) or self._hidden.is_known(w))]
         made = _call(func, *args, **kwargs)
         if _is_uncounted(func):
             torch.autograd.graph.increment_version(written)
         self._elsewhere.made(made, args, func in _DETACH)
         refuse_unnoticed(before, func.__name__)
-        if func in _DETACH and args[0].requires_grad:
-            self._note_detached(whole_of(args[0]))
+        if func in _DETACH:
+            self._hidden.detach(args[0])
         return made
-
-    def _note_detached(self, whole: Tensor) -> None:
-        if not any(known() is whole for known in self._detached):
-            self._detached.append(weakref.ref(whole))
 
 
 def _is_uncounted(func: Callable[..., Any]) -> bool:
@@ -382,19 +381,3 @@ def attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: A
     widths = ((key, query.shape[-1]), (value, value.shape[-1]))
     key, value = (x[..., :0, :].reshape(*query.shape[:-2], 0, width) for x, width in widths)
     return F.scaled_dot_product_attention(query, key, value)
-
-
-@substitute(F.embedding, F.embedding_bag)
-def embedding(*args: Any, max_norm: float | None = None, **kwargs: Any) -> Any:
-    """Where rows are shortened the weight itself is, which torch does out of sight.
-
-    Raises:
-        CaptureError: the call gives a ``max_norm``.
-    """
-    if max_norm is None and not any(isinstance(a, float) for a in args[3:4]):
-        return NotImplemented
-    raise CaptureError(
-        "an embedding with max_norm changes its weight in the forward pass, which a graph does not",
-        cure="shorten the weight after each optimizer step: with torch.no_grad(): "
-        "weight.copy_(torch.renorm(weight, 2, 0, max_norm))",
-    )

@@ -148,6 +148,12 @@ FAMILIES: dict[str, tuple[str | tuple[str, ...], ...]] = {
         ("{o}, {layer} = {layer}, {f}.detach().flatten(0, -2).mean(0)\n{o2} = {0} - {o}", _STATISTICS),
         ("{layer}[int({layer2}) % 4] = {f}.detach().mean()\n{layer2}[0] = (int({layer2}) + 1) % 4\n{o} = {0} * {layer}.sum()", "self.register_buffer('{name}', torch.zeros(4))", "{layer2} = nn.Buffer(torch.zeros(1, dtype=torch.long))"),
         ("{layer} = torch.maximum({layer}, {f}.detach().amax())", "self.register_buffer('{name}', torch.zeros(()))"),
+        ("with torch.no_grad():\n    {layer}.clamp_(0.2, 0.8)\n{o} = {f} * {layer}", _SCALE),
+        ("{layer}.data = {layer}.data / ({layer}.data.norm() + 1)\n{o} = {0} + {layer}", _SCALE),
+        ("{layer}.data.lerp_({f}.detach().flatten(0, -2).mean(0), 0.1)\n{o} = {0} - {layer}", _SCALE),
+        ("{layer}.weight.data.clamp_(-0.3, 0.3)\n{o} = {layer}({f})", "{layer} = nn.Linear({d}, 3)"),
+        ("with torch.no_grad():\n    {layer}.weight[0] = 0\n{o} = {layer}({f})", "{layer} = nn.Linear({d}, 3)"),
+        ("{o} = {0} * {layer}.detach()\n{layer} = nn.Parameter({layer} * 0.9 + {f}.detach().flatten(0, -2).mean(0))", _SCALE),
     ),
     "without": (
         "{f}.detach()", "{f}.detach() * {f}", "{f} * {0}.detach().sigmoid()",
