@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 
 class OnnxTrainError(Exception):
@@ -92,7 +93,24 @@ def as_raised_by(own: Exception, error: CaptureError) -> CaptureError:
 
 
 class NumberError(CaptureError):
-    """A forward pass changes a number that it reads, or that a dict or list of the module holds: it counts."""
+    """A forward pass changes a number that it reads, or that a dict or list of the module holds: it counts.
+
+    Args:
+        places: the attributes that hold such numbers; empty where a dict or list holds one.
+    """
+
+    def __init__(
+        self, what: str, *, node: str = "", source: str = "", cure: str = "", places: Sequence[Any] = ()
+    ) -> None:
+        super().__init__(what, node=node, source=source, cure=cure)
+        self.places = tuple(places)
+
+    @classmethod
+    def of_all(cls, errors: Sequence[NumberError]) -> NumberError:
+        """The first of several with the places of all; the first that has none, where there is one."""
+        first = next((e for e in errors if not e.places), errors[0])
+        places = [place for e in errors for place in e.places] if first.places else []
+        return cls(first.what, node=first.node, source=first.source, cure=first.cure, places=places)
 
 
 class SetUpError(CaptureError):

@@ -314,6 +314,16 @@ def _truth_written(x: Tensor) -> Tensor:
     return (y + x) * z
 
 
+def _truth_written_to_a_part_with_a_hook(x: Tensor) -> Tensor:
+    """The hook is called no more: it was one of what the part was."""
+    y = x * 2
+    part = y[:, 0]
+    if part.requires_grad:
+        part.register_hook(lambda g: g * 3)
+    part.logical_not_()
+    return y + part[:, None]
+
+
 def _result_of_several_calls_written_unseen(x: Tensor) -> Tensor:
     """What ``einsum`` returns is a view of what nobody sees."""
     y = torch.einsum("...d,dk->...k", x[:, None], x[0][:, None].expand(-1, 3))
@@ -410,6 +420,8 @@ PIECES = {
         _windows_written,
         _views_that_no_operator_promises,
         _truth_written,
+        _truth_written_to_a_part_with_a_hook,
+        _truth_written_to_a_part_with_a_hook,
         _result_of_several_calls_written_unseen,
         _several_written_to_out,
         _many_at_once,

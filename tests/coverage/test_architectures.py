@@ -45,10 +45,10 @@ class Linear(torch.nn.Module):
 class Counts(Linear):
     def __init__(self) -> None:
         super().__init__()
-        self.calls = 0
+        self.calls = [0]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
+        self.calls[0] += 1
         return x * self.weight
 
 

@@ -245,9 +245,10 @@ def test_numbers_read_out_of_tensors_are_returned_and_left() -> None:
     assert captures(wrapped) <= 3, "one before the attributes were numbers, one when they are"
 
 
-def test_a_number_that_is_read_and_set_runs_in_eager_after_some_graphs() -> None:
+def test_a_number_that_is_read_and_set() -> None:
+    """One graph before it is a float, one when it is."""
     wrapped = _train(Summed(), lambda model, y: y, steps=11)
-    assert captures(wrapped) == 8 and "was another each time" in wrapped.explain()
+    assert captures(wrapped) == 2
 
 
 def test_losses_of_layers_are_added_outside() -> None:
@@ -355,7 +356,6 @@ class Grows(Base):
 @pytest.mark.parametrize(
     ("kind", "said", "line"),
     [
-        (Counts, "changes the number seen from 0 to 1", "counted"),
         (CountsInList, r"changes the number seen\[0\] from 0 to 1", "counted"),
         (CountsInDict, r"changes the number named\['steps'\] from 0 to 1", "counted"),
         (Grows, "assigns the buffer mean", "grown"),

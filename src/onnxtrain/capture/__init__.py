@@ -16,6 +16,7 @@ from onnxtrain.capture.attribute_reads import (
     are_settings,
     attribute,
     attributes_of,
+    can_be_counted,
     configurations,
     is_array,
     is_collection,
@@ -28,7 +29,7 @@ from onnxtrain.capture.autocast import Autocast, device_of, device_types
 from onnxtrain.capture.autograd_functions import Functions
 from onnxtrain.capture.cache import GraphCache
 from onnxtrain.capture.captured import Captured, Traced
-from onnxtrain.capture.carried import Carried, attributes_carried, can_be_carried
+from onnxtrain.capture.carried import Carried, attributes_carried, can_be_carried, count
 from onnxtrain.capture.convert import Refusals, to_graph
 from onnxtrain.capture.descriptions import PLAIN
 from onnxtrain.capture.export import export
@@ -38,7 +39,7 @@ from onnxtrain.capture.given import Change, Given, at, change
 from onnxtrain.capture.left_behind import Watch, places_read, refuse_read
 from onnxtrain.capture.left_outside import LeftOutsideError
 from onnxtrain.capture.like_layers import rows_of
-from onnxtrain.capture.looks import Key, Look, content_of, same
+from onnxtrain.capture.looks import COUNTED, Key, Look, content_of, same
 from onnxtrain.capture.named_values import names_read
 from onnxtrain.capture.places import Kind, Place, leave
 from onnxtrain.capture.reached_code import Named
@@ -223,6 +224,7 @@ def capture(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, A
 __all__ = [
     "OWN",
     "PLAIN",
+    "COUNTED",
     "Answers",
     "Autocast",
     "Axis",
@@ -252,6 +254,8 @@ __all__ = [
     "change",
     "attribute",
     "attributes_carried",
+    "count",
+    "can_be_counted",
     "attributes_of",
     "configurations",
     "content_of",

@@ -25,6 +25,7 @@ _COLLECTIONS = (list, dict, set, collections.deque)
 NAMESPACES = ("types", "argparse")  # of Python, whose classes are no one's: what is in them counts as read
 _DEPTH = 3  # how deep configuration objects are looked into
 _MANY = 1000  # items of a collection
+_SYMBOLS = torch.SymInt | torch.SymFloat | torch.SymBool  # which stand for numbers in a trace
 _SIMPLE = frozenset((*PLAIN, torch.dtype, torch.device, torch.Tensor, torch.nn.Parameter, types.FunctionType))
 
 
@@ -168,6 +169,11 @@ def is_number(value: Any) -> bool:
     return is_scalar(value) and not isinstance(value, bool)
 
 
+def can_be_counted(value: Any) -> bool:
+    """Whether a value is a number of Python that a graph can have as an input."""
+    return type(value) is float or (type(value) is int and abs(value) < 2**63)
+
+
 def may_change(value: Any) -> bool:
     """Whether a call may leave something in a value, or another one in its place."""
     if is_collection(value) or is_scalar(value):
@@ -279,7 +285,7 @@ def slots_of(kind: type) -> tuple[str, ...]:
 
 
 def _is_configuration(value: Any) -> bool:
-    if type(value) in _SIMPLE or isinstance(value, torch.nn.Module | torch.Tensor | type):
+    if type(value) in _SIMPLE or isinstance(value, torch.nn.Module | torch.Tensor | type | _SYMBOLS):
         return False
     if callable(value) and is_foreign(type(value).__module__):  # a function, and what Python makes of one
         return False

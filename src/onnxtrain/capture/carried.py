@@ -4,6 +4,9 @@ Each call has other tensors there, so a graph has an input for each of them, whi
 attribute holds it; what the call sets is an output that is left there (``left_behind``). One graph serves all state of
 one form. While the module is traced it has buffers in the place of its state, which a call may change in place, too. A
 tensor that is changed in place alone stays the same, and is adopted (``found_elsewhere``).
+
+A number that calls read and change, ``self.steps += 1``, is such an input, too. A call looks at it before all else, as
+at one that it reads out of a tensor: what comes of it is computed by the graph, or is a path (``replay``).
 """
 
 from __future__ import annotations
@@ -18,9 +21,11 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from onnxtrain.capture.attribute_reads import attribute
+from onnxtrain.capture.attribute_reads import attribute, can_be_counted
 from onnxtrain.capture.found_elsewhere import in_memory_of
-from onnxtrain.capture.left_behind import line_that_leaves, names_of
+from onnxtrain.capture.left_behind import line_that_leaves
+from onnxtrain.capture.looks import COUNTED, Look
+from onnxtrain.capture.owned_tensors import names_of
 from onnxtrain.capture.places import LEFT, Kind, Place, fill, put
 from onnxtrain.errors import CaptureError
 
@@ -40,8 +45,16 @@ class Carried:
     index: int
 
     def of(self, module: torch.nn.Module) -> torch.Tensor:
-        """The one that a module has now."""
-        return _leaves(module, self.place)[self.index]
+        """The one that a module has now; of a number a tensor without axes, as exact as Python's."""
+        found = _leaves(module, self.place)[self.index]
+        if isinstance(found, torch.Tensor):
+            return found
+        return torch.tensor(found, dtype=torch.float64 if type(found) is float else torch.int64)
+
+    def look(self, module: torch.nn.Module) -> Look:
+        """What a call sees first of the number that it is; of none where it is a tensor."""
+        line = line_that_leaves(module, self.place)
+        return Look(COUNTED, line or self.place.label, attribute(self.place.owner(module), self.place.name))
 
 
 def carry(module: torch.nn.Module, places: Iterable[Place]) -> bool:
@@ -53,6 +66,20 @@ def carry(module: torch.nn.Module, places: Iterable[Place]) -> bool:
     fresh = [p for p in new if p not in known and any(can_be_carried(x, own) for x in _leaves(module, p))]
     known.update(dict.fromkeys(fresh))
     return bool(fresh)
+
+
+def count(module: torch.nn.Module, places: Iterable[Place]) -> bool:
+    """From now on attributes hold numbers that calls count; whether there are some, and all do, and did not."""
+    known, new = _PLACES.setdefault(module, {}), [dataclasses.replace(place, kind=Kind.SET) for place in places]
+    if not new or any(p in known or not can_be_counted(attribute(p.owner(module), p.name)) for p in new):
+        return False
+    known.update(dict.fromkeys(new))
+    return True
+
+
+def numbers_carried(module: torch.nn.Module) -> list[Carried]:
+    """Those that are numbers."""
+    return [c for c in carried_by(module) if can_be_counted(attribute(c.place.owner(module), c.place.name))]
 
 
 def places_carried(module: torch.nn.Module) -> tuple[Place, ...]:
@@ -70,7 +97,12 @@ def carried_by(module: torch.nn.Module) -> list[Carried]:
     """The tensors of a module's state that graphs have as inputs."""
     places = places_carried(module)
     own, held = names_of(module) if places else {}, ((place, _leaves(module, place)) for place in places)
-    return [Carried(place, i) for place, leaves in held for i, x in enumerate(leaves) if can_be_carried(x, own)]
+    return [
+        Carried(place, i)
+        for place, leaves in held
+        for i, x in enumerate(leaves)
+        if can_be_carried(x, own) or can_be_counted(attribute(place.owner(module), place.name))
+    ]
 
 
 def can_be_carried(value: Any, owned: Collection[int]) -> bool:
@@ -86,8 +118,8 @@ def can_be_carried(value: Any, owned: Collection[int]) -> bool:
 
 
 @contextlib.contextmanager
-def exchanged(module: torch.nn.Module, tensors: Mapping[Carried, torch.Tensor]) -> Iterator[None]:
-    """Within it a module has other tensors in the place of its state."""
+def exchanged(module: torch.nn.Module, tensors: Mapping[Carried, Any]) -> Iterator[None]:
+    """Within it a module has other tensors, or numbers, in the place of its state."""
     with contextlib.ExitStack() as stack:
         for place in dict.fromkeys(carried.place for carried in tensors):
             owner = place.owner(module)

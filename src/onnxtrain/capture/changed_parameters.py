@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from onnxtrain.capture.hidden_changes import hidden
 from onnxtrain.capture.keepers import node_of
-from onnxtrain.capture.left_behind import names_of
+from onnxtrain.capture.owned_tensors import names_of
 from onnxtrain.capture.places import Place, line_that_sets
 from onnxtrain.capture.replaced import replaced
 from onnxtrain.errors import CaptureError, SetUpError

@@ -15,23 +15,16 @@ from onnxtrain.capture import autograd_functions, changed_parameters
 from onnxtrain.capture.attribute_reads import Attribute, Reads
 from onnxtrain.capture.autocast import Autocast
 from onnxtrain.capture.autograd_functions import Functions
-from onnxtrain.capture.carried import Carried, carried_by, carry, exchanged, refuse_written, unchanged
+from onnxtrain.capture.carried import Carried, carried_by, carry, exchanged, numbers_carried, refuse_written, unchanged
 from onnxtrain.capture.found_elsewhere import Borrowed, FoundElsewhere, adopt
 from onnxtrain.capture.given import Change, Given
 from onnxtrain.capture.hidden_changes import HiddenChanges, Versions, hidden
 from onnxtrain.capture.host_random import HostGenerators, seeds_refused
 from onnxtrain.capture.known_calls import Count
-from onnxtrain.capture.left_behind import (
-    Changes,
-    Watch,
-    names_of,
-    owned_by,
-    places_read,
-    plain_tensors,
-    tensors_held,
-)
+from onnxtrain.capture.left_behind import Changes, Watch, places_read
 from onnxtrain.capture.left_outside import LeftOutsideError
 from onnxtrain.capture.named_values import NamedValues
+from onnxtrain.capture.owned_tensors import names_of, owned_by, plain_tensors, tensors_held
 from onnxtrain.capture.places import Place
 from onnxtrain.capture.reached_code import Named
 from onnxtrain.capture.rehearsal import Answers
@@ -180,6 +173,7 @@ class FlatModule(torch.nn.Module):
         self.adopted = {}
         self.carried = {f"_carried_{i}": carried for i, carried in enumerate(carried_by(self.module))}
         self._state = {name: carried.of(self.module) for name, carried in self.carried.items()}
+        self._counted = numbers_carried(self.module)
         for name, tensor in self._state.items():
             self.register_buffer(name, tensor.detach().requires_grad_() if tensor.requires_grad else tensor)
 
@@ -189,11 +183,13 @@ class FlatModule(torch.nn.Module):
         """
         own = {name: self.get_buffer(name) for name in self.carried}
         state = {name: t.clone() if t.requires_grad else t for name, t in own.items()}  # no leaf, as it is none outside
-        instead = {self.carried[name]: tensor for name, tensor in state.items()}
+        instead: dict[Carried, Any] = {self.carried[name]: tensor for name, tensor in state.items()}
+        replay = Replay(self._answers or Answers(), tensors)
+        instead |= {number: replay.counted(number.look(self.module), instead[number]) for number in self._counted}
         with exchanged(self.module, instead), changed_parameters.copies(self.module):
-            return self.called(tensors, Versions(state))
+            return self.called(tensors, Versions(state), replay)
 
-    def called(self, tensors: tuple[torch.Tensor, ...], state: Versions) -> tuple[torch.Tensor, ...]:
+    def called(self, tensors: tuple[torch.Tensor, ...], state: Versions, replay: Replay) -> tuple[torch.Tensor, ...]:
         """What ``forward`` gives, with the buffers of state in their places."""
         mode: Any = get_proxy_mode()
         self.result.tracked = mode.tracer.tensor_tracker, frozenset(map(id, tensors))
@@ -205,9 +201,9 @@ class FlatModule(torch.nn.Module):
         owners = {id(tensor): self.adopted[name] for name, tensor in adopted.items()}
         had, has = self._owned | self.adopted, owned_by(self.module) | adopted
         elsewhere = FoundElsewhere(had, has, plain_tensors(self.module))
-        watch = Watch(self.module, self._ignored, self._names, owners)
+        watch = Watch(self.module, self._ignored, self._names, owners, {c.place for c in self._counted})
         named = self.result.names = NamedValues(self._named)
-        reads, replay, unseen = Reads(self.module), Replay(self._answers or Answers(), tensors), HiddenChanges()
+        reads, unseen = Reads(self.module), HiddenChanges()
         try:
             with self._watched(tensors, elsewhere, unseen, replay, reads):
                 result = self.module.forward(*args, **kwargs)  # the module's own hooks run at every call, outside

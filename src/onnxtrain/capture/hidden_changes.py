@@ -27,6 +27,7 @@ SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 PASSED_ON = "whose gradient eager PyTorch passes on as if nothing had happened"
 HOOKS = "_onnxtrain_hooks"  # the attribute of a tensor that has hooks for its gradient (``gradient_hooks``)
 _UNCOUNTED = "_onnxtrain_data"
+_UNNOTICED = frozenset(f"logical_{name}_" for name in ("not", "and", "or", "xor"))  # by autograd
 _HARMLESS = frozenset(("requires_grad_", "detach_", "retain_grad_"))
 
 
@@ -64,7 +65,8 @@ class HiddenChanges:
         sources = [t for source in reversed(self._detached) if (t := source()) is not None and t is not own]
         if memory is None and sources and not changed.requires_grad:
             raise hidden(name, "under torch.no_grad() or detached,")
-        found = [changed] if changed.requires_grad and not torch.is_grad_enabled() else []
+        is_seen = torch.is_grad_enabled() and name not in _UNNOTICED
+        found = [changed] if changed.requires_grad and not is_seen else []
         found += [t for t in sources if memory is not None and memory_of(t) == memory]
         wholes = [whole_of(t) for t in found if not is_made_in_call(t)]
         self.parameters += [t for t in wholes if t.is_leaf and isinstance(t, torch.nn.Parameter)]

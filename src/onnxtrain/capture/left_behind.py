@@ -21,20 +21,20 @@ from onnxtrain.capture.attribute_reads import (
     Attribute,
     Reads,
     attributes_of,
+    can_be_counted,
     can_be_watched,
     is_number,
     is_scalar,
-    owners_of,
     settings_of,
 )
 from onnxtrain.capture.held_content import HeldContent
+from onnxtrain.capture.owned_tensors import OWN, names_of
 from onnxtrain.capture.places import LEFT, Kind, Place, fill, line_that_sets, put, take
 from onnxtrain.capture.reached_code import line_that_writes
 from onnxtrain.capture.schema import SYMBOLS, flatten
 from onnxtrain.capture.source_lines import is_librarys
 from onnxtrain.errors import CaptureError, NumberError, SetUpError, UnsupportedDataError
 
-_OWN = frozenset(torch.nn.Module().__dict__)
 _TABLES = frozenset(n for n, v in vars(torch.nn.Module()).items() if isinstance(v, dict)) - {
     "_parameters",
     "_buffers",
@@ -69,6 +69,7 @@ class Watch:
         ignored: names of attributes that do not concern the forward pass; what is written to them is left out.
         names: of parameters and buffers by identity, which others may stand for now (``names_of``).
         owners: the tensors in whose place others are now, by the identities of these.
+        counted: the attributes that hold numbers which graphs set at each call.
     """
 
     def __init__(
@@ -77,8 +78,10 @@ class Watch:
         ignored: Collection[str] = (),
         names: Mapping[int, str] | None = None,
         owners: Mapping[int, torch.Tensor] | None = None,
+        counted: Collection[Place] = (),
     ) -> None:
-        self._ignored, self._replaced = _OWN.union(ignored), owners or {}
+        self._counted = counted
+        self._ignored, self._replaced = OWN.union(ignored), owners or {}
         self._module, self._names = module, dict(names or {})
         self._modules = list(module.named_modules())
         held = [(Place(path, "", Kind.SET, steps), o, table) for path, steps, o, table in settings_of(module)]
@@ -119,6 +122,7 @@ class Watch:
         self._names |= names_of(self._module)
         buffers, left, reformed = self._buffers_written()
         left |= {place: parameter.detach() for place, parameter in parameters.items()}
+        counting: list[NumberError] = []
         for place, owner, before in self._owners:
             for name, now in attributes_of(owner).items():
                 old, new = before.get(name, _ABSENT), self._replaced.get(id(now), now)
@@ -128,8 +132,13 @@ class Watch:
                 own = dataclasses.replace(place, name=name)
                 if is_forgotten:
                     left[own] = new  # be it what it was: other calls may set another one
-                else:
+                    continue
+                try:
                     left |= self._left(owner, own, old, new, reads)
+                except NumberError as error:
+                    counting.append(error)
+        if counting:
+            raise NumberError.of_all(counting)
         left = {place: value for place, value in left.items() if _can_be_left(value)}
         return Changes(buffers, left, parameters, reformed)
 
@@ -181,11 +190,14 @@ class Watch:
 
     def _left(self, owner: Any, place: Place, old: Any, new: Any, reads: Reads | None) -> dict[Place, Any]:
         if new is not old:
-            if _is_another_number(old, new):
+            if place in self._counted:
+                return {place: new}
+            is_read = reads is not None and reads.is_read(owner, place.name)
+            if _is_another_number(old, new) or (is_read and can_be_counted(old) and isinstance(new, SYMBOLS)):
                 raise self._counts(place, place.label, old, new)
             if (is_number(old) and is_number(new) and old == new) or self._are_the_same_weights(old, new):
                 return {}
-            is_state = reads is not None and old is not _ABSENT and old is not None and reads.is_read(owner, place.name)
+            is_state = is_read and old is not _ABSENT and old is not None
             if is_state and not (_holds_tensors(new) or _can_be_left(new) or _are_equal(old, new)):
                 raise self._is_state(place)
             is_first = old is _ABSENT or (old is None and is_librarys(type(owner).__module__))
@@ -208,6 +220,7 @@ class Watch:
             source=self._line(place),
             cure=f"make it a buffer, self.register_buffer({place.name!r}, torch.tensor({old})), or count outside of "
             f"forward; where nothing is computed from it, Options(ignored_attributes=({place.name!r},))",
+            places=[place] if label == place.label else [],
         )
 
     def _is_state(self, place: Place) -> CaptureError:
@@ -295,28 +308,6 @@ def _are_equal(old: Any, new: Any) -> bool:
         return False
 
 
-def owned_by(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The parameters and buffers of a module by name; those that have several names under each."""
-    return dict((*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)))
-
-
-def plain_tensors(module: torch.nn.Module) -> list[torch.Tensor]:
-    """The tensors that are attributes of a module or its submodules, and neither parameters nor buffers."""
-    return [v for m in module.modules() for v in vars(m).values() if isinstance(v, torch.Tensor)]
-
-
-def tensors_held(module: torch.nn.Module) -> list[torch.Tensor]:
-    """The tensors that a module's parts hold, and the objects and collections that these hold, but for its own."""
-    tables = [*map(attributes_of, owners_of(module))]
-    held = [v for table in tables for n, v in table.items() if n not in _OWN]
-    return [t for value in held for t in pytree.tree_leaves(value) if isinstance(t, torch.Tensor)]
-
-
-def names_of(module: torch.nn.Module) -> dict[int, str]:
-    """The name of each parameter and buffer by its identity."""
-    return {id(tensor): name for name, tensor in owned_by(module).items()}
-
-
 def _holds_tensors(value: Any) -> bool:
     """Whether there are tensors, or sizes, in a value that can be left."""
     leaves = pytree.tree_leaves(value)
@@ -363,7 +354,7 @@ def refuse_read(module: torch.nn.Module, places: Sequence[Place]) -> None:
 
 
 def _is_collection(name: str, value: Any) -> bool:
-    return name not in _OWN and type(value) in LEFT
+    return name not in OWN and type(value) in LEFT
 
 
 def _is_another_number(old: Any, new: Any) -> bool:

@@ -26,12 +26,15 @@ _LARGEST = 256  # elements that a look can have
 _WHOLE = "__index__"  # how a number is called that torch itself reads from a tensor among its arguments
 
 
+COUNTED = "counted"  # a number of the module's was looked at, before all else
+
+
 @dataclasses.dataclass(frozen=True)
 class Look:
     """One look at the content of a tensor.
 
     Args:
-        kind: the method that looked: ``__bool__``, ``item``, ``tolist``.
+        kind: the method that looked: ``__bool__``, ``item``, ``tolist``; ``COUNTED``.
         place: the user's line, ``file:line``.
         answer: what it saw: a number, or nested tuples of numbers.
     """

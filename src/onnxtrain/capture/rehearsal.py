@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 
+from onnxtrain.capture.carried import numbers_carried
 from onnxtrain.capture.free_numbers import Conditions, counted_by
 from onnxtrain.capture.hidden_changes import Overwritten
 from onnxtrain.capture.host_random import HostGenerators, place_of_draw
-from onnxtrain.capture.left_behind import Watch, tensors_held
+from onnxtrain.capture.left_behind import Watch
 from onnxtrain.capture.looks import Key, Look, Looks, Way, content_of, place_of, same, user_frame
 from onnxtrain.capture.named_values import NamedValues, names_read
+from onnxtrain.capture.owned_tensors import tensors_held
 from onnxtrain.capture.schema import flatten
 from onnxtrain.capture.substitutes import unseen
 
@@ -94,6 +96,7 @@ def rehearse(
         Exception: what the module raises.
     """
     recorder = _Recorder()
+    recorder.looks += [number.look(module) for number in numbers_carried(module)]
     tensors, inputs = flatten((tuple(args), dict(kwargs)))
     once = {id(t): _without_history(t) for t in tensors}
     args, kwargs = inputs.restore([once[id(t)] for t in tensors])  # the caller's containers stay what they are

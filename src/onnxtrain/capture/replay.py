@@ -110,6 +110,25 @@ class Replay(Looks):
         self._seen.append(None if constant else seen.clone())
         return run() if constant else way.given(look.answer, seen)
 
+    def counted(self, own: Look, seen: Tensor) -> Any:
+        """A number of the module's, which the call looks at before all else.
+
+        Args:
+            own: what it is now.
+            seen: the tensor without axes that is an input in its place.
+        """
+        if not self._answers.rehearsed:
+            raise ContentError(own.place)
+        nth, look = self._read[own.key], self._next(own.key)
+        assert look is not None, "the rehearsal has it"
+        if look.key in self._answers.free:
+            number = seen.detach().item()
+            self._numbers.add(number, look, nth, seen)
+            return number
+        self._looks.append(look)
+        self._seen.append(seen.clone())
+        return look.answer
+
     def _next(self, key: Key) -> Look | None:
         self._read[key] += 1
         return self._waiting[key].popleft() if self._waiting[key] else None

@@ -188,22 +188,6 @@ def _dropout(input: Tensor, p: float, train: bool) -> Any:
     return dropout(input, p, train)
 
 
-def _truth_in_place(name: str) -> None:
-    function = getattr(torch, name)
-
-    @substitute(getattr(Tensor, f"{name}_"))
-    def written(self: Tensor, *others: Tensor, **named: Tensor) -> Any:
-        """Autograd does not notice it: gradients pass as if nothing had been written."""
-        if not (self.requires_grad and torch.is_grad_enabled()):
-            return NotImplemented
-        finite = torch.where(torch.isfinite(self), self, 0.0)
-        return self.copy_(function(self.detach(), *others, **named) + (finite - finite.detach()))
-
-
-for _name in ("logical_not", "logical_and", "logical_or", "logical_xor"):
-    _truth_in_place(_name)
-
-
 @substitute(Tensor.masked_scatter_)
 def masked_scatter_(self: Tensor, mask: Tensor, source: Tensor) -> Any:
     """With a mask for each element: without content torch takes one that does not fit."""

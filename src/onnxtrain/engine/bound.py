@@ -355,13 +355,9 @@ class BoundGraph:
     def _guess(self) -> tuple[str, ...]:
         """The outputs that probably receive a gradient: a loss is a number."""
         named = {str(v.name): v for v in self.graph.model.graph.outputs}
-        floating = [
-            n
-            for n in self.signature.outputs
-            if n not in self.seen and (d := named[n].dtype) is not None and d.is_floating_point()
-        ]
-        scalars = [n for n in floating if (shape := named[n].shape) is not None and len(shape) == 0]
-        return tuple(scalars or floating)
+        trained = [n for n in self.signature.outputs if n not in self.seen and self.origins.get(n)]
+        scalars = [n for n in trained if (shape := named[n].shape) is not None and len(shape) == 0]
+        return tuple(scalars or trained)
 
     def is_tracked(self, output: str, differentiable: Sequence[str]) -> bool:
         """Whether eager PyTorch says of an output that it requires a gradient, where these inputs do."""

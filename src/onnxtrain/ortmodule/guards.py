@@ -27,6 +27,7 @@ from onnxtrain.capture import (
     attributes_carried,
     attributes_of,
     can_be_carried,
+    can_be_counted,
     configurations,
     device_types,
     flatten,
@@ -248,6 +249,10 @@ class Inspector:
                 self._filled[id(owner), place.name] = owner
         self._watch()
 
+    def look_again(self) -> None:
+        """What is compared is another from now on: an attribute is found to hold a number that calls count."""
+        self._watch()
+
     def touch(self, name: str, value: Any) -> None:
         """An attribute was set whose value cannot be compared: graphs captured before do not serve any longer.
 
@@ -343,6 +348,8 @@ def _told_by_identity(tensor: torch.Tensor) -> Hashable:
 
 def _form_of(value: Any, owned: Collection[int]) -> Hashable:
     """What state is; of tensors that graphs have as inputs, what is not their content."""
+    if can_be_counted(value):
+        return type(value)
     leaves, spec = pytree.tree_flatten(value)
     told = []
     for x in leaves:

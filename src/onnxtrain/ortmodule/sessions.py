@@ -14,7 +14,7 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from onnxtrain.capture import Answers, Key, Kind, Path, is_number, line_that_draws, names_read, rehearse
+from onnxtrain.capture import Answers, Key, Kind, Path, count, is_number, line_that_draws, names_read, rehearse
 from onnxtrain.compiler import uncollected
 from onnxtrain.engine import randomness
 from onnxtrain.engine.path_check import MissedError
@@ -258,6 +258,11 @@ class Sessions:
         """A graph for a call; None where eager PyTorch alone can tell what it returns."""
         try:
             return self._captured(call, args, kwargs)
+        except NumberError as error:
+            if not count(self.module, error.places):
+                raise
+            self.inspector.look_again()
+            return self._capture(self.inspector.call(args, kwargs, self._numbers), args, kwargs)
         except HostRandomError as error:
             drawn = error
             if not drawn.source:
@@ -298,6 +303,8 @@ class Sessions:
             try:
                 return self._record(call, args, kwargs, dataclasses.replace(answers, free=free))
             except CaptureError as error:
+                if isinstance(error, NumberError) and error.places:
+                    raise
                 _LOG.info("numbers that %s reads stay constants: %s", type(self.module).__name__, error.what)
                 self._constant |= free - self._free
         try:

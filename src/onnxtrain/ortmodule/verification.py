@@ -51,7 +51,8 @@ class Verification(Reference):
         with randomness.replayed(self.random), torch.enable_grad(), silenced():
             inputs = [x.clone() if i in rewritten else x for i, x in enumerate(self.inputs)]
             args, kwargs = self.captured.inputs.restore(inputs)
-            watch, given, left = Watch(self.eager), Given(args, kwargs), self.captured.left
+            given, left, borrowed = Given(args, kwargs), self.captured.left, self.captured.borrowed.values()
+            watch = Watch(self.eager, counted={held.place for held in borrowed if isinstance(held, Carried)})
             made = self.eager(*args, **kwargs)
             if self.captured.leaves:
                 now, written = watch.changes().left, given.changes()
