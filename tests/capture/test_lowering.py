@@ -421,7 +421,6 @@ PIECES = {
         _views_that_no_operator_promises,
         _truth_written,
         _truth_written_to_a_part_with_a_hook,
-        _truth_written_to_a_part_with_a_hook,
         _result_of_several_calls_written_unseen,
         _several_written_to_out,
         _many_at_once,

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from onnxtrain.capture.descriptions import PLAIN
 from onnxtrain.capture.replaced import ABSENT, replaced
+from onnxtrain.capture.schema import SYMBOLS
 from onnxtrain.capture.source_lines import is_foreign, is_librarys
 
 Attribute: TypeAlias = tuple[type, str]
@@ -25,7 +26,6 @@ _COLLECTIONS = (list, dict, set, collections.deque)
 NAMESPACES = ("types", "argparse")  # of Python, whose classes are no one's: what is in them counts as read
 _DEPTH = 3  # how deep configuration objects are looked into
 _MANY = 1000  # items of a collection
-_SYMBOLS = torch.SymInt | torch.SymFloat | torch.SymBool  # which stand for numbers in a trace
 _SIMPLE = frozenset((*PLAIN, torch.dtype, torch.device, torch.Tensor, torch.nn.Parameter, types.FunctionType))
 
 
@@ -285,7 +285,7 @@ def slots_of(kind: type) -> tuple[str, ...]:
 
 
 def _is_configuration(value: Any) -> bool:
-    if type(value) in _SIMPLE or isinstance(value, torch.nn.Module | torch.Tensor | type | _SYMBOLS):
+    if type(value) in _SIMPLE or isinstance(value, (torch.nn.Module, torch.Tensor, type, *SYMBOLS)):
         return False
     if callable(value) and is_foreign(type(value).__module__):  # a function, and what Python makes of one
         return False

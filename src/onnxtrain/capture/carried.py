@@ -54,7 +54,7 @@ class Carried:
     def look(self, module: torch.nn.Module) -> Look:
         """What a call sees first of the number that it is; of none where it is a tensor."""
         line = line_that_leaves(module, self.place)
-        return Look(COUNTED, line or self.place.label, attribute(self.place.owner(module), self.place.name))
+        return Look(COUNTED, line or self.place.label, _held(module, self.place))
 
 
 def carry(module: torch.nn.Module, places: Iterable[Place]) -> bool:
@@ -71,7 +71,7 @@ def carry(module: torch.nn.Module, places: Iterable[Place]) -> bool:
 def count(module: torch.nn.Module, places: Iterable[Place]) -> bool:
     """From now on attributes hold numbers that calls count; whether there are some, and all do, and did not."""
     known, new = _PLACES.setdefault(module, {}), [dataclasses.replace(place, kind=Kind.SET) for place in places]
-    if not new or any(p in known or not can_be_counted(attribute(p.owner(module), p.name)) for p in new):
+    if not new or any(p in known or not can_be_counted(_held(module, p)) for p in new):
         return False
     known.update(dict.fromkeys(new))
     return True
@@ -79,7 +79,7 @@ def count(module: torch.nn.Module, places: Iterable[Place]) -> bool:
 
 def numbers_carried(module: torch.nn.Module) -> list[Carried]:
     """Those that are numbers."""
-    return [c for c in carried_by(module) if can_be_counted(attribute(c.place.owner(module), c.place.name))]
+    return [c for c in carried_by(module) if can_be_counted(_held(module, c.place))]
 
 
 def places_carried(module: torch.nn.Module) -> tuple[Place, ...]:
@@ -101,7 +101,7 @@ def carried_by(module: torch.nn.Module) -> list[Carried]:
         Carried(place, i)
         for place, leaves in held
         for i, x in enumerate(leaves)
-        if can_be_carried(x, own) or can_be_counted(attribute(place.owner(module), place.name))
+        if can_be_carried(x, own) or can_be_counted(_held(module, place))
     ]
 
 
@@ -172,5 +172,9 @@ def _is_there(module: torch.nn.Module, place: Place) -> bool:
         return False
 
 
+def _held(module: torch.nn.Module, place: Place) -> Any:
+    return attribute(place.owner(module), place.name)
+
+
 def _leaves(module: torch.nn.Module, place: Place) -> list[Any]:
-    return pytree.tree_leaves(attribute(place.owner(module), place.name))
+    return pytree.tree_leaves(_held(module, place))

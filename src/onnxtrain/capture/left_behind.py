@@ -122,6 +122,17 @@ class Watch:
         self._names |= names_of(self._module)
         buffers, left, reformed = self._buffers_written()
         left |= {place: parameter.detach() for place, parameter in parameters.items()}
+        left |= self._attributes_set(reads)
+        left = {place: value for place, value in left.items() if _can_be_left(value)}
+        return Changes(buffers, left, parameters, reformed)
+
+    def _attributes_set(self, reads: Reads | None) -> dict[Place, Any]:
+        """What attributes are set to, or have more in their collections.
+
+        Raises:
+            NumberError: some are numbers that were changed; it has the places of all.
+        """
+        left: dict[Place, Any] = {}
         counting: list[NumberError] = []
         for place, owner, before in self._owners:
             for name, now in attributes_of(owner).items():
@@ -139,8 +150,7 @@ class Watch:
                     counting.append(error)
         if counting:
             raise NumberError.of_all(counting)
-        left = {place: value for place, value in left.items() if _can_be_left(value)}
-        return Changes(buffers, left, parameters, reformed)
+        return left
 
     def _buffers_written(self) -> tuple[dict[str, torch.Tensor], dict[Place, Any], dict[str, CaptureError]]:
         """New contents of buffers, and those that are of another form, with what is wrong with these."""
