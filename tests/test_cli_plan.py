@@ -21,6 +21,11 @@ def step():
     return test_cli_plan.Deep(), test_cli_plan.batch()
 
 
+def with_optimizer():
+    made = test_cli_plan.Deep()
+    return made, {"x": test_cli_plan.batch()}, test_cli_plan.torch.optim.AdamW(made.parameters())
+
+
 def named():
     return test_cli_plan.Deep(), {"x": test_cli_plan.batch()}
 
@@ -126,3 +131,19 @@ def test_what_cannot_be_planned(folder: Path, arguments: list[str], said: str) -
     status, text, error = run(folder, "plan", *arguments)
     assert (status, text) == (2, "")
     assert said in error and "cure:" in error
+
+
+@pytest.mark.parametrize("what", ["planned:step", "planned:named", "planned:with_optimizer"])
+def test_the_time_of_a_step(folder: Path, what: str) -> None:
+    status, text, error = run(folder, "profile", what, "--json", "--html", str(folder / "time.html"))
+    assert status == 0, error
+    found = json.loads(text)
+    assert sum("Gelu" in line["operator"] for line in found["lines"]) == 2 * 5
+    assert (found["optimizer"] is not None) == (what == "planned:with_optimizer")
+    assert "Time of a step" in (folder / "time.html").read_text()
+
+
+@pytest.mark.parametrize("what", ["model.onnx", "planned:nothing", "planned:gone"])
+def test_what_has_no_time_to_tell(folder: Path, what: str) -> None:
+    status, _, error = run(folder, "profile", what)
+    assert status == 2 and ("package.module:function" in error or "return a module" in error)

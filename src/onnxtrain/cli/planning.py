@@ -1,4 +1,4 @@
-"""``onnxtrain plan``: what memory a training step needs, before there is one."""
+"""``onnxtrain plan`` and ``profile``: what memory a training step needs, before there is one; where its time goes."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ _EXAMPLES = """examples:
 
 The function takes nothing and returns a module and a batch: a tuple of arguments, a dict of keyword arguments, or one
 argument.
+"""
+_PROFILES = """example:
+  onnxtrain profile package.module:function --html time.html
+
+The function takes nothing and returns a module and a batch, as for onnxtrain plan, and may return an optimizer, too.
 """
 
 
@@ -53,16 +58,46 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page with a picture")
     parser.set_defaults(run=_plan)
+    parser = commands.add_parser(
+        "profile",
+        help="where the time of a training step goes, operator by operator",
+        description="Measure a training step of a module: forward, backward and optimizer, each operator, what this "
+        "machine could do, and what is spent around the operators. The module is not changed.",
+        epilog=_PROFILES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("what", help="package.module:function")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page with a picture")
+    parser.set_defaults(run=_profile)
 
 
 def _plan(given: argparse.Namespace) -> int:
-    module, _, function = given.what.rpartition(":")
-    is_module = bool(module) and not given.what.endswith(".onnx") and function.isidentifier()
-    report = _of_module(module, function, given) if is_module else _of_file(given)
+    return _told(_of_file(given) if _named(given.what) is None else _of_module(given), given)
+
+
+def _profile(given: argparse.Namespace) -> int:
+    if _named(given.what) is None:
+        raise OptionError(f"{given.what} names no function", cure="give package.module:function")
+    made, batch, *optimizers = _returned(given.what, most=3)
+    from onnxtrain.ortmodule import ORTModule
+
+    args, kwargs = _arguments(batch)
+    return _told(ORTModule(made).profile(*args, **kwargs, optimizer=next(iter(optimizers), None)), given)
+
+
+def _told(report: Any, given: argparse.Namespace) -> int:
+    """Print a report, and write its page."""
     print(json.dumps(report.as_dict(), indent=1, ensure_ascii=False) if given.json else report)
     if given.html is not None:
         report.save(given.html)
     return 0
+
+
+def _named(what: str) -> tuple[str, str] | None:
+    """The module and the function that are named; None where it is a file."""
+    module, _, function = what.rpartition(":")
+    return (module, function) if module and not what.endswith(".onnx") and function.isidentifier() else None
 
 
 def _of_file(given: argparse.Namespace) -> Any:
@@ -83,19 +118,24 @@ def _of_file(given: argparse.Namespace) -> Any:
     return model_memory(graph, dict(given.sizes), options)
 
 
-def _of_module(module: str, function: str, given: argparse.Namespace) -> Any:
+def _of_module(given: argparse.Namespace) -> Any:
     """The report of the module and the batch that a function returns."""
     _refuse(given, "sizes", "a module is planned for the batch beside it, or for --worst-case")
     _refuse(given, "train", "a module trains what requires a gradient")
-    made, batch = _returned(_function(module, function), given.what)
+    made, batch = _returned(given.what)
     from onnxtrain.ortmodule import ORTModule
 
     worst = dict(given.worst_case) if given.worst_case else None
     options = Options(memory_budget=given.budget, memory_offload=given.offload, worst_case=worst)
-    wrapped = ORTModule(made, options=options)
+    args, kwargs = _arguments(batch)
+    return ORTModule(made, options=options).memory_report(*args, **kwargs)
+
+
+def _arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call with a batch."""
     if isinstance(batch, Mapping):
-        return wrapped.memory_report(**batch)
-    return wrapped.memory_report(*(batch if isinstance(batch, tuple | list) else (batch,)))
+        return (), dict(batch)
+    return tuple(batch) if isinstance(batch, tuple | list) else (batch,), {}
 
 
 def _refuse(given: argparse.Namespace, option: str, why: str) -> None:
@@ -124,8 +164,16 @@ def _function(module: str, name: str) -> Callable[[], Any]:
     return found
 
 
-def _returned(function: Callable[[], Any], what: str) -> tuple[Any, Any]:
-    found = function()
-    if not isinstance(found, tuple) or len(found) != 2:
-        raise OptionError(f"{what} returns a {type(found).__name__}", cure="return a module and a batch")
+def _returned(what: str, most: int = 2) -> tuple[Any, ...]:
+    """What a function that is named returns: a module, a batch, and where more is allowed an optimizer.
+
+    Raises:
+        OptionError: it is not there, or returns something else.
+    """
+    named = _named(what)
+    assert named is not None
+    found = _function(*named)()
+    if not isinstance(found, tuple) or not 2 <= len(found) <= most:
+        more = ", and an optimizer where it has one" if most > 2 else ""
+        raise OptionError(f"{what} returns a {type(found).__name__}", cure=f"return a module and a batch{more}")
     return found

@@ -5,17 +5,11 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 
+from onnxtrain.engine.pages import framed
 from onnxtrain.execute import Footprint, Use
 from onnxtrain.ir.printer import in_bytes
 
 _WIDTH, _HEIGHT, _LEFT, _BELOW = 960, 300, 80, 30
-_STYLE = """
-body { font: 14px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
-pre { background: #f6f6f4; padding: 1rem; overflow: auto } svg { width: 100%; height: auto }
-.now { fill: #4a7db5; opacity: .75 } .before { fill: none; stroke: #b0b0b0 }
-.mark { stroke: #c0392b; stroke-dasharray: 4 3 }
-text { font-size: 12px; fill: #555 }
-"""
 
 
 def page(text: str, footprint: Footprint, before: Footprint) -> str:
@@ -26,10 +20,7 @@ def page(text: str, footprint: Footprint, before: Footprint) -> str:
         footprint: the step.
         before: the step where nothing is computed again.
     """
-    return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Memory of a step</title><style>{_STYLE}</style>'
-        f"<h1>Memory of a step</h1>{picture(footprint, before)}<pre>{html.escape(text)}</pre></html>\n"
-    )
+    return framed("Memory of a step", picture(footprint, before), text)
 
 
 def picture(footprint: Footprint, before: Footprint) -> str:

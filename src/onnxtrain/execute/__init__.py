@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 
 from onnxtrain.errors import BackendError
-from onnxtrain.execute.base import Backend, Executable, Footprint, Use
+from onnxtrain.execute.base import Backend, Executable, Footprint, Timing, Use
 
 _BACKENDS = {
     "torch": ("onnxtrain.execute.torch", "TorchBackend"),
@@ -30,4 +30,4 @@ def backend(name: str) -> Backend:
     return getattr(importlib.import_module(module), class_name)()
 
 
-__all__ = ["Backend", "Executable", "Footprint", "Use", "backend"]
+__all__ = ["Backend", "Executable", "Footprint", "Timing", "Use", "backend"]

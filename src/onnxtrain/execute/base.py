@@ -62,6 +62,31 @@ class Footprint:
         return next((use.rest for use in reversed(self.uses) if use.part == "forward"), 0)
 
 
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """What a line of a program cost when it ran.
+
+    Args:
+        part: ``"forward"`` or ``"backward"``.
+        line: the line.
+        operator: the one that it calls.
+        value: name of the first value that it makes, empty where there is none.
+        seconds: on the clock, without what lines inside of it took (the body of a loop).
+        calls: how often it ran.
+        read: bytes of its operands, in all its calls.
+        written: bytes of what it made; a view of a tensor reads and writes nothing.
+    """
+
+    part: str
+    line: str
+    operator: str
+    value: str
+    seconds: float
+    calls: int
+    read: int
+    written: int
+
+
 class Executable(abc.ABC):
     """A plan compiled by one backend.
 
@@ -122,6 +147,20 @@ class Executable(abc.ABC):
         """
         raise BackendError(
             f"{type(self).__name__.removesuffix('Executable')} cannot tell what memory a step needs",
+            cure="use backend='torch'",
+        )
+
+    def timings(self, inputs: Sequence[Any]) -> list[Timing]:
+        """Run a step with a clock at every operator: what its lines cost, forward before backward.
+
+        Args:
+            inputs: tensors in the order of ``plan.signature.inputs``. The gradient of each output is one.
+
+        Raises:
+            BackendError: the backend cannot tell.
+        """
+        raise BackendError(
+            f"{type(self).__name__.removesuffix('Executable')} cannot tell what its operators cost",
             cure="use backend='torch'",
         )
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from onnxtrain.capture import arguments_of, is_batch
 from onnxtrain.engine.comparison import Report
-from onnxtrain.engine.memory_report import MemoryReport, memory_report
+from onnxtrain.engine.memory_report import MemoryReport
+from onnxtrain.engine.profile_report import ProfileReport
 from onnxtrain.engine.summary import first_step, graph_text, phases, summary
 from onnxtrain.errors import ModuleError, OnnxTrainError
 from onnxtrain.options import Options, from_environment
@@ -22,6 +22,7 @@ from onnxtrain.ortmodule.debug import DebugOptions, start_logging
 from onnxtrain.ortmodule.describe import explain, explain_memory, explain_sparsity
 from onnxtrain.ortmodule.fallback import FallbackState
 from onnxtrain.ortmodule.forwards import GraphForward, bound_to, is_around
+from onnxtrain.ortmodule.reports import memory_of, profile_of
 from onnxtrain.ortmodule.session import Session
 from onnxtrain.ortmodule.sessions import Sessions
 from onnxtrain.ortmodule.special_methods import class_for
@@ -263,12 +264,27 @@ class ORTModule(torch.nn.Module):
             BackendError: the backend cannot tell.
             BudgetError: the step cannot be made to fit into ``Options.memory_budget``.
         """
-        if is_batch(self.module.forward, args, kwargs):
-            args, kwargs = arguments_of(args[0])
-        session, tensors = self._graphs().session_of(args, kwargs)
-        if session is None or self.__dict__["_fallback"].is_eager:
-            raise ModuleError("this call runs in eager PyTorch, of which nothing is planned", cure="see explain()")
-        return memory_report(session.bound, tensors)
+        return memory_of(self._told_of(), args, kwargs)
+
+    def profile(self, *args: Any, optimizer: torch.optim.Optimizer | None = None, **kwargs: Any) -> ProfileReport:
+        """Where the time of a step on this batch goes: measured for some seconds, operator by operator.
+
+        The call is captured where it was not yet. Parameters, buffers, gradients and random numbers stay as they are.
+
+        Args:
+            args: positional arguments of the call; or a batch, a mapping of arguments by name.
+            optimizer: one whose step is measured, too, on copies of its parameters and state.
+            kwargs: keyword arguments of the call.
+
+        Raises:
+            ModuleError: the call runs in eager PyTorch.
+            BackendError: the backend cannot tell.
+        """
+        return profile_of(self._told_of(), optimizer, args, kwargs)
+
+    def _told_of(self) -> Sessions | None:
+        """The graphs; None where the module runs in eager PyTorch."""
+        return None if self.__dict__["_fallback"].is_eager else self._graphs()
 
     @property
     def verification(self) -> Report | None:

@@ -9,11 +9,12 @@ import onnx_ir as ir
 import torch
 
 from onnxtrain.errors import BackendError, first_line
-from onnxtrain.execute.base import Backend, Executable, Footprint
+from onnxtrain.execute.base import Backend, Executable, Footprint, Timing
 from onnxtrain.execute.torch.codegen import added_of, compile_plan
 from onnxtrain.execute.torch.footprint import footprint
 from onnxtrain.execute.torch.program import Program
 from onnxtrain.execute.torch.registry import lowering_of
+from onnxtrain.execute.torch.timing import Clock
 from onnxtrain.ir.expansions import can_expand
 from onnxtrain.ir.graphs import Plan, describe, source_of
 from onnxtrain.ir.traits import Trait, traits_of
@@ -53,9 +54,19 @@ class TorchExecutable(Executable):
             raise _untold(f"{effect.op_type} may do more than compute", describe(effect), source_of(effect))
         try:
             programs = {"forward": self._forward, "backward": self._backward}
-            return footprint(self, inputs, self._device, {n: p.values for n, p in programs.items() if p is not None})
+            return footprint(self, inputs, self._device, {n: p for n, p in programs.items() if p is not None})
         except Exception as error:  # whatever torch says of an operator without content
             raise _untold(first_line(error)) from error
+
+    def timings(self, inputs: Sequence[Any]) -> list[Timing]:
+        clock = Clock(self._device)
+        forward, backward = clock.watched(self._forward), self._backward and clock.watched(self._backward)
+        watched = TorchExecutable(self.plan, forward, backward, self._device, self.added)
+        outputs, saved = watched.forward(inputs)
+        if backward is not None:
+            named = dict(zip(self.plan.signature.outputs, outputs, strict=False))
+            watched.backward(saved, [torch.ones_like(named[name]) for name in self.plan.output_gradients])
+        return clock.timings()
 
     def source(self, part: str) -> str:
         program = self._forward if part == "forward" else self._backward

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from onnxtrain.errors import BackendError
 from onnxtrain.execute.base import Executable, Footprint, Use
-from onnxtrain.execute.torch.program import FILE
+from onnxtrain.execute.torch.program import FILE, Program
 from onnxtrain.execute.torch.remembered import Remembered
 from onnxtrain.execute.torch.workspace import workspace
 
@@ -28,7 +28,7 @@ aten = torch.ops.aten
 
 @torch.no_grad()
 def footprint(
-    executable: Executable, inputs: Sequence[torch.Tensor], device: str, values: Mapping[str, Mapping[str, str]]
+    executable: Executable, inputs: Sequence[torch.Tensor], device: str, programs: Mapping[str, Program]
 ) -> Footprint:
     """What a step on inputs like these allocates; nothing is computed.
 
@@ -36,11 +36,11 @@ def footprint(
         executable: the program.
         inputs: tensors in the order of ``plan.signature.inputs``; of meta tensors the sizes count.
         device: where the step runs.
-        values: for each part the name of the value of each identifier in its program.
+        programs: the program of each part.
     """
     with functorch_config.patch(fake_tensor_allow_unsafe_data_ptr_access=False):  # a kernel of a user's would get it
         mode = FakeTensorMode(allow_non_fake_inputs=True)
-    plan, watch = executable.plan, Watch(device, values, mode)
+    plan, watch = executable.plan, Watch(device, programs, mode)
     with mode:
         given = [x if _has_content(x) else _empty(x, device) for x in inputs]
         watch.ignore(given)
@@ -69,14 +69,14 @@ class Watch(TorchDispatchMode):
 
     Args:
         device: where the tensors are said to be.
-        values: for each part the name of the value of each identifier in its program.
+        programs: the program of each part.
         mode: in which tensors without content are made.
     """
 
-    def __init__(self, device: str, values: Mapping[str, Mapping[str, str]], mode: FakeTensorMode) -> None:
+    def __init__(self, device: str, programs: Mapping[str, Program], mode: FakeTensorMode) -> None:
         super().__init__()
         self._run = Remembered(mode)
-        self._values = values
+        self._programs = programs
         self._block = 1 if torch.device(device).type == "cpu" else _BLOCK
         self._now = self._most = self._peak = 0
         self._at = ("", "")  # part and line of the program
@@ -149,9 +149,7 @@ class Watch(TorchDispatchMode):
     def _end_line(self) -> None:
         if self._at[0]:
             part, line = self._at
-            known = self._values[part]
-            first = next((known[name] for name in line.partition(" = ")[0].split(", ") if name in known), "")
-            self._uses.append(Use(part, line, first, self._most, self._now))
+            self._uses.append(Use(part, line, self._programs[part].value_of(line), self._most, self._now))
         self._most = self._now
 
 

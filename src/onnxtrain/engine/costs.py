@@ -1,0 +1,92 @@
+"""What each line of a step cost, and what it costs at least."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Mapping, Sequence
+
+import onnx_ir as ir
+
+from onnxtrain.compiler import Compiled
+from onnxtrain.errors import GraphError, ShapeError
+from onnxtrain.execute import Timing
+from onnxtrain.execute.torch.dtypes import torch_dtype
+from onnxtrain.execute.torch.speeds import Speeds
+from onnxtrain.plan.cost import flops, node_flops
+from onnxtrain.plan.formulas import MOVES, PRODUCTS
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What operators cost in a step.
+
+    Args:
+        part: ``"forward"`` or ``"backward"``.
+        line: of the program.
+        operator: its name.
+        seconds: that it took, the median of some runs.
+        calls: how often it ran.
+        flops: floating point operations, of products alone; a multiply-add is two.
+        moved: bytes that it read and wrote.
+        least: seconds that the machine needs for these operations or bytes, by whichever takes longer.
+    """
+
+    part: str
+    line: str
+    operator: str
+    seconds: float
+    calls: int
+    flops: int
+    moved: int
+    least: float
+
+
+def costs_of(
+    compiled: Compiled, timings: Sequence[Sequence[Timing]], sizes: Mapping[str, int], speeds: Speeds
+) -> list[Cost]:
+    """What each line of a step cost.
+
+    Args:
+        compiled: the step.
+        timings: of some runs.
+        sizes: of named dimensions.
+        speeds: what the machine can do.
+    """
+    nodes = _nodes_of(compiled)
+    counted: dict[str, int] = {}
+    found = []
+    for seen in zip(*timings, strict=True):
+        first, node = seen[0], nodes.get((seen[0].part, seen[0].value))
+        moved = (min(first.read, first.written) if first.operator in MOVES else first.read) + first.written
+        count = 0 if node is None or node.op_type not in PRODUCTS else _count(node, sizes, counted)
+        least = moved / speeds.bandwidth
+        if node is not None and count:
+            least = max(least, count / speeds.of_products(torch_dtype(int(node.outputs[0].dtype or 0))))
+        seconds = statistics.median(timing.seconds for timing in seen)
+        found.append(Cost(first.part, first.line, first.operator, seconds, first.calls, count, moved, least))
+    return found
+
+
+def _nodes_of(compiled: Compiled) -> dict[tuple[str, str], ir.Node]:
+    """The nodes of the plan by part and name of their first value."""
+    plan = compiled.plan
+    parts = {"forward": plan.forward, "backward": plan.backward}
+    return {
+        (part, str(node.outputs[0].name)): node
+        for part, model in parts.items()
+        if model is not None
+        for node in model.graph
+        if node.outputs
+    }
+
+
+def _count(node: ir.Node, sizes: Mapping[str, int], counted: dict[str, int]) -> int:
+    """The operations of a product, 0 where they cannot be told; those of one form are counted once."""
+    try:
+        form = str(node_flops(node))
+        if form not in counted:
+            counted[form] = flops([node]).evaluate(sizes)
+    except (GraphError, ShapeError):
+        return 0
+    return counted[form]

@@ -1,0 +1,124 @@
+"""Measuring a step: what its operators cost, and how much less this machine would need."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from onnxtrain.compiler import Compiled
+from onnxtrain.engine import randomness
+from onnxtrain.engine.bound import BoundGraph
+from onnxtrain.engine.costs import costs_of
+from onnxtrain.engine.memory_report import planned
+from onnxtrain.engine.path_check import MissedError
+from onnxtrain.engine.profile_report import ProfileReport
+from onnxtrain.engine.step import run
+from onnxtrain.errors import ModuleError
+from onnxtrain.execute import Timing
+from onnxtrain.execute.torch.speeds import Speeds
+from onnxtrain.execute.torch.timing import waits_for
+
+_SECONDS = 2.0  # of measuring, about
+_LEAST, _MOST = 5, 50  # runs
+
+
+def profile(
+    bound: BoundGraph,
+    tensors: Sequence[torch.Tensor],
+    choose: Callable[[], object],
+    optimizer: torch.optim.Optimizer | None = None,
+) -> ProfileReport:
+    """Measure a step of a graph on the user's tensors, whose parameters, buffers and gradients stay as they are.
+
+    Args:
+        bound: the graph.
+        tensors: the user's.
+        choose: finds the graph for the call.
+        optimizer: one to be measured, on copies of its parameters and state.
+
+    Raises:
+        BackendError: the backend cannot tell.
+        ModuleError: the graph is of another path through the module than the call takes.
+    """
+    plan = planned(bound, tensors)
+    compiled, given, device = plan.fit.compiled, list(plan.inputs.values()), bound.owned.device
+    update = None if optimizer is None else _update_of(optimizer)
+    timings, seconds = list[list[Timing]](), list[tuple[float, ...]]()
+    calls = (choose, lambda: _step(bound, tensors, compiled), update)
+    with _unchanged(bound):
+        for _ in _runs():
+            seconds.append(tuple(0.0 if call is None else _seconds(call, device) for call in calls))
+            timings.append(compiled.executable.timings(given))
+    speeds = Speeds(device)
+    choosing, step, updating = map(statistics.median, zip(*seconds, strict=True))
+    return ProfileReport(
+        costs=costs_of(compiled, timings, plan.sizes, speeds),
+        step=step,
+        choosing=choosing,
+        optimizer=None if optimizer is None else updating,
+        products=speeds.products,
+        bandwidth=speeds.bandwidth,
+        sizes=plan.sizes,
+    )
+
+
+def _runs() -> Iterator[int]:
+    """Runs, until there are enough that their medians do not show the first ones, which warm up."""
+    until = time.perf_counter() + _SECONDS
+    for count in range(_MOST):
+        if count >= _LEAST and time.perf_counter() > until:
+            return
+        yield count
+
+
+@contextlib.contextmanager
+def _unchanged(bound: BoundGraph) -> Iterator[None]:
+    """Buffers and random numbers are afterwards as they were."""
+    before = dict(zip(bound.signature.inputs[len(bound.signature.user_inputs) :], bound.owned.now(), strict=True))
+    contents = [before[name].clone() for name in bound.signature.buffer_updates]
+    state = randomness.state()
+    try:
+        yield
+    finally:
+        randomness.restore(state)
+        bound.owned.update(contents)
+
+
+def _seconds(call: Callable[[], object], device: str) -> float:
+    """How long a call takes, with what it starts on the device."""
+    wait = waits_for(device)
+    wait()
+    start = time.perf_counter()
+    call()
+    wait()
+    return time.perf_counter() - start
+
+
+def _step(bound: BoundGraph, tensors: Sequence[torch.Tensor], compiled: Compiled) -> None:
+    """A step as a call of the module runs it; gradients go nowhere."""
+    try:
+        outputs = dict(zip(bound.signature.outputs, run(bound, tensors), strict=True))
+    except MissedError as error:
+        raise ModuleError(
+            "the batch takes another path through the module than the graph", cure="call the module with it first"
+        ) from error
+    losses = [outputs[name] for name in compiled.plan.output_gradients]
+    if compiled.plan.backward is None:
+        return
+    inputs = dict(zip(bound.signature.inputs, bound.inputs(tensors), strict=True))
+    sources = [inputs[name] for name in bound.differentiable_of(inputs)]
+    torch.autograd.grad(losses, sources, [torch.ones_like(loss) for loss in losses], allow_unused=True)
+
+
+def _update_of(optimizer: torch.optim.Optimizer) -> Callable[[], object]:
+    """A step of a copy of an optimizer, whose parameters have gradients of zeros."""
+    copied = copy.deepcopy(optimizer)
+    for parameter in itertools.chain.from_iterable(group["params"] for group in copied.param_groups):
+        parameter.grad = torch.zeros_like(parameter)
+    return copied.step

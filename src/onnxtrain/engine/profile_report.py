@@ -1,0 +1,124 @@
+"""What a profile tells of a step, as text, numbers and a page."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from onnxtrain.engine.costs import Cost
+from onnxtrain.engine.memory_report import label
+from onnxtrain.engine.profile_page import page
+
+_TOP = 12  # rows of a table
+
+
+@dataclasses.dataclass(frozen=True)
+class ProfileReport:
+    """Where the time of a step goes: medians of some runs, in seconds. No parameter, buffer or gradient was changed.
+
+    ``str()`` of it is a text, ``save`` writes a page with a picture.
+
+    Args:
+        costs: of each line of the programs, in order.
+        step: of forward and backward as a call of the module runs them, with autograd around.
+        choosing: of finding the graph that serves the call.
+        optimizer: of the optimizer's step; None where none was given.
+        products: for each element type of products the operations a second of a large one.
+        bandwidth: bytes a second that a sum of large tensors moves.
+        sizes: of named dimensions.
+    """
+
+    costs: Sequence[Cost]
+    step: float
+    choosing: float
+    optimizer: float | None
+    products: Mapping[str, float]
+    bandwidth: float
+    sizes: Mapping[str, int]
+
+    @property
+    def total(self) -> float:
+        """Of a whole step."""
+        return self.choosing + self.step + (self.optimizer or 0.0)
+
+    @property
+    def operators(self) -> float:
+        """Of all operators."""
+        return sum(cost.seconds for cost in self.costs)
+
+    @property
+    def overhead(self) -> float:
+        """What onnxtrain and autograd take around the operators: choosing the graph, the program between them."""
+        return max(self.choosing + self.step - self.operators, 0.0)
+
+    def __str__(self) -> str:
+        sizes = ", ".join(f"{n} = {s}" for n, s in self.sizes.items())
+        speeds = ", ".join(f"{speed / 1e9:.0f} GFLOP/s in products of {name}" for name, speed in self.products.items())
+        shares = [
+            ("forward", self._of("forward")),
+            ("backward", self._of("backward")),
+            ("optimizer", self.optimizer or 0.0),
+            ("around the operators", self.overhead),
+        ]
+        return "\n".join(
+            [
+                f"a step takes {_ms(self.total)}{f', for {sizes}' if sizes else ''}",
+                *(f"  {name:<24}{_ms(seconds):>12}{self._share(seconds):>7}" for name, seconds in shares if seconds),
+                f"  this machine can do {', '.join(filter(None, (speeds, f'{self.bandwidth / 1e9:.1f} GB/s')))}",
+                "",
+                *self._table("operator", lambda cost: cost.operator),
+                "",
+                *self._table("operator and line of the model", lambda cost: label(cost.line)),
+            ]
+        )
+
+    def save(self, path: str | Path) -> Path:
+        """Write a page in HTML: the text, and the time of each line of the program beside what the machine needs.
+
+        Args:
+            path: the file.
+        """
+        path = Path(path)
+        path.write_text(page(str(self), self.costs), encoding="utf-8")
+        return path
+
+    def as_dict(self) -> dict[str, Any]:
+        """All that is told, in types that JSON has; seconds and bytes."""
+        return {
+            **{f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("costs", "products")},
+            "sizes": dict(self.sizes),
+            "products": dict(self.products),
+            "total": self.total,
+            "overhead": self.overhead,
+            "lines": [{**dataclasses.asdict(cost), "line": label(cost.line)} for cost in self.costs],
+        }
+
+    def _of(self, part: str) -> float:
+        return sum(cost.seconds for cost in self.costs if cost.part == part)
+
+    def _share(self, seconds: float) -> str:
+        return f"{100 * seconds / self.total:.0f} %"
+
+    def _table(self, title: str, key: Callable[[Cost], str]) -> list[str]:
+        """Costs of one key as one row, those that take longest first."""
+        groups: dict[str, list[Cost]] = {}
+        for cost in self.costs:
+            groups.setdefault(key(cost), []).append(cost)
+        rows = sorted(groups.items(), key=lambda item: -sum(cost.seconds for cost in item[1]))
+        rows = [*rows[:_TOP], *([("the rest", [c for _, part in rows[_TOP:] for c in part])] if rows[_TOP:] else [])]
+        head = f"  {'forward':>11}{'backward':>12}{'share':>8}{'calls':>7}{'of machine':>12}  {title}"
+        return [head, *(self._row(name, costs) for name, costs in rows)]
+
+    def _row(self, name: str, costs: Sequence[Cost]) -> str:
+        parts = [sum(c.seconds for c in costs if c.part == part) for part in ("forward", "backward")]
+        times = [_ms(seconds) if seconds else "" for seconds in parts]
+        whole, least = sum(parts), sum(c.least for c in costs)
+        reached = f"{100 * least / whole:.0f} %" if least and whole else ""
+        calls = sum(c.calls for c in costs)
+        return f"  {times[0]:>11}{times[1]:>12}{self._share(whole):>8}{calls:>7}{reached:>12}  {name}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms" if seconds < 0.1 else f"{1000 * seconds:.0f} ms"
