@@ -45,6 +45,19 @@ def test_chunks_add_up(rows: int, reduction: str, monkeypatch: pytest.MonkeyPatc
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12, equal_nan=True)
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("rows", [0, 1, 63, 150])
+def test_ignored_rows_that_are_computed_count_nothing(
+    rows: int, reduction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a device computes them."""
+    monkeypatch.setattr(lowerings, "_FEWEST", 20)
+    operands = _operands(rows)
+    ours = lowerings._of_all(*operands, -100, reduction, [True] * 3)
+    for a, b in zip(ours, _expected(operands, reduction), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12, equal_nan=True)
+
+
 @pytest.mark.parametrize("needed", [(True,), (True, False, True, False), (False, True, False)])
 def test_only_what_is_read_is_computed(needed: tuple[bool, ...]) -> None:
     operands = _operands(20)

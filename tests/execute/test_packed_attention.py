@@ -122,13 +122,15 @@ def test_padded_batch_agrees_with_single_sequences(
     added = None if mask is None else torch.from_numpy(mask).to(dtype)
     packing = Packing(torch.tensor(rows), torch.tensor(columns), SHAPE, SHAPE, added, bool(causal))
     tolerance = {"rtol": 1e-9, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 0.05, "atol": 0.05}
-    y, sums, kept = padded_attention.forward(q, k, v, packing, SCALE, RATIO)
+    y, sums, drawn = padded_attention.forward(q, k, v, packing, SCALE, RATIO)
+    there = padded_attention._Padded(packing).there
+    kept = drawn.view(SHAPE[0], 2, SHAPE[1], SHAPE[1]).masked_select(there)  # type: ignore[union-attr]
     right = _dense(q.double(), k.double(), v.double(), rows, columns, mask, causal, kept)
     torch.testing.assert_close(y.double(), right, **tolerance)
     every = lowerings._by_parts(q, k, v, packing, SCALE, 0.0, (True, False))[1]
     assert sums.dtype == every.dtype  # type: ignore[union-attr]
     torch.testing.assert_close(sums, every.masked_fill(every == -torch.inf, 0.0), **tolerance)  # type: ignore[union-attr]
-    ours = padded_attention.backward(dy, q, k, v, packing, SCALE, RATIO, kept)
+    ours = padded_attention.backward(dy, q, k, v, packing, SCALE, RATIO, drawn)
     theirs = lowerings._by_parts_backward(dy, q, k, v, packing, SCALE, RATIO, kept)
     for a, b in zip(ours, theirs, strict=True):
         assert a.dtype == b.dtype == dtype

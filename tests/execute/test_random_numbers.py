@@ -84,7 +84,7 @@ def test_a_mask_is_drawn_again(make: Callable[[], torch.Tensor], ratio: float, d
     with torch.device(device):
         x = make()
     state, form = LOWERINGS[DOMAIN, "RandomState"].function(x)
-    given = (x, torch.tensor(ratio)) if domain else (x, torch.tensor(ratio), torch.tensor(True))
+    given = (x, ratio) if domain else (x, ratio, True)
     name = "PackedDropout" if domain else "Dropout"
     mask = LOWERINGS[domain, name].function(*given, outputs=2)[1]
     rest = _generator_state(device)

@@ -10,19 +10,18 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
-import torch
 
-from onnxtrain.errors import BackendError
 from onnxtrain.execute.torch.dtypes import as_tensor
-from onnxtrain.execute.torch.expressions import Names, data_text, dim_text, is_known, symbols_of
+from onnxtrain.execute.torch.expressions import NAMES, Names, constant_text, data_text, dim_text, is_known, symbols_of
 from onnxtrain.execute.torch.lowerings.recurrent import is_fused
 from onnxtrain.execute.torch.memory import Groups, reusable, settled, unshared
 from onnxtrain.execute.torch.program import Program
-from onnxtrain.execute.torch.registry import Lowering, lowering_of
+from onnxtrain.execute.torch.registry import lowering_of, needed_lowering
+from onnxtrain.execute.torch.sizes_on_host import nodes_on_host
 from onnxtrain.ir import shapes
 from onnxtrain.ir.bodies import BODY, bodies_of, is_closed
 from onnxtrain.ir.expansions import expand_nodes
-from onnxtrain.ir.graphs import Plan, describe, source_of
+from onnxtrain.ir.graphs import Plan, source_of
 from onnxtrain.ir.python_calls import PythonCall, call_of
 from onnxtrain.ir.standard_form import write_out_nodes
 from onnxtrain.ir.traits import Trait, traits_of
@@ -121,20 +120,21 @@ class _Writer:
     ) -> None:
         self.graph, self.device = graph, device
         self.lines: list[str] = []
-        self.scope: dict[str, Any] = {"host": _host}
+        self.scope: dict[str, Any] = dict(NAMES)
         self.ops = types.SimpleNamespace()
         self.scope["ops"] = self.ops
         self.calls: list[PythonCall] = []
         self.scope["calls"] = self.calls
         self.results = self._results(needed)
-        self.lowerings = {n: _lowering_of(n) for n in graph if n.op_type != "Constant"}
+        self.lowerings = {n: needed_lowering(n) for n in graph if n.op_type != "Constant"}
         self.staying = {n for n in self.lowerings if Trait.STAYS & traits_of(n)}
+        self.on_host = nodes_on_host(self.lowerings, set(self.results))
         self._choose(set(sizes), known)
         self.bound: set[str] = set()
         self.given: set[ir.Value] = set()  # inputs whose memory may be overwritten
         self.after: dict[ir.Node | None, list[str]] = {}  # lines that follow a node, or come first
         self.into: dict[str, str] = {}  # results that may be added to what the caller has, and where that is
-        self.names = Names({"ops", "calls", "host", "saved", "sizes", "inputs", "gradients", "made", *self.symbols})
+        self.names = Names({*NAMES, "ops", "calls", "saved", "sizes", "inputs", "gradients", "made", *self.symbols})
 
     def forward(self, plan: Plan, saved: Sequence[str], sizes: Sequence[str]) -> Program:
         """``forward(inputs) -> outputs, saved, sizes``."""
@@ -247,8 +247,7 @@ class _Writer:
         live = set(roots)
         for node in reversed(list(self.graph)):
             if node in self.lowerings and self._runs(node, live):
-                host = self.lowerings[node].host
-                live.update(v for i, v in enumerate(node.inputs) if v is not None and not _is_host(v, i, host))
+                live.update(v for i, v in enumerate(node.inputs) if v is not None and not self._is_known(node, i))
         return live
 
     def _runs(self, node: ir.Node, live: set[ir.Value]) -> bool:
@@ -260,7 +259,7 @@ class _Writer:
         for body in bodies_of(node) if is_closed(node) else ():
             found |= _Writer(body, self.device).free()
         for index, value in enumerate(node.inputs):
-            if value is not None and _is_host(value, index, self.lowerings[node].host):
+            if value is not None and self._is_known(node, index):
                 data = shapes.data_of(value)
                 found |= symbols_of(data) if data is not None else set()
         return found
@@ -294,8 +293,7 @@ class _Writer:
         final = set(self.results) | keep
         last: dict[ir.Value, ir.Node] = {}
         for node in self.nodes:
-            host = self.lowerings[node].host
-            used = [v for i, v in enumerate(node.inputs) if v is not None and not _is_host(v, i, host)]
+            used = [v for i, v in enumerate(node.inputs) if v is not None and not self._is_known(node, i)]
             for value in [*used, *node.outputs]:
                 if value.name and value not in final and not _is_constant(value):
                     last[value] = node
@@ -307,7 +305,7 @@ class _Writer:
     def _line(self, node: ir.Node) -> str:
         found = self.lowerings[node]
         name = node.op_type if node.domain in ("", "onnxtrain") else f"{node.domain}_{node.op_type}".replace(".", "_")
-        arguments = [self._argument(v, i, found) for i, v in enumerate(node.inputs)]
+        arguments = [self._argument(node, i) for i in range(len(node.inputs))]
         function, place = found.function, self.reusable.get(node)
         if place is not None and found.inplace is not None:
             function, name = found.inplace, f"{name}_"  # torch's way to say: in place
@@ -331,26 +329,43 @@ class _Writer:
             return repr(tuple(v in self.live and not v.uses() for v in node.outputs))
         if name == "into":
             return self.into.get(str(node.outputs[0].name), "None")
-        known = {"outputs": len(node.outputs), "dtype": int(node.outputs[0].dtype or 0), "device": self.device}
-        return repr(known[name])
+        if name == "device":
+            return repr(self._device_of(node))
+        return repr({"outputs": len(node.outputs), "dtype": int(node.outputs[0].dtype or 0)}[name])
 
-    def _argument(self, value: ir.Value | None, index: int, found: Lowering) -> str:
+    def _device_of(self, node: ir.Node) -> str:
+        return "cpu" if node in self.on_host else self.device
+
+    def _is_known(self, node: ir.Node, index: int) -> bool:
+        """Whether an input of a node is written as numbers."""
+        value = node.inputs[index]
+        if not self._takes_numbers(node, index):
+            return node in self.on_host and is_known(shapes.data_of(value))
+        return is_known(shapes.data_of(value)) or shapes.constant_of(value) is not None
+
+    def _takes_numbers(self, node: ir.Node, index: int) -> bool:
+        value, found = node.inputs[index], self.lowerings[node]
+        return index in found.host or (index in found.scalars and value is not None and shapes.dims_of(value) == ())
+
+    def _argument(self, node: ir.Node, index: int) -> str:
+        value = node.inputs[index]
         if value is None:
             return "None"
-        if index not in found.host:
-            return self._tensor(value)
-        data = shapes.data_of(value)
-        if is_known(data):
-            return data_text(data)  # type: ignore[arg-type]
-        array = shapes.constant_of(value)
-        if array is not None:
-            return repr(array.item() if array.ndim == 0 else tuple(array.tolist()))
-        return f"host({self._tensor(value)})"
+        if not self._is_known(node, index):
+            text = self._tensor(value, self._device_of(node))
+            return f"host({text})" if index in self.lowerings[node].host else text
+        data, array = shapes.data_of(value), shapes.constant_of(value)
+        text = data_text(data) if is_known(data) else constant_text(array)  # type: ignore[arg-type]
+        dtype = int(value.dtype or ir.DataType.INT64)
+        return text if self._takes_numbers(node, index) else f"tensor({text}, {dtype})"
 
-    def _tensor(self, value: ir.Value) -> str:
+    def _tensor(self, value: ir.Value, device: str = "") -> str:
         name = self.names(value)
-        if _is_constant(value) and name not in self.scope:
-            self.scope[name] = as_tensor(shapes.constant_of(value), self.device)
+        if not _is_constant(value):
+            return name
+        name = f"{name}_on_host" if device == "cpu" != self.device else name
+        if name not in self.scope:
+            self.scope[name] = as_tensor(shapes.constant_of(value), device or self.device)
         return name
 
     def _attribute(self, attr: ir.Attr) -> str:
@@ -371,28 +386,6 @@ class _Writer:
         return Program(name, f"def {name}({parameters}):\n    {text}\n", self.scope, self.names.known())
 
 
-def _lowering_of(node: ir.Node) -> Lowering:
-    found = lowering_of(node)
-    if found is None:
-        raise BackendError(
-            f"the torch backend has no lowering for {node.op_type}",
-            node=describe(node),
-            source=source_of(node),
-            cure=f"register one with @onnxtrain.execute.torch.registry.lowering({node.op_type!r})",
-        )
-    return found
-
-
 def _is_constant(value: ir.Value) -> bool:
     node = value.producer()
     return value.const_value is not None or (node is not None and node.op_type == "Constant")
-
-
-def _is_host(value: ir.Value, index: int, host: frozenset[int]) -> bool:
-    return index in host and (is_known(shapes.data_of(value)) or shapes.constant_of(value) is not None)
-
-
-def _host(value: torch.Tensor) -> Any:
-    """A tensor as a Python number or tuple: the way shapes known only at run time reach an operator."""
-    content = value.tolist()
-    return tuple(content) if isinstance(content, list) else content

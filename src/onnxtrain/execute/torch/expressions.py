@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import functools
 import keyword
+import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import sympy
+import torch
 from sympy.printing.str import StrPrinter
 
+from onnxtrain.execute.torch.dtypes import torch_dtype
 from onnxtrain.ir import shapes
 
 
@@ -111,3 +116,29 @@ class Names:
         if name not in self._names:
             self._names[name] = self.unique(name)
         return self._names[name]
+
+
+def constant_text(array: np.ndarray) -> str:
+    """A constant as Python's number or tuple."""
+    if array.dtype.name == "bfloat16":  # whose own text is rounded
+        array = array.astype(np.float32)
+    return repr(array.item() if array.ndim == 0 else tuple(array.tolist()))
+
+
+def _host(value: torch.Tensor) -> Any:
+    """A tensor as a Python number or tuple: the way shapes known only at run time reach an operator."""
+    content = value.tolist()
+    return tuple(content) if isinstance(content, list) else content
+
+
+def _tensor(content: Any, code: int) -> torch.Tensor:
+    """Numbers as a tensor on the host, of the type that ONNX's code names."""
+    return torch.tensor(content, dtype=torch_dtype(code))
+
+
+NAMES: Mapping[str, Any] = {
+    "host": _host,
+    "tensor": _tensor,
+    "inf": math.inf,
+    "nan": math.nan,
+}  # what the texts of expressions call

@@ -48,33 +48,27 @@ class _Padded:
         weights = torch.exp(scores - sums)
         return weights, sums.squeeze(-1).transpose(1, 2).flatten(0, 1)[self.packing.q_rows]
 
-    def dropped(self, kept: Tensor, heads: int) -> Tensor:
-        """The flat mask of dropout as one of all scores."""
-        there = self._all(heads)
-        return torch.zeros_like(there).masked_scatter_(there, kept)
-
-    def chosen(self, mask: Tensor) -> Tensor:
-        """The mask of dropout of all scores as a flat one of those that exist."""
-        return mask.masked_select(self._all(mask.shape[1]))
-
-    def _all(self, heads: int) -> Tensor:
-        return self.there.expand(-1, heads, -1, -1)
-
     def packed(self, x: Tensor, rows: Tensor) -> Tensor:
         """Packed rows (rows, heads, width) of a padded batch."""
         return x.transpose(1, 2).flatten(0, 1).index_select(0, rows)
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, packing: Packing, scale: float, ratio: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The result, the log of the sum of exponentials and, flat, what dropout has kept."""
+    q: Tensor, k: Tensor, v: Tensor, packing: Packing, scale: float, ratio: float, all_kept: bool = False
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The result, the log of the sum of exponentials and, flat, what dropout has kept.
+
+    That is a mask of all scores of the batch: how many there are without padding only the device knows. Without dropout
+    there is none, unless one that has kept all is wanted.
+    """
     batch = _Padded(packing)
     weights, sums = batch.weights(batch.queries(q), batch.keys(k), scale)
-    mask = torch.empty_like(weights, dtype=torch.bool).bernoulli_(1.0 - ratio)
-    weights = (weights * mask * scale_of_kept(ratio)).to(q.dtype)
-    y = torch.matmul(weights, batch.keys(v))
-    return batch.packed(y, packing.q_rows), sums, batch.chosen(mask)
+    kept = None
+    if ratio or all_kept:
+        kept = torch.empty_like(weights, dtype=torch.bool).bernoulli_(1.0 - ratio)
+        weights = weights * kept * scale_of_kept(ratio)
+    y = torch.matmul(weights.to(q.dtype), batch.keys(v))
+    return batch.packed(y, packing.q_rows), sums, None if kept is None else kept.flatten()
 
 
 def backward(
@@ -84,7 +78,7 @@ def backward(
     batch = _Padded(packing)
     g, a, b, c = batch.queries(dy), batch.queries(q), batch.keys(k), batch.keys(v)
     weights, _ = batch.weights(a, b, scale)
-    factor = 1.0 if kept is None else batch.dropped(kept, q.shape[1]).to(weights.dtype) * scale_of_kept(ratio)
+    factor = 1.0 if kept is None else kept.view(weights.shape).to(weights.dtype) * scale_of_kept(ratio)
     dweights = torch.matmul(g, c.mT) * factor
     dscores = (weights * (dweights - (dweights * weights).sum(-1, keepdim=True)) * scale).to(q.dtype)
     dv = torch.matmul((weights * factor).to(q.dtype).mT, g)

@@ -134,9 +134,8 @@ def tile(ctx: Context, dy: Value, x: Value, repeats: Value) -> Any:
     rank = shapes.rank(x)
     if rank == 0:
         return dy
-    pairs = op.Reshape(
-        op.Transpose(op.Reshape(op.Concat(repeats, op.shape(x), axis=0), op.ints(2, -1)), perm=[1, 0]),
-        op.ints(2 * rank),
+    pairs = op.Gather(
+        op.Concat(repeats, op.shape(x), axis=0), op.ints(*(i for axis in range(rank) for i in (axis, rank + axis)))
     )
     return op.ReduceSum(op.Reshape(dy, pairs, allowzero=1), op.ints(*range(0, 2 * rank, 2)), keepdims=0)
 

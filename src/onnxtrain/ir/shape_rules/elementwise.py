@@ -16,7 +16,7 @@ def compare(node: ir.Node) -> Sequence[Facts]:
     return [Facts(ir.DataType.BOOL, _broadcast(node, node.inputs))]
 
 
-@shape_rule("Pow", "PRelu", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Max", "Min", "Sum", "Mean")
+@shape_rule("Pow", "PRelu", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Sum", "Mean")
 def arithmetic(node: ir.Node) -> Sequence[Facts]:
     """The first operand's type in the broadcast shape."""
     return [Facts(dtype_of(node.inputs[0]), _broadcast(node, node.inputs))]  # type: ignore[arg-type]

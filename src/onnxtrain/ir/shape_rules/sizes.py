@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import onnx_ir as ir
+import sympy
 
 from onnxtrain.ir.shapes import (
     Data,
     Dim,
     Dims,
     Facts,
+    as_expression,
     attribute,
     broadcast,
     constant_of,
@@ -340,14 +344,13 @@ def dims_from(value: ir.Value | None, result: ir.Value) -> Dims | None:
 
 def _arithmetic(compute: Callable[[Dim, Dim], Dim | None]) -> Callable[[ir.Node], Sequence[Facts]]:
     def rule(node: ir.Node) -> Sequence[Facts]:
-        a, b = node.inputs
-        assert a is not None and b is not None
-        shapes = [dims_of(a), dims_of(b)]
+        operands = [v for v in node.inputs if v is not None]
+        shapes = [dims_of(v) for v in operands]
         dims = None if None in shapes else broadcast(*shapes, node=node)  # type: ignore[arg-type]
-        dtype = a.dtype or b.dtype or ir.DataType.UNDEFINED
+        dtype = next((v.dtype for v in operands if v.dtype), ir.DataType.UNDEFINED)
         if dims is None or not dtype.is_integer():
             return [Facts(dtype, dims)]
-        return [Facts(dtype, dims, _each(compute, data_of(a), data_of(b)))]
+        return [Facts(dtype, dims, functools.reduce(functools.partial(_each, compute), map(data_of, operands)))]
 
     return rule
 
@@ -377,6 +380,16 @@ def _modulo(a: Dim, b: Dim) -> Dim | None:
     return a % b if isinstance(a, int) and isinstance(b, int) and b else None
 
 
+def _extreme(choose: Any, sign: int, a: Dim, b: Dim) -> Dim:
+    """The larger or the smaller one: an expression where that is not the same for all sizes."""
+    difference = simplify(a - b)
+    if isinstance(difference, int):
+        return a if sign * difference >= 0 else b
+    return ir.SymbolicDim(choose(as_expression(a), as_expression(b)))
+
+
+shape_rule("Max")(_arithmetic(functools.partial(_extreme, sympy.Max, 1)))
+shape_rule("Min")(_arithmetic(functools.partial(_extreme, sympy.Min, -1)))
 shape_rule("Add")(_arithmetic(lambda a, b: simplify(a + b)))
 shape_rule("Sub")(_arithmetic(lambda a, b: simplify(a - b)))
 shape_rule("Mul")(_arithmetic(lambda a, b: simplify(a * b)))

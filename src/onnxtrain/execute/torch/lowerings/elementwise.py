@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -265,14 +264,13 @@ def log_softmax_grad(dy: Tensor, y: Tensor, *, axis: int = -1) -> Tensor:
     return aten._log_softmax_backward_data(dy, y, axis, y.dtype)
 
 
-@lowering("Dropout", view=True)
+@lowering("Dropout", host=(1, 2), view=True)
 def dropout(
-    x: Tensor, ratio: Any = None, training: Any = None, *, outputs: int = 1, seed: int | None = None
+    x: Tensor, ratio: float | None = None, training: bool | None = None, *, outputs: int = 1, seed: int | None = None
 ) -> tuple[Tensor, Tensor] | Tensor:
     """Torch's own random numbers, drawn as eager draws them: the same seed gives the same mask."""
-    active = training is not None and bool(training)
-    p = 0.5 if ratio is None else float(ratio)
-    if not active or p == 0.0:
+    p = 0.5 if ratio is None else ratio
+    if not training or p == 0.0:
         return x if outputs == 1 else (x, torch.ones_like(x, dtype=torch.bool))
     if p == 1.0:  # where eager draws nothing
         mask = torch.zeros_like(x, dtype=torch.bool)
@@ -281,8 +279,7 @@ def dropout(
     return y if outputs == 1 else (y, mask)
 
 
-@lowering("DropoutGrad", domain=DOMAIN)
-def dropout_grad(dy: Tensor, mask: Tensor, ratio: Tensor) -> Tensor:
+@lowering("DropoutGrad", domain=DOMAIN, host=(2,))
+def dropout_grad(dy: Tensor, mask: Tensor, ratio: float) -> Tensor:
     """dy · mask / (1 - ratio)."""
-    p = float(ratio)
-    return aten.native_dropout_backward(dy, mask, 0.0 if p == 1.0 else 1.0 / (1.0 - p))
+    return aten.native_dropout_backward(dy, mask, 0.0 if ratio == 1.0 else 1.0 / (1.0 - ratio))

@@ -17,10 +17,14 @@ Tensor = torch.Tensor
 aten = torch.ops.aten
 
 
-@lowering("Gather", view=True)
-def gather(x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
+@lowering("Gather", scalars=(1,), view=True)
+def gather(x: Tensor, indices: Tensor | int, *, axis: int = 0) -> Tensor:
     """Slices of x along an axis; indices may be negative."""
     axis = axis % x.dim()
+    if isinstance(indices, int):
+        return x.select(axis, indices)
+    if not indices.dim() and x.device.type != "cpu":  # as an index, torch would wait for it
+        return x.index_select(axis, _positive(indices, x.shape[axis]).reshape(1)).squeeze(axis)
     return x[(slice(None),) * axis + (indices.long(),)]
 
 
@@ -224,7 +228,8 @@ def constant_of_shape(shape: Any, *, device: str, value: Any = None) -> Tensor:
     """One number in a shape."""
     if value is None:
         return torch.zeros(shape, dtype=torch.float32, device=device)
-    return as_tensor(value, device).reshape(()).expand(shape).clone()
+    number = as_tensor(value, "cpu")
+    return torch.full(shape, number.item(), dtype=number.dtype, device=device)
 
 
 @lowering("Range", host=(0, 1, 2))

@@ -26,20 +26,59 @@ def linear_cross_entropy(
 ) -> Tensor | tuple[Tensor | None, ...]:
     """The loss and, in the same pass, those gradients that are read; rows whose label is ignored are left out.
 
+    On a device they count nothing: which they are is not waited for.
+
     Raises:
         IndexError: a label is none of the classes.
     """
+    wanted = (*needed, False, False, False)[1:4]
+    if labels.device.type == "cpu":
+        made = _of_chosen(x, weight, bias, labels, ignore_index, reduction, wanted)
+    else:
+        made = _of_all(x, weight, bias, labels, ignore_index, reduction, wanted)
+    return made[0] if len(needed) == 1 else made[: len(needed)]
+
+
+_Made = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
+
+
+def _of_chosen(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    ignore_index: int,
+    reduction: str,
+    wanted: Sequence[bool],
+) -> _Made:
+    """The loss and gradients, of the rows that have a label alone."""
     rows = (labels != ignore_index).nonzero().squeeze(1)
     some = len(rows) < len(labels)
     chosen, at = (x.index_select(0, rows), labels.index_select(0, rows)) if some else (x, labels)
     _check(at, weight.shape[0])
     count = len(rows) if reduction == "mean" else 1
-    wanted = (*needed, False, False, False)[1:4]
     total, dx, dweight, dbias = _in_chunks(chosen, weight, bias, at.long(), 1.0 / max(count, 1), wanted)
     if some and dx is not None:
         dx = dx.new_zeros(x.shape).index_copy_(0, rows, dx)
-    made = (total / count, dx, dweight, dbias)
-    return made[0] if len(needed) == 1 else made[: len(needed)]
+    return total / count, dx, dweight, dbias
+
+
+def _of_all(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    ignore_index: int,
+    reduction: str,
+    wanted: Sequence[bool],
+) -> _Made:
+    """The loss and gradients, of all rows: those without a label have a share of 0."""
+    there = labels != ignore_index
+    count = there.sum() if reduction == "mean" else there.new_ones((), dtype=torch.int64)
+    shares = there.to(torch.promote_types(x.dtype, torch.float32)) / count.clamp(min=1)
+    at = labels.long().masked_fill(~there, 0)
+    total, dx, dweight, dbias = _in_chunks(x, weight, bias, at, 1.0, wanted, shares.unsqueeze(1))
+    return total / count, dx, dweight, dbias
 
 
 def _check(labels: Tensor, classes: int) -> None:
@@ -51,9 +90,17 @@ def _check(labels: Tensor, classes: int) -> None:
 
 
 def _in_chunks(
-    x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, factor: float, wanted: Sequence[bool]
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    factor: float,
+    wanted: Sequence[bool],
+    shares: Tensor | None = None,
+) -> _Made:
     """The sum of the losses, and the gradients of ``factor`` times it; half types are summed in float32.
+
+    With ``shares`` (rows, 1) those of the losses times these; a row whose share is 0 adds nothing to the sum either.
 
     With as many rows at a time as the layer is wide, their scores take the memory of the weight, and adding to its
     gradient once more costs little beside the products.
@@ -71,10 +118,14 @@ def _in_chunks(
     for first in range(0, len(x), max(1, size)):
         part, at = x[first : first + size], labels[first : first + size].unsqueeze(1)
         scores = _scores(part, weight, bias, memory[: len(part)])
-        total += _losses(scores, at).sum()
+        losses = _losses(scores, at)
+        own = None if shares is None else shares[first : first + size]
+        total += (losses if own is None else losses.masked_fill(own == 0, 0.0)).sum()
         if not any(wanted):
             continue
         scores.scatter_add_(1, at, scores.new_full((1, 1), -1.0).expand_as(at))
+        if own is not None:
+            scores.mul_(own).masked_fill_(own == 0, 0.0)
         dscores = scores.to(x.dtype)
         if dx is not None:
             _add_product(dx[first : first + size], dscores, weight, factor, keep=0)

@@ -43,7 +43,7 @@ def packed_attention(
     packing = _packing(q, q_rows, k_rows, q_shape, k_shape, mask, causal)
     wanted = (*needed, False, False)[1:3]
     if q.device.type != "cpu":
-        made = padded_attention.forward(q, k, v, packing, scale, ratio)
+        made = padded_attention.forward(q, k, v, packing, scale, ratio, wanted[1])
     elif ratio == 0 and q.shape[-1] == v.shape[-1] > 0:
         made = _fused(q, k, v, packing, scale, wanted[1])
     else:

@@ -25,15 +25,14 @@ def shrunken_gather_grad(dy: Tensor, indices: Tensor, shape: Any) -> Tensor:
     return torch.zeros(shape, dtype=dy.dtype, device=dy.device).index_copy_(0, indices, dy)
 
 
-@lowering("PackedDropout", domain=DOMAIN)
-def packed_dropout(x: Tensor, ratio: Any, *, outputs: int = 1) -> tuple[Tensor, Tensor] | Tensor:
+@lowering("PackedDropout", domain=DOMAIN, host=(1,))
+def packed_dropout(x: Tensor, ratio: float, *, outputs: int = 1) -> tuple[Tensor, Tensor] | Tensor:
     """Numbers drawn eight at a time on the host, as torch draws them elsewhere."""
-    p = float(ratio)
-    if x.device.type != "cpu" or not 0.0 < p < 1.0:
-        y, mask = torch.native_dropout(x, p, True)
+    if x.device.type != "cpu" or not 0.0 < ratio < 1.0:
+        y, mask = torch.native_dropout(x, ratio, True)
     else:
-        mask = drawn_mask(x.numel(), p).view(x.shape)
-        y = torch.ops.aten.native_dropout_backward(x, mask, 1.0 / (1.0 - p))
+        mask = drawn_mask(x.numel(), ratio).view(x.shape)
+        y = torch.ops.aten.native_dropout_backward(x, mask, 1.0 / (1.0 - ratio))
     return y if outputs == 1 else (y, mask)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -79,25 +78,25 @@ def random_state(x: Tensor) -> tuple[Tensor, Tensor]:
     return state, _laid_as(x, torch.device("meta"))
 
 
-@lowering("DropoutMask", domain=DOMAIN)
-def dropout_mask(state: Tensor, form: Tensor, ratio: Any, *, device: str, packed: int = 0) -> Tensor:
+@lowering("DropoutMask", domain=DOMAIN, host=(2,))
+def dropout_mask(state: Tensor, form: Tensor, ratio: float, *, device: str, packed: int = 0) -> Tensor:
     """The mask that dropout drew when the generator had a state, which it has no longer afterwards.
 
     On the host the mask alone is drawn, in the order in which it lies in memory; elsewhere by dropout itself, as which
     numbers a place has there is decided by its kernel.
     """
-    p, place = float(ratio), torch.device(device)
+    place = torch.device(device)
     on_host = place.type == "cpu"
     with torch.random.fork_rng([] if on_host else [place]):
         if on_host:
             torch.set_rng_state(state)
         else:
             torch.cuda.set_rng_state(state, place)
-        if not on_host or not 0.0 < p < 1.0:
-            return torch.native_dropout(_laid_as(form, place), p, True)[1]
+        if not on_host or not 0.0 < ratio < 1.0:
+            return torch.native_dropout(_laid_as(form, place), ratio, True)[1]
         if packed:
-            return drawn_mask(form.numel(), p).view(form.shape)
-        return torch.empty_like(form, dtype=torch.bool, device=device).bernoulli_(1.0 - p)
+            return drawn_mask(form.numel(), ratio).view(form.shape)
+        return torch.empty_like(form, dtype=torch.bool, device=device).bernoulli_(1.0 - ratio)
 
 
 def _laid_as(x: Tensor, device: torch.device) -> Tensor:

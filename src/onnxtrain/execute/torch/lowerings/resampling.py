@@ -84,8 +84,7 @@ class Filter:
                 made[:, -1] += weights[:, -margin:].sum(1)
             total = made.sum(1, keepdim=True)
             made = made / torch.where(total == 0, 1.0, total)
-        made[self.outside(axis, like.device)] = 0.0
-        return made.to(like.dtype)
+        return made.masked_fill(self.outside(axis, like.device).unsqueeze(1), 0.0).to(like.dtype)
 
     def _rounded(self, at: Tensor) -> Tensor:
         ways = {

@@ -119,25 +119,24 @@ def slice_grad(dy: Tensor, shape: Any, starts: Any, ends: Any, axes: Any, steps:
     return dx
 
 
-@lowering("Pad", host=(1, 3), view=True)
-def pad(x: Tensor, pads: Any, value: Any = None, axes: Any = None, *, mode: str = "constant") -> Tensor:
+@lowering("Pad", host=(1, 2, 3), view=True)
+def pad(x: Tensor, pads: Any, value: float | None = None, axes: Any = None, *, mode: str = "constant") -> Tensor:
     """Padding per axis; negative pads cut. The modes that repeat x take its elements axis by axis."""
     axes = tuple(a % x.dim() for a in axes) if axes is not None else tuple(range(x.dim()))
     both = dict(zip(axes, zip(pads[: len(axes)], pads[len(axes) :], strict=True), strict=True))
     if mode == "constant":
-        fill = 0 if value is None else value.item()
-        return F.pad(x, [p for axis in reversed(range(x.dim())) for p in both.get(axis, (0, 0))], value=fill)
+        return F.pad(x, [p for axis in reversed(range(x.dim())) for p in both.get(axis, (0, 0))], value=value or 0)
     for axis, (before, after) in both.items():
         if before or after:
-            x = torch.index_select(x, axis, _repeated(x.shape[axis], before, after, mode).to(x.device))
+            x = torch.index_select(x, axis, _repeated(x.shape[axis], before, after, mode, x.device))
     return x
 
 
-def _repeated(size: int, before: int, after: int, mode: str) -> Tensor:
+def _repeated(size: int, before: int, after: int, mode: str, device: torch.device) -> Tensor:
     """The elements of an axis that padding it takes; what negative pads cut is not there to be repeated."""
     cut = max(-before, 0)
     kept = size - cut - max(-after, 0)
-    at = torch.arange(-max(before, 0), kept + max(after, 0))
+    at = torch.arange(-max(before, 0), kept + max(after, 0), device=device)
     if mode == "edge":
         return at.clamp(0, kept - 1) + cut
     if mode == "wrap":
@@ -153,7 +152,7 @@ def pad_grad(dy: Tensor, shape: Any, pads: Any, *, mode: str) -> Tensor:
     count = len(shape)
     for axis, (before, after) in enumerate(zip(pads[:count], pads[count:], strict=True)):
         if before or after:
-            taken = _repeated(shape[axis], before, after, mode).to(dy.device)
+            taken = _repeated(shape[axis], before, after, mode, dy.device)
             sizes = [shape[axis] if i == axis else d for i, d in enumerate(dy.shape)]
             dy = torch.zeros(sizes, dtype=dy.dtype, device=dy.device).index_add_(axis, taken, dy)
     return dy
@@ -195,15 +194,15 @@ def _running(function: Any, start: int, x: Tensor, axis: Any, exclusive: int, re
 
 
 @lowering("Shape")
-def shape_of(x: Tensor, *, start: int = 0, end: int | None = None) -> Tensor:
+def shape_of(x: Tensor, *, device: str, start: int = 0, end: int | None = None) -> Tensor:
     """The sizes as a tensor: only where their symbols do not say it already."""
-    return torch.tensor(x.shape[start:end], dtype=torch.int64, device=x.device)
+    return torch.tensor(x.shape[start:end], dtype=torch.int64, device=device)
 
 
 @lowering("Size")
-def size_of(x: Tensor) -> Tensor:
+def size_of(x: Tensor, *, device: str) -> Tensor:
     """The number of elements as a tensor."""
-    return torch.tensor(x.numel(), dtype=torch.int64, device=x.device)
+    return torch.tensor(x.numel(), dtype=torch.int64, device=device)
 
 
 @lowering("SumToShape", domain=DOMAIN, host=(1,), view=True)
