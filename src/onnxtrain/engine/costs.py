@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -56,7 +57,7 @@ def costs_of(
     nodes = _nodes_of(compiled)
     counted: dict[str, int] = {}
     found = []
-    for seen in zip(*timings, strict=True):
+    for seen in _by_line(timings):
         first, node = seen[0], nodes.get((seen[0].part, seen[0].value))
         moved = (min(first.read, first.written) if first.operator in MOVES else first.read) + first.written
         count = 0 if node is None or node.op_type not in PRODUCTS else _count(node, sizes, counted)
@@ -66,6 +67,14 @@ def costs_of(
         seconds = statistics.median(timing.seconds for timing in seen)
         found.append(Cost(first.part, first.line, first.operator, seconds, first.calls, count, moved, least))
     return found
+
+
+def _by_line(timings: Sequence[Sequence[Timing]]) -> Iterable[Sequence[Timing]]:
+    """For each line what it took in the runs in which it ran: a branch need not run in all."""
+    found: dict[tuple[str, str], list[Timing]] = {}
+    for timing in itertools.chain.from_iterable(timings):
+        found.setdefault((timing.part, timing.line), []).append(timing)
+    return found.values()
 
 
 def _nodes_of(compiled: Compiled) -> dict[tuple[str, str], ir.Node]:
