@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 from parity import captures, pair, same_step
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence, pad_packed_sequence
+
+from onnxtrain import Options, ORTModule
+from onnxtrain.execute.torch.lowerings import recurrent
 
 BACKENDS = ("torch", "onnxruntime")
 LAYERS = {
@@ -174,3 +178,61 @@ def test_a_sequence_without_elements_keeps_its_state(kind: str) -> None:
     y, last, *_ = recurrent._run(chosen, [x, w, r, None, torch.tensor([2, 0]), h, None, None], training=False)
     torch.testing.assert_close(last[:, 1], h[:, 1])
     assert not y[:, :, 1].any() and not y[2].any() and y[:2, :, 0].all()
+
+
+class Stacked(torch.nn.Module):
+    """Layers whose results are changed by what may be computed in place."""
+
+    def __init__(self, kind: type[torch.nn.RNNBase]) -> None:
+        super().__init__()
+        self.first, self.second = kind(4, 8, 2), kind(8, 8, bidirectional=True)
+        self.out = torch.nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = (self.first(x)[0] * 2).relu()
+        return self.out(self.second(y)[0].tanh() + 1).square().mean()
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The layers that ran."""
+    seen, run = list[str](), recurrent._run
+
+    def counted(chosen: Any, inputs: Sequence[torch.Tensor | None], training: bool) -> tuple[torch.Tensor, ...]:
+        seen.append(chosen.kind)
+        return run(chosen, inputs, training)
+
+    monkeypatch.setattr(recurrent, "_run", counted)
+    return seen
+
+
+@pytest.mark.parametrize("kind", LAYERS.values(), ids=LAYERS)
+def test_each_layer_runs_once(kind: type[torch.nn.RNNBase], runs: list[str]) -> None:
+    wrapped, eager = pair(Stacked(kind))
+    for length in (5, 3, 1):
+        runs.clear()
+        same_step(wrapped, eager, torch.randn(length, 2, 4, requires_grad=True))
+        assert runs == [kind.__name__] * 3
+    runs.clear()
+    with torch.no_grad():
+        wrapped(torch.randn(5, 2, 4))
+    assert runs == [kind.__name__] * 3
+
+
+def test_within_a_budget_they_run_again(runs: list[str]) -> None:
+    """What they keep is memory that no plan tells."""
+    wrapped = ORTModule(Stacked(torch.nn.LSTM), options=Options(memory_budget=0.9))
+    wrapped(torch.randn(5, 2, 4)).backward()  # planned in it, too
+    runs.clear()
+    wrapped(torch.randn(5, 2, 4)).backward()
+    assert len(runs) == 6
+
+
+def test_backward_twice() -> None:
+    wrapped, eager = pair(Stacked(torch.nn.LSTM))
+    x = torch.randn(5, 2, 4)
+    for model in (wrapped, eager):
+        loss = model(x)
+        loss.backward(retain_graph=True)
+        loss.backward()
+    torch.testing.assert_close([p.grad for p in wrapped.parameters()], [p.grad for p in eager.parameters()])

@@ -96,7 +96,7 @@ class TorchBackend(Backend):
 
     def compile(self, plan: Plan, device: str = "cpu", options: Options | None = None) -> TorchExecutable:
         added = added_of(plan)
-        forward, backward = compile_plan(plan, device, added)
+        forward, backward = compile_plan(plan, device, added, keeps=options is None or options.memory_budget is None)
         return TorchExecutable(plan, forward, backward, device, added)
 
 

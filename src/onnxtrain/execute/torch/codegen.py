@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from onnxtrain.execute.torch.dtypes import as_tensor
 from onnxtrain.execute.torch.expressions import NAMES, Names, constant_text, data_text, dim_text, is_known, symbols_of
+from onnxtrain.execute.torch.kept import kept_between
 from onnxtrain.execute.torch.lowerings.recurrent import is_fused
 from onnxtrain.execute.torch.memory import Groups, reusable, settled, unshared
 from onnxtrain.execute.torch.program import Program
@@ -27,10 +28,11 @@ from onnxtrain.ir.standard_form import write_out_nodes
 from onnxtrain.ir.traits import Trait, traits_of
 
 
-def compile_plan(plan: Plan, device: str, added: Mapping[str, int]) -> tuple[Program, Program | None]:
+def compile_plan(plan: Plan, device: str, added: Mapping[str, int], keeps: bool) -> tuple[Program, Program | None]:
     """The forward and backward programs of a plan; ``added`` is what ``added_of`` says of it.
 
     Saved shape tensors whose content is known symbolically are not saved: the sizes they are made of are.
+    With ``keeps`` gradients go on with what their operators have kept, which do not run again.
 
     Raises:
         BackendError: an operator has no lowering.
@@ -47,6 +49,8 @@ def compile_plan(plan: Plan, device: str, added: Mapping[str, int]) -> tuple[Pro
     writer = _Writer(plan.forward.graph, device, [*visible, *(str(v.name) for v in saved)], sizes=sizes)
     reader.given = _given(writer, saved, visible)
     reader.into = {plan.gradients[name]: f"made[{place}]" for name, place in added.items()}
+    for maker, gradient in kept_between(writer.nodes, reader.nodes) if keeps else ():
+        writer.kept[maker], reader.kept[gradient] = writer.names.unique("kept"), reader.names.unique("kept")
     weights = _weights(writer, saved, plan.gradients)
     return writer.forward(plan, [str(v.name) for v in saved], sizes), reader.backward(plan, saved, sizes, weights)
 
@@ -133,6 +137,7 @@ class _Writer:
         self.bound: set[str] = set()
         self.given: set[ir.Value] = set()  # inputs whose memory may be overwritten
         self.after: dict[ir.Node | None, list[str]] = {}  # lines that follow a node, or come first
+        self.kept: dict[ir.Node, str] = {}  # nodes that keep something for their gradients, and these: where
         self.into: dict[str, str] = {}  # results that may be added to what the caller has, and where that is
         self.names = Names({*NAMES, "ops", "calls", "saved", "sizes", "inputs", "gradients", "made", *self.symbols})
 
@@ -140,10 +145,12 @@ class _Writer:
         """``forward(inputs) -> outputs, saved, sizes``."""
         signature = plan.signature
         self._unpack(self.graph.inputs, "inputs")
-        self._body(keep=set(self.graph.inputs))
+        self.lines += [f"{name} = []" for name in self.kept.values()]
+        self._body(keep=set(self.graph.inputs), held={v for node in self.kept for v in node.outputs})
         by_name = {str(v.name): v for v in [*self.graph.inputs, *self.results]}
         outputs = [*signature.outputs, *signature.buffer_updates.values()]
-        lists = [f"[{', '.join(self._tensor(by_name[n]) for n in part)}]" for part in (outputs, saved)]
+        names = [[self._tensor(by_name[n]) for n in part] for part in (outputs, saved)]
+        lists = [f"[{', '.join(part)}]" for part in (names[0], [*names[1], *self.kept.values()])]
         self.lines.append(f"return {lists[0]}, {lists[1]}, ({''.join(s + ', ' for s in sizes)})")
         return self._program("forward", "inputs")
 
@@ -155,7 +162,7 @@ class _Writer:
         if sizes:
             self.lines.append(f"{', '.join(sizes)}, = sizes")
             self.bound |= set(sizes)
-        self._unpack(saved, "saved")
+        self._unpack(saved, "saved", self.kept.values())
         self.lines.append("saved.clear()")
         self._unpack(self.graph.inputs[count:], "gradients")
         self.lines.append("gradients.clear()")
@@ -264,9 +271,9 @@ class _Writer:
                 found |= symbols_of(data) if data is not None else set()
         return found
 
-    def _unpack(self, values: Sequence[ir.Value], source: str) -> None:
-        if values:
-            self.lines.append(f"{', '.join(self.names(v) for v in values)}, = {source}")
+    def _unpack(self, values: Sequence[ir.Value], source: str, more: Iterable[str] = ()) -> None:
+        if names := [*(self.names(v) for v in values), *more]:
+            self.lines.append(f"{', '.join(names)}, = {source}")
         self._bind(values)
 
     def _bind(self, values: Iterable[ir.Value]) -> None:
@@ -278,9 +285,9 @@ class _Writer:
                     self.bound.add(text)
                     self.lines.append(f"{text} = {self.names(value)}.shape[{axis}]")
 
-    def _body(self, keep: set[ir.Value]) -> None:
+    def _body(self, keep: set[ir.Value], held: Collection[ir.Value] = ()) -> None:
         last = self._last_uses(keep)
-        self.reusable = reusable(self.nodes, self.lowerings, last, keep | set(self.results), self.given)
+        self.reusable = reusable(self.nodes, self.lowerings, last, keep.union(self.results, held), self.given)
         self.lines += self.after.get(None, ())
         for node in self.nodes:
             self.lines.append(self._line(node))
@@ -327,6 +334,8 @@ class _Writer:
             return repr(tuple(v in self.live for v in node.outputs))
         if name == "final":
             return repr(tuple(v in self.live and not v.uses() for v in node.outputs))
+        if name == "kept":
+            return self.kept.get(node, "None")
         if name == "into":
             return self.into.get(str(node.outputs[0].name), "None")
         if name == "device":

@@ -37,7 +37,8 @@ class Lowering:
 # Number of the node's outputs; which of them are read; which only the caller reads; where the node runs; ONNX type code
 # of its first output; the call of a PythonOp; of a gradient that the caller receives, the tensor that he would add it
 # to, or None: a lowering that adds to it returns it.
-EXTRAS = ("outputs", "needed", "final", "device", "dtype", "call", "into")
+# A list that an operator may fill for its gradient, which takes out of it; None where the operator runs again.
+EXTRAS = ("outputs", "needed", "final", "device", "dtype", "call", "into", "kept")
 LOWERINGS: dict[tuple[str, str], Lowering] = {}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,30 +38,53 @@ def is_fused(node: ir.Node) -> bool:
     return chosen.plain and (kind != "GRU" or bool(chosen.linear_before_reset))
 
 
+@dataclasses.dataclass(frozen=True)
+class _Record:
+    """A call that autograd has recorded: its operands as leaves, and its results."""
+
+    leaves: Sequence[Tensor | None]
+    made: Sequence[Tensor]
+
+
 def _register(kind: str) -> None:
     @lowering(kind)
-    def forward(*inputs: Tensor | None, outputs: int = 1, **attributes: Any) -> Any:
+    def forward(*inputs: Tensor | None, outputs: int = 1, kept: list[_Record] | None = None, **attributes: Any) -> Any:
         """Outputs of all elements, and the last states."""
-        made = _run(setting(kind, attributes), [*inputs, *[None] * (8 - len(inputs))], training=False)
+        given = [*inputs, *[None] * (8 - len(inputs))]
+        if kept is None:
+            made = _run(setting(kind, attributes), given, training=False)
+        else:
+            kept.append(_recorded(setting(kind, attributes), given, [x is not None for x in given]))
+            made = tuple(y.detach() for y in kept[0].made)
         return made[0] if outputs == 1 else made[:outputs]
 
     @lowering(f"{kind}Grad", domain=DOMAIN)
-    def backward(*operands: Tensor | None, wanted: Sequence[int], outputs: int = 1, **attributes: Any) -> Any:
-        """The operator run again under autograd, and its vector-Jacobian product."""
-        inputs, dys = operands[:8], operands[8:]
-        with torch.enable_grad():
-            leaves = [
-                x if x is None else x.detach().requires_grad_(bool(w)) for x, w in zip(inputs, wanted, strict=True)
-            ]
-            made = _run(setting(kind, attributes), leaves, training=True)
-            asked = [x for x, w in zip(leaves, wanted, strict=True) if w and x is not None]
-            pairs = [(y, dy) for y, dy in zip(made, dys, strict=False) if dy is not None]
-            found = torch.autograd.grad([y for y, _ in pairs], asked, [dy for _, dy in pairs])
+    def backward(
+        *operands: Tensor | None,
+        wanted: Sequence[int],
+        outputs: int = 1,
+        kept: list[_Record] | None = None,
+        **attributes: Any,
+    ) -> Any:
+        """The vector-Jacobian product by autograd, of the forward pass or of the operator run again."""
+        record = kept.pop() if kept else _recorded(setting(kind, attributes), operands[:8], wanted)
+        asked = [x for x, w in zip(record.leaves, wanted, strict=True) if w and x is not None]
+        pairs = [(y, dy) for y, dy in zip(record.made, operands[8:], strict=False) if dy is not None]
+        found = torch.autograd.grad([y for y, _ in pairs], asked, [dy for _, dy in pairs])
         return found[0] if outputs == 1 else found
 
 
 for _kind in _GATES:
     _register(_kind)
+
+
+def _recorded(chosen: Setting, inputs: Sequence[Tensor | None], wanted: Sequence[int]) -> _Record:
+    with torch.enable_grad():
+        leaves = [
+            x if x is None else x.detach().requires_grad_(bool(w) and x.is_floating_point())
+            for x, w in zip(inputs, wanted, strict=True)
+        ]
+        return _Record(leaves, _run(chosen, leaves, training=True))
 
 
 def _run(chosen: Setting, inputs: Sequence[Tensor | None], training: bool) -> tuple[Tensor, ...]:
