@@ -69,7 +69,7 @@ def _segmentation(layers: int) -> _Case:
 def _unet(layers: int) -> _Case:
     import torch
 
-    from benchmarks.unet import UNet
+    from benchmarks.networks import UNet
 
     batch = {"pixel_values": torch.randn(2, 3, 128, 128), "labels": torch.zeros(2, 128, 128, dtype=torch.long)}
     return UNet(), batch

@@ -10,7 +10,7 @@ import torch
 import transformers
 from transformers.models.resnet.modeling_resnet import ResNetBasicLayer
 
-from benchmarks.unet import Block, UNet
+from benchmarks.networks import Block, Perceptron, Tagger, UNet
 
 CLASSES = 10
 
@@ -131,6 +131,28 @@ def _unet(size: Size) -> torch.nn.Module:
     return UNet(CLASSES, tuple(max(8, size.hidden // 16 * 2**i) for i in range(size.layers + 1)))
 
 
+def _mobilenet(size: Size) -> torch.nn.Module:
+    config = transformers.MobileNetV2Config(
+        num_labels=CLASSES, image_size=size.length, classifier_dropout_prob=size.dropout
+    )
+    return transformers.MobileNetV2ForImageClassification(config)
+
+
+def _lstm(size: Size) -> torch.nn.Module:
+    return Tagger(size.vocabulary, CLASSES, size.hidden, size.layers, size.dropout)
+
+
+def _mlp(size: Size) -> torch.nn.Module:
+    return Perceptron(CLASSES, size.hidden, size.layers)
+
+
+def _lora(size: Size) -> torch.nn.Module:
+    import peft
+
+    chosen = peft.LoraConfig(r=8, lora_dropout=size.dropout, target_modules=["q_proj", "v_proj"])
+    return peft.get_peft_model(_llama(size), chosen)
+
+
 def _tokens(size: Size, lengths: torch.Tensor, rng: torch.Generator) -> dict[str, torch.Tensor]:
     width = int(lengths.max())
     mask = (torch.arange(width) < lengths[:, None]).long()
@@ -172,6 +194,17 @@ def _segmented(size: Size, lengths: torch.Tensor, rng: torch.Generator) -> dict[
     return {"pixel_values": pixels, "labels": torch.randint(0, CLASSES, pixels[:, 0].shape, generator=rng)}
 
 
+def _tagged(size: Size, lengths: torch.Tensor, rng: torch.Generator) -> dict[str, torch.Tensor]:
+    given = _tokens(size, lengths, rng)
+    labels = torch.randint(0, CLASSES, given["input_ids"].shape, generator=rng)
+    return {"input_ids": given["input_ids"], "labels": labels.masked_fill(given["attention_mask"] == 0, -100)}
+
+
+def _features(size: Size, lengths: torch.Tensor, rng: torch.Generator) -> dict[str, torch.Tensor]:
+    labels = torch.randint(0, CLASSES, (size.batch,), generator=rng)
+    return {"features": torch.randn(size.batch, size.hidden, generator=rng), "labels": labels}
+
+
 WORKLOADS = {
     "bert_classify": Workload(_bert("BertForSequenceClassification", num_labels=CLASSES), _classified),
     "bert_mlm": Workload(_bert("BertForMaskedLM"), _masked, labels=0.15),
@@ -183,6 +216,10 @@ WORKLOADS = {
     "vit": Workload(_vit, _images),
     "resnet": Workload(_resnet, _images, layer=ResNetBasicLayer),
     "unet": Workload(_unet, _segmented, layer=Block),
+    "mobilenet": Workload(_mobilenet, _images),
+    "llama_lora": Workload(_lora, _answers, labels=0.5),
+    "lstm": Workload(_lstm, _tagged, labels=1.0),
+    "mlp": Workload(_mlp, _features),
 }
 
 

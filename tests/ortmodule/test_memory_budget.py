@@ -16,7 +16,7 @@ from parity import pair, same_step
 from torch import Tensor, nn
 
 from benchmarks.measure import peak_of
-from benchmarks.unet import UNet
+from benchmarks.networks import UNet
 from onnxtrain import Options, ORTModule
 from onnxtrain.engine import budget
 from onnxtrain.errors import BudgetError, OptionError
