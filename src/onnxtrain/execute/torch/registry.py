@@ -20,18 +20,18 @@ class Lowering:
     Args:
         function: called with the inputs positionally and the attributes by keyword.
         host: positions of inputs that arrive as Python numbers (rank 0) or tuples of them (rank 1).
-        scalars: positions of inputs that arrive so where they are one number that is known before.
         view: the result may share memory with the first input.
         inplace: the same operator writing its result into its first input, or None.
         wants: which of ``EXTRAS`` the function takes beside the node's attributes.
+        scalars: positions of inputs that arrive as a Python number where they are one that is known before.
     """
 
     function: Callable[..., Any]
     host: frozenset[int]
-    scalars: frozenset[int]
     view: bool
     inplace: Callable[..., Any] | None
     wants: frozenset[str]
+    scalars: frozenset[int] = frozenset()
 
 
 # Number of the node's outputs; which of them are read; which only the caller reads; where the node runs; ONNX type code
@@ -65,7 +65,7 @@ def lowering(
         for op_type in op_types:
             if (domain, op_type) in LOWERINGS:
                 raise ValueError(f"the lowering of {op_type} is registered twice")
-            LOWERINGS[domain, op_type] = Lowering(function, frozenset(host), frozenset(scalars), view, inplace, wants)
+            LOWERINGS[domain, op_type] = Lowering(function, frozenset(host), view, inplace, wants, frozenset(scalars))
         return function
 
     return register

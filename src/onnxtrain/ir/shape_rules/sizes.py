@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import onnx_ir as ir
-import sympy
 
 from onnxtrain.ir.shapes import (
     Data,
     Dim,
     Dims,
     Facts,
-    as_expression,
     attribute,
     broadcast,
     constant_of,
@@ -380,16 +377,14 @@ def _modulo(a: Dim, b: Dim) -> Dim | None:
     return a % b if isinstance(a, int) and isinstance(b, int) and b else None
 
 
-def _extreme(choose: Any, sign: int, a: Dim, b: Dim) -> Dim:
-    """The larger or the smaller one: an expression where that is not the same for all sizes."""
+def _extreme(sign: int, a: Dim, b: Dim) -> Dim | None:
+    """The larger or the smaller one, where that is the same for all sizes, those included that content makes 0."""
     difference = simplify(a - b)
-    if isinstance(difference, int):
-        return a if sign * difference >= 0 else b
-    return ir.SymbolicDim(choose(as_expression(a), as_expression(b)))
+    return None if not isinstance(difference, int) else a if sign * difference >= 0 else b
 
 
-shape_rule("Max")(_arithmetic(functools.partial(_extreme, sympy.Max, 1)))
-shape_rule("Min")(_arithmetic(functools.partial(_extreme, sympy.Min, -1)))
+shape_rule("Max")(_arithmetic(functools.partial(_extreme, 1)))
+shape_rule("Min")(_arithmetic(functools.partial(_extreme, -1)))
 shape_rule("Add")(_arithmetic(lambda a, b: simplify(a + b)))
 shape_rule("Sub")(_arithmetic(lambda a, b: simplify(a - b)))
 shape_rule("Mul")(_arithmetic(lambda a, b: simplify(a * b)))
