@@ -55,9 +55,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--train", nargs="+", default=(), metavar="NAME", help="initializers of a file, patterns too; default: all"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page with a picture")
-    parser.set_defaults(run=_plan)
+    _add_outputs(parser, _plan)
     parser = commands.add_parser(
         "profile",
         help="where the time of a training step goes, operator by operator",
@@ -67,9 +65,14 @@ def add_to(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("what", help="package.module:function")
+    _add_outputs(parser, _profile)
+
+
+def _add_outputs(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int]) -> None:
+    """Add what every report can be given as, and the function that makes it."""
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page with a picture")
-    parser.set_defaults(run=_profile)
+    parser.set_defaults(run=run)
 
 
 def _plan(given: argparse.Namespace) -> int:

@@ -18,11 +18,12 @@ from onnxtrain.engine.costs import costs_of
 from onnxtrain.engine.memory_report import planned
 from onnxtrain.engine.path_check import MissedError
 from onnxtrain.engine.profile_report import ProfileReport
+from onnxtrain.engine.state import before_update
 from onnxtrain.engine.step import run
 from onnxtrain.errors import ModuleError
 from onnxtrain.execute import Timing
 from onnxtrain.execute.torch.speeds import Speeds
-from onnxtrain.execute.torch.timing import waits_for
+from onnxtrain.execute.torch.timing import seconds_of
 
 _SECONDS = 2.0  # of measuring, about
 _LEAST, _MOST = 5, 50  # runs
@@ -53,7 +54,7 @@ def profile(
     calls = (choose, lambda: _step(bound, tensors, compiled), update)
     with _unchanged(bound):
         for _ in _runs():
-            seconds.append(tuple(0.0 if call is None else _seconds(call, device) for call in calls))
+            seconds.append(tuple(0.0 if call is None else seconds_of(call, device) for call in calls))
             timings.append(compiled.executable.timings(given))
     speeds = Speeds(device)
     choosing, step, updating = map(statistics.median, zip(*seconds, strict=True))
@@ -80,24 +81,13 @@ def _runs() -> Iterator[int]:
 @contextlib.contextmanager
 def _unchanged(bound: BoundGraph) -> Iterator[None]:
     """Buffers and random numbers are afterwards as they were."""
-    before = dict(zip(bound.signature.inputs[len(bound.signature.user_inputs) :], bound.owned.now(), strict=True))
-    contents = [before[name].clone() for name in bound.signature.buffer_updates]
-    state = randomness.state()
+    owned = bound.signature.inputs[len(bound.signature.user_inputs) :]
+    contents = before_update(bound, dict(zip(owned, bound.owned.now(), strict=True)))
     try:
-        yield
+        with randomness.replayed(randomness.state()):
+            yield
     finally:
-        randomness.restore(state)
-        bound.owned.update(contents)
-
-
-def _seconds(call: Callable[[], object], device: str) -> float:
-    """How long a call takes, with what it starts on the device."""
-    wait = waits_for(device)
-    wait()
-    start = time.perf_counter()
-    call()
-    wait()
-    return time.perf_counter() - start
+        bound.owned.update(list(contents.values()))
 
 
 def _step(bound: BoundGraph, tensors: Sequence[torch.Tensor], compiled: Compiled) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from onnxtrain.execute.torch.timing import waits_for
+from onnxtrain.execute.torch.timing import seconds_of
 
 _SECONDS = 0.1  # that a measurement takes, about
 _BYTES = 2**26  # of a tensor that no cache holds
@@ -44,11 +44,7 @@ class Speeds:
 @torch.no_grad()
 def _shortest(call: Callable[[], object], device: str) -> float:
     """The shortest time of a call, in seconds."""
-    wait, found, until = waits_for(device), list[float](), time.perf_counter() + _SECONDS
+    found, until = list[float](), time.perf_counter() + _SECONDS
     while len(found) < 3 or time.perf_counter() < until:
-        wait()
-        start = time.perf_counter()
-        call()
-        wait()
-        found.append(time.perf_counter() - start)
+        found.append(seconds_of(call, device))
     return min(found)

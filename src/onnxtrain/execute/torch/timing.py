@@ -86,6 +86,16 @@ def waits_for(device: str) -> Callable[[], None]:
     return functools.partial(torch.accelerator.synchronize, kind)
 
 
+def seconds_of(call: Callable[[], object], device: str) -> float:
+    """How long a call takes, with what it starts on the device."""
+    wait = waits_for(device)
+    wait()
+    start = time.perf_counter()
+    call()
+    wait()
+    return time.perf_counter() - start
+
+
 def _tensors(tree: Any) -> list[torch.Tensor]:
     return [t for t in pytree.tree_leaves(tree) if isinstance(t, torch.Tensor)]
 

@@ -31,50 +31,35 @@ def linear_cross_entropy(
     Raises:
         IndexError: a label is none of the classes.
     """
+    there, is_mean = labels != ignore_index, reduction == "mean"
     wanted = (*needed, False, False, False)[1:4]
-    if labels.device.type == "cpu":
-        made = _of_chosen(x, weight, bias, labels, ignore_index, reduction, wanted)
-    else:
-        made = _of_all(x, weight, bias, labels, ignore_index, reduction, wanted)
+    compute = _of_chosen if labels.device.type == "cpu" else _of_all
+    made = compute((x, weight, bias, labels), there, is_mean, wanted)
     return made[0] if len(needed) == 1 else made[: len(needed)]
 
 
+_Operands = tuple[Tensor, Tensor, Tensor | None, Tensor]
 _Made = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
 
 
-def _of_chosen(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    labels: Tensor,
-    ignore_index: int,
-    reduction: str,
-    wanted: Sequence[bool],
-) -> _Made:
+def _of_chosen(operands: _Operands, there: Tensor, is_mean: bool, wanted: Sequence[bool]) -> _Made:
     """The loss and gradients, of the rows that have a label alone."""
-    rows = (labels != ignore_index).nonzero().squeeze(1)
+    x, weight, bias, labels = operands
+    rows = there.nonzero().squeeze(1)
     some = len(rows) < len(labels)
     chosen, at = (x.index_select(0, rows), labels.index_select(0, rows)) if some else (x, labels)
     _check(at, weight.shape[0])
-    count = len(rows) if reduction == "mean" else 1
+    count = len(rows) if is_mean else 1
     total, dx, dweight, dbias = _in_chunks(chosen, weight, bias, at.long(), 1.0 / max(count, 1), wanted)
     if some and dx is not None:
         dx = dx.new_zeros(x.shape).index_copy_(0, rows, dx)
     return total / count, dx, dweight, dbias
 
 
-def _of_all(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    labels: Tensor,
-    ignore_index: int,
-    reduction: str,
-    wanted: Sequence[bool],
-) -> _Made:
+def _of_all(operands: _Operands, there: Tensor, is_mean: bool, wanted: Sequence[bool]) -> _Made:
     """The loss and gradients, of all rows: those without a label have a share of 0."""
-    there = labels != ignore_index
-    count = there.sum() if reduction == "mean" else there.new_ones((), dtype=torch.int64)
+    x, weight, bias, labels = operands
+    count = there.sum() if is_mean else there.new_ones((), dtype=torch.int64)
     shares = there.to(torch.promote_types(x.dtype, torch.float32)) / count.clamp(min=1)
     at = labels.long().masked_fill(~there, 0)
     total, dx, dweight, dbias = _in_chunks(x, weight, bias, at, 1.0, wanted, shares.unsqueeze(1))
@@ -118,15 +103,11 @@ def _in_chunks(
     for first in range(0, len(x), max(1, size)):
         part, at = x[first : first + size], labels[first : first + size].unsqueeze(1)
         scores = _scores(part, weight, bias, memory[: len(part)])
-        losses = _losses(scores, at)
         own = None if shares is None else shares[first : first + size]
-        total += (losses if own is None else losses.masked_fill(own == 0, 0.0)).sum()
+        total += _losses(scores, at, own).sum()
         if not any(wanted):
             continue
-        scores.scatter_add_(1, at, scores.new_full((1, 1), -1.0).expand_as(at))
-        if own is not None:
-            scores.mul_(own).masked_fill_(own == 0, 0.0)
-        dscores = scores.to(x.dtype)
+        dscores = _become_gradients(scores, at, own).to(x.dtype)
         if dx is not None:
             _add_product(dx[first : first + size], dscores, weight, factor, keep=0)
         if dweight is not None:
@@ -144,11 +125,18 @@ def _scores(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tens
     return torch.addmm(bias, x, weight.t(), out=out)
 
 
-def _losses(scores: Tensor, labels: Tensor) -> Tensor:
+def _losses(scores: Tensor, labels: Tensor, shares: Tensor | None) -> Tensor:
     """The loss of each row; the scores become probabilities, of which the largest has the sum of exponentials."""
     top, chosen = scores.amax(1, keepdim=True), scores.gather(1, labels)
     torch.softmax(scores, 1, out=scores)
-    return top - scores.amax(1, keepdim=True).log() - chosen
+    losses = top - scores.amax(1, keepdim=True).log() - chosen
+    return losses if shares is None else losses.masked_fill(shares == 0, 0.0)
+
+
+def _become_gradients(scores: Tensor, labels: Tensor, shares: Tensor | None) -> Tensor:
+    """The gradients of the losses by the scores, in place of their probabilities."""
+    scores.scatter_add_(1, labels, scores.new_full((1, 1), -1.0).expand_as(labels))
+    return scores if shares is None else scores.mul_(shares).masked_fill_(shares == 0, 0.0)
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor, factor: float, keep: int) -> None:
