@@ -9,6 +9,8 @@ import torch
 from parity import captures, pair, same, same_step
 
 from onnxtrain import Options, ORTModule
+from onnxtrain.capture.lowering import Lowering
+from onnxtrain.capture.lowering.writer import values
 
 
 class Twice(torch.nn.Module):
@@ -168,3 +170,28 @@ def test_statistics_that_are_read_have_no_gradient() -> None:
     for rows in (3, 5):
         ours, theirs = same_step(wrapped, eager, torch.randn(rows, 4, requires_grad=True))
         assert [y.requires_grad for y in ours] == [y.requires_grad for y in theirs] == [True, False, False]
+
+
+_TYPES = [(torch.float32, torch.float32), (torch.float64, torch.float64), (torch.bfloat16, torch.float32)]
+
+
+@pytest.mark.parametrize("sizes", [(), (3,), (3, 2), (3, 2, 2)], ids=str)
+@pytest.mark.parametrize(("dtype", "of_statistics"), _TYPES, ids=str)
+def test_what_a_call_returns_is_stated_as_torch_finds_it(
+    monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...], dtype: torch.dtype, of_statistics: torch.dtype
+) -> None:
+    found = []
+
+    def both(self: Lowering, target: Any, given: Any, recorded: torch.Tensor) -> Any:
+        told = stated(self, target, given, recorded)
+        found.append((told, self._writer.result(target, values(given), {})))
+        return told
+
+    stated = Lowering._normalized
+    monkeypatch.setattr(Lowering, "_normalized", both)
+    kind = (torch.nn.BatchNorm1d, torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)[len(sizes)]
+    ORTModule(kind(4).to(of_statistics))(torch.randn(5, 4, *sizes, dtype=dtype))
+    for told, apart in found:
+        for ours, torchs in zip(told, apart, strict=True):
+            assert (ours.shape, ours.dtype, ours.device) == (torchs.shape, torchs.dtype, torchs.device)
+    assert found

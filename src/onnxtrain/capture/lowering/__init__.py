@@ -25,7 +25,7 @@ from onnxtrain.capture.lowering.records import arguments_of, memory_of, name_of
 from onnxtrain.capture.lowering.strides import order_in_memory, refused_strides
 from onnxtrain.capture.lowering.types import Region, cast_to, may_have_gradient
 from onnxtrain.capture.lowering.unread import mark_unread_draws, remove_unread_numbers
-from onnxtrain.capture.lowering.writer import ORIGINS, Writer
+from onnxtrain.capture.lowering.writer import ORIGINS, Writer, values
 from onnxtrain.capture.python_op import recorded
 from onnxtrain.capture.source_lines import user_line
 from onnxtrain.errors import CaptureError
@@ -308,13 +308,27 @@ class Lowering:
         named = arguments_of(node)
         names = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
         given = aliases.contents(tuple(named[n] for n in names))
-        made = self._issue(_ops._native_batch_norm_legit_functional.default, given, {})
+        target = _ops._native_batch_norm_legit_functional.default
+        made = self._issue(target, given, {}, self._normalized(target, given, node.meta["val"]))
         result, mean, variance = (self._writer.part(made, i) for i in (0, 3, 4))
         aliases.add(node, result)
         for statistic, moved in (("running_mean", mean), ("running_var", variance)):
             buffer = named[statistic]
             is_read = any(user.target not in _KEEPING for user in buffer.users)  # which has no gradient
             aliases.write(buffer, self._stopped(moved) if is_read else moved)
+
+    def _normalized(self, target: Any, given: Sequence[Any], recorded: torch.Tensor) -> Any:
+        """What a batch normalization returns: what was recorded, and statistics of the types of those of one channel.
+
+        torch takes the call apart to find it, and computes with the symbolic sizes of an image on the way.
+        """
+        like, *others = values(given)
+        with self._writer.symbolic():
+            numbers = [x.new_empty(1) if isinstance(x, torch.Tensor) else x for x in others]
+            small = like.new_empty((2, 1, *(1,) * (like.dim() - 2)))
+        _, *statistics = self._writer.result(target, (small, *numbers), {})
+        with self._writer.symbolic():
+            return (recorded, *(x.new_empty(like.shape[1]) for x in statistics))
 
 
 @contextlib.contextmanager
