@@ -192,15 +192,17 @@ def negative_log_likelihood(
 
 
 def _scatter_labels(target: Tensor, dlosses: Tensor, labels: Tensor) -> Tensor:
-    index = labels.long().unsqueeze(1)
-    index = torch.where((index < 0) | (index >= target.shape[1]), 0, index)
-    return target.scatter_add_(1, index, dlosses.unsqueeze(1).neg())
+    index = labels.long().clamp(0, target.shape[1] - 1)  # of those that are none of the classes dlosses are 0
+    return target.scatter_add_(1, index.unsqueeze(1), dlosses.neg().unsqueeze(1))
 
 
 @lowering("SoftmaxCrossEntropyLossGrad", domain=DOMAIN)
 def softmax_cross_entropy_grad(dlosses: Tensor, log_prob: Tensor, labels: Tensor) -> Tensor:
-    """dlosses · (exp(log_prob) - onehot(labels)), in one buffer."""
-    return _scatter_labels(torch.exp(log_prob).mul_(dlosses.unsqueeze(1)), dlosses, labels)
+    """dlosses · (exp(log_prob) - onehot(labels)), in one buffer; torch's kernel writes to a contiguous one alone."""
+    if not log_prob.is_contiguous():
+        return _scatter_labels(torch.exp(log_prob).mul_(dlosses.unsqueeze(1)), dlosses, labels)
+    at_labels = _scatter_labels(torch.zeros_like(log_prob), dlosses, labels)
+    return aten._log_softmax_backward_data.out(at_labels, log_prob, 1, log_prob.dtype, out=at_labels)
 
 
 @lowering("NegativeLogLikelihoodLossGrad", domain=DOMAIN)
