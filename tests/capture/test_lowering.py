@@ -324,6 +324,20 @@ def _truth_written_to_a_part_with_a_hook(x: Tensor) -> Tensor:
     return y + part[:, None]
 
 
+def _views_with_hooks_of_what_is_looked_at_anew(x: Tensor) -> Tensor:
+    """Those of the view itself go on; those of others are of views that there are no more, though nothing changed."""
+    made = []
+    for change in (lambda t: t.unsqueeze_(0), lambda t: t.squeeze_(0), lambda t: t.transpose_(0, -1), lambda t: None):
+        for chosen in (0, 1, 2):
+            y = x * 2
+            part, other = y[:, 0], y[:, 1]
+            if part.requires_grad:
+                part.register_hook(lambda g: g * 3)
+            change((y, part, other)[chosen])
+            made.append(part.flatten() * (len(made) + 1))
+    return torch.stack(made)
+
+
 def _result_of_several_calls_written_unseen(x: Tensor) -> Tensor:
     """What ``einsum`` returns is a view of what nobody sees."""
     y = torch.einsum("...d,dk->...k", x[:, None], x[0][:, None].expand(-1, 3))
@@ -421,6 +435,7 @@ PIECES = {
         _views_that_no_operator_promises,
         _truth_written,
         _truth_written_to_a_part_with_a_hook,
+        _views_with_hooks_of_what_is_looked_at_anew,
         _result_of_several_calls_written_unseen,
         _several_written_to_out,
         _many_at_once,

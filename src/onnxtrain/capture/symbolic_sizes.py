@@ -188,9 +188,10 @@ def _squeezed(func: Callable[..., Any], input: torch.Tensor, dim: int | Sequence
         return NotImplemented
     if dim is None and not any(_is_of_content(input.shape[a]) for a in axes):
         return NotImplemented
-    if ones := tuple(a for a in axes if _is_one(input.shape[a])):
+    ones = tuple(a for a in axes if _is_one(input.shape[a]))
+    if ones or func.__name__.endswith("_"):  # one in place makes other views again where it takes no axis, too
         return func(input, ones)
-    return input if func.__name__.endswith("_") else torch.ops.aten.alias(input)
+    return torch.ops.aten.alias(input)
 
 
 def _is_one(size: int | torch.SymInt) -> bool:

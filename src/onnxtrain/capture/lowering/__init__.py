@@ -159,7 +159,7 @@ class Lowering:
         elif target is _ops.sym_stride.int:
             aliases.add(node, self._stride(node, aliases))
         elif is_strided(target):
-            aliases.add(node, aliases.strided(node))
+            self._look(node, aliases.strided(node), aliases)
         elif _moves_statistics(node):
             self._normalize(node, aliases)
         elif written := written_by(target):
@@ -248,7 +248,7 @@ class Lowering:
         target, args, kwargs = functional_of(node, written)
         if is_view_in_place(node.target):
             args, kwargs = aliases.contents((args, kwargs))
-            return aliases.add(node, self._issue(target, args, kwargs, node.meta.get("val")))
+            return self._look(node, self._issue(target, args, kwargs, node.meta.get("val")), aliases)
         if name_of(node.target) in ("copy_", "fill_", "zero_"):
             _, made = aliases.given((args[0], args[1] if len(args) > 1 else 0), each)
         else:
@@ -260,6 +260,13 @@ class Lowering:
             return self._write_each(node, each, made, aliases)
         self._put(node, each[0], made, aliases)
         aliases.same(node, each[0])
+
+    def _look(self, node: Node, made: Any, aliases: Aliases) -> None:
+        """A memory is looked at in another way; where that is in place, torch makes its other views again."""
+        memory = memory_of(node.meta["val"])
+        if memory is not None and is_view_in_place(node.target) and name_of(node.target) != "detach_":
+            aliases.past_hooks(memory)
+        aliases.add(node, made)
 
     def _write_each(self, node: Node, changed: Sequence[Node], made: Any, aliases: Aliases) -> None:
         """Put each result of an operator in a tensor of its own: several ``out``, or the list of a ``_foreach_``."""

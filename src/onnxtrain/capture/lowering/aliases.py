@@ -199,7 +199,7 @@ class Aliases:
         self._hooked.setdefault(view, self.content(view))
         self._content[view] = content
 
-    def _past_hooks(self, memory: int) -> bool:
+    def past_hooks(self, memory: int) -> bool:
         """Whether views of a memory had hooks: a change of it is none of them, and they are views of what it gives."""
         passed = [view for view in self._hooked if memory_of(view.meta["val"]) == memory]
         if passed:
@@ -215,7 +215,7 @@ class Aliases:
         found = [self.content(node) for node in nodes]
         for node in written:
             memory = memory_of(node.meta.get("val"))
-            if memory is not None and self._past_hooks(memory) and node in nodes:
+            if memory is not None and self.past_hooks(memory) and node in nodes:
                 found[nodes.index(node)] = self.content(node)
         contents = iter(found)
         return torch.fx.map_arg(structure, lambda _: next(contents))
@@ -225,7 +225,7 @@ class Aliases:
         memory = memory_of(node.meta.get("val"))
         assert memory is not None, "tensors have memory"
         self._open.refuse(node, self._content)
-        self._past_hooks(memory)
+        self.past_hooks(memory)
         written: dict[Any, Any] = {node: content}
         current: Any = node
         while current in self._parents:
