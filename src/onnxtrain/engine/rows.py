@@ -17,7 +17,7 @@ from onnxtrain.ir.layer_slices import weights
 from onnxtrain.ir.passes import Record
 from onnxtrain.optimize import join_losses, move_selections
 from onnxtrain.optimize.rows import (
-    BLIND,
+    Inspection,
     Liveness,
     Packed,
     RowSet,
@@ -135,13 +135,13 @@ class RowPlan:
             sizes: the call's sizes by name.
         """
         assert self.inspection is not None
-        held = dict(zip(self.inspection.holds, found, strict=False))
-        blind = bool(found[-1])
+        *counts, blind = found[-1].tolist()  # the host waits for a device here, and nowhere else
+        held = _rows(self.inspection, found[:-1], counts)
         totals, limits = self._totals(sizes), self.limits(sizes)
         densities = {s: len(held[s]) / max(1, totals[s]) for s in self.sets}
         active = frozenset(s for s, d in densities.items() if 0.0 < d < limits[s])
         active = frozenset(s for s in active if not any(_is_nearly(held, s, outer) for outer in active - {s}))
-        return Batch(DENSE if blind else active, held, densities, totals, blind)
+        return Batch(DENSE if blind else active, held, densities, totals, bool(blind))
 
     def most(self, active: frozenset[RowSet], sizes: Mapping[str, int]) -> dict[str, int]:
         """How many rows a packed graph is given at most, by the names of its sizes: of more, all are computed."""
@@ -180,6 +180,16 @@ _MOVE = 300  # operations that take as long as moving one number in and back aga
 _START = 300_000  # operations that one thread does while a node is started
 _SEQUENCE = 3_500_000  # and while a sequence is attended by itself, forward and backward
 _MOVERS = ("FlattenAndUnpad", "PadAndUnflatten", "ShrunkenGather")
+
+
+def _rows(
+    inspection: Inspection, found: Sequence[torch.Tensor], counts: Sequence[int]
+) -> dict[RowSet | Within, torch.Tensor]:
+    """The rows of each set (int64, ascending), and their places within others."""
+    masks, before = found[: len(counts)], dict(zip(inspection.outer, found[len(counts) :], strict=True))
+    each = zip(inspection.sets, masks, counts, strict=True)
+    rows = {s: torch.nonzero_static(mask, size=count).squeeze(1) for s, mask, count in each}
+    return {**rows, **{pair: before[pair.outer][rows[pair.rows]] for pair in inspection.pairs}}
 
 
 def _is_nearly(held: Mapping[RowSet | Within, torch.Tensor], inner: RowSet, outer: RowSet) -> bool:
@@ -246,4 +256,4 @@ def rows_in_order(packed: Packed, batch: Batch) -> list[Any]:
     return [batch.held[held] for held in packed.inputs.values()]
 
 
-__all__ = ["BLIND", "DENSE", "NOTHING", "Batch", "RowPlan", "rows_in_order"]
+__all__ = ["DENSE", "NOTHING", "Batch", "RowPlan", "rows_in_order"]

@@ -20,7 +20,7 @@ from onnxtrain.optimize.rows import passage_rules  # noqa: F401  (fills the tabl
 from onnxtrain.optimize.rows.attention import early_values
 from onnxtrain.optimize.rows.choice import chosen_sets
 from onnxtrain.optimize.rows.demand import Liveness, Rows, Whole
-from onnxtrain.optimize.rows.inspection import BLIND, Inspection, inspection
+from onnxtrain.optimize.rows.inspection import COUNTS, Inspection, inspection
 from onnxtrain.optimize.rows.packing import Packed, Within, pack
 from onnxtrain.optimize.rows.sets import RowSet, Sizes, is_by_attention, labels_of, text_of
 
@@ -74,7 +74,7 @@ def _work(liveness: Liveness) -> list[RowSet | None]:
 
 
 __all__ = [
-    "BLIND",
+    "COUNTS",
     "Inspection",
     "Liveness",
     "Packed",

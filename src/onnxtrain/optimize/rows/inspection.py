@@ -15,22 +15,32 @@ from onnxtrain.optimize.rows.demand import Liveness
 from onnxtrain.optimize.rows.packing import Within
 from onnxtrain.optimize.rows.sets import Evaluator, RowSet, is_within
 
-BLIND = "blind"  # output: whether a needed query sees no key
+COUNTS = "counts"  # output: how many rows each set has, and whether a needed query sees no key
 
 
 @dataclasses.dataclass(frozen=True)
 class Inspection:
     """A graph over a call's inputs.
 
+    Its outputs are, in order: for each set, whether a row is in it, over all rows; for each outer set, how many of its
+    rows come before each row (int64); and ``COUNTS`` (int64), all that the host has to know.
+
     Args:
-        graph: its outputs are ``holds``, in order, and then ``BLIND``.
-        holds: the rows of a set (int64, ascending), or their places within another set.
+        graph: the graph.
+        sets: the sets.
+        pairs: those that lie within others.
         totals: for each set, the number of all rows, as a symbolic expression.
     """
 
     graph: ForwardGraph
-    holds: tuple[RowSet | Within, ...]
+    sets: tuple[RowSet, ...]
+    pairs: tuple[Within, ...]
     totals: dict[RowSet, shapes.Dim]
+
+    @property
+    def outer(self) -> tuple[RowSet, ...]:
+        """The sets that others lie within."""
+        return tuple(dict.fromkeys(pair.outer for pair in self.pairs))
 
 
 def inspection(liveness: Liveness, sets: Sequence[RowSet]) -> Inspection:
@@ -45,28 +55,29 @@ def inspection(liveness: Liveness, sets: Sequence[RowSet]) -> Inspection:
     graph = model.graph
     graph.outputs.clear()
     evaluator = Evaluator(graph, liveness.attentions)
-    op = evaluator.op
-    holds: list[RowSet | Within] = list(sets)
-    holds += [Within(a, b) for a in sets for b in sets if a != b and is_within(a, b)]
-    rows = {s: op.Squeeze(op.NonZero(evaluator.mask(s)), op.ints(0)) for s in sets}
-    for index, held in enumerate(holds):
-        made = _places(evaluator, held, rows[held.rows]) if isinstance(held, Within) else rows[held]
-        made.name = f"held_{index}"
-        graph.outputs.append(made)
-    blind = _blind(evaluator, liveness, sets)
-    blind.name = BLIND
-    graph.outputs.append(blind)
+    pairs = tuple(Within(a, b) for a in sets for b in sets if a != b and is_within(a, b))
+    made = Inspection(ForwardGraph(model, source.signature), tuple(sets), pairs, _totals(liveness, sets))
+    found = {f"rows_{i}": evaluator.op.Identity(evaluator.mask(s)) for i, s in enumerate(sets)}
+    found |= {f"before_{i}": _before(evaluator, s) for i, s in enumerate(made.outer)}
+    found[COUNTS] = _counts(evaluator, sets, _blind(evaluator, liveness, sets))
+    for name, value in found.items():
+        value.name = name
+        graph.outputs.append(value)
     remove_unread(graph)
-    outputs = tuple(str(v.name) for v in graph.outputs)
-    signature = dataclasses.replace(source.signature, outputs=outputs, buffer_updates={}, differentiable=())
-    return Inspection(ForwardGraph(model, signature), tuple(holds), _totals(liveness, sets))
+    signature = dataclasses.replace(source.signature, outputs=tuple(found), buffer_updates={}, differentiable=())
+    return dataclasses.replace(made, graph=ForwardGraph(model, signature))
 
 
-def _places(evaluator: Evaluator, held: Within, rows: ir.Value) -> ir.Value:
-    """For each row of the inner set, how many rows of the outer one come before it."""
+def _before(evaluator: Evaluator, rows: RowSet) -> ir.Value:
+    """For each row, how many rows of the set come before it."""
     op = evaluator.op
-    counted = op.CumSum(op.cast(evaluator.mask(held.outer), ir.DataType.INT64), op.constant(0), exclusive=1)
-    return op.Gather(counted, rows, axis=0)
+    return op.CumSum(op.cast(evaluator.mask(rows), ir.DataType.INT64), op.constant(0), exclusive=1)
+
+
+def _counts(evaluator: Evaluator, sets: Sequence[RowSet], blind: ir.Value) -> ir.Value:
+    op, kind = evaluator.op, ir.DataType.INT64
+    counts = [op.ReduceSum(op.cast(evaluator.mask(s), kind), op.ints(0), keepdims=1) for s in sets]
+    return op.Concat(*counts, op.Reshape(op.cast(blind, kind), op.ints(1)), axis=0)
 
 
 def _blind(evaluator: Evaluator, liveness: Liveness, sets: Sequence[RowSet]) -> ir.Value:
@@ -82,7 +93,7 @@ def _blind(evaluator: Evaluator, liveness: Liveness, sets: Sequence[RowSet]) -> 
     total = op.constant(False)
     for value in found.values():
         total = total if value is None else op.Or(total, value)
-    return op.Identity(total)
+    return total
 
 
 def _totals(liveness: Liveness, sets: Sequence[RowSet]) -> dict[RowSet, shapes.Dim]:
