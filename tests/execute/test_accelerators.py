@@ -16,7 +16,7 @@ ARCHITECTURES = (
     *("ViTForImageClassification", "ResNetForImageClassification", "SegformerForSemanticSegmentation"),
 )
 BY_CONTENT = {  # operators whose content decides how large something is, or what runs
-    *("Cofactors", "Compress", "If", "Loop", "NonZero", "ReachableRows", "RoiAlign", "RoiAlignGrad"),
+    *("Cofactors", "Compress", "If", "Loop", "NonZero", "RoiAlign", "RoiAlignGrad"),
 }
 NO_SIZE = ("DynamicOutputShapeException", "DataDependentOutputException")  # the same, of which torch has no fake kernel
 # rows of the table whose operands are numbers that nobody knows before

@@ -262,7 +262,7 @@ class Lowering:
         aliases.same(node, each[0])
 
     def _look(self, node: Node, made: Any, aliases: Aliases) -> None:
-        """A memory is looked at in another way; where that is in place, torch makes its other views again."""
+        """A memory is looked at in another way; in place, but for ``detach_``, torch makes its other views again."""
         memory = memory_of(node.meta["val"])
         if memory is not None and is_view_in_place(node.target) and name_of(node.target) != "detach_":
             aliases.past_hooks(memory)

@@ -29,18 +29,15 @@ class Inspection:
         graph: the graph.
         sets: the sets.
         pairs: those that lie within others.
+        outer: the sets that others lie within.
         totals: for each set, the number of all rows, as a symbolic expression.
     """
 
     graph: ForwardGraph
     sets: tuple[RowSet, ...]
     pairs: tuple[Within, ...]
+    outer: tuple[RowSet, ...]
     totals: dict[RowSet, shapes.Dim]
-
-    @property
-    def outer(self) -> tuple[RowSet, ...]:
-        """The sets that others lie within."""
-        return tuple(dict.fromkeys(pair.outer for pair in self.pairs))
 
 
 def inspection(liveness: Liveness, sets: Sequence[RowSet]) -> Inspection:
@@ -56,16 +53,16 @@ def inspection(liveness: Liveness, sets: Sequence[RowSet]) -> Inspection:
     graph.outputs.clear()
     evaluator = Evaluator(graph, liveness.attentions)
     pairs = tuple(Within(a, b) for a in sets for b in sets if a != b and is_within(a, b))
-    made = Inspection(ForwardGraph(model, source.signature), tuple(sets), pairs, _totals(liveness, sets))
+    outer = tuple(dict.fromkeys(pair.outer for pair in pairs))
     found = {f"rows_{i}": evaluator.op.Identity(evaluator.mask(s)) for i, s in enumerate(sets)}
-    found |= {f"before_{i}": _before(evaluator, s) for i, s in enumerate(made.outer)}
+    found |= {f"before_{i}": _before(evaluator, s) for i, s in enumerate(outer)}
     found[COUNTS] = _counts(evaluator, sets, _blind(evaluator, liveness, sets))
     for name, value in found.items():
         value.name = name
         graph.outputs.append(value)
     remove_unread(graph)
     signature = dataclasses.replace(source.signature, outputs=tuple(found), buffer_updates={}, differentiable=())
-    return dataclasses.replace(made, graph=ForwardGraph(model, signature))
+    return Inspection(ForwardGraph(model, signature), tuple(sets), pairs, outer, _totals(liveness, sets))
 
 
 def _before(evaluator: Evaluator, rows: RowSet) -> ir.Value:

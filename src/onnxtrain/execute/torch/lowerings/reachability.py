@@ -13,19 +13,21 @@ _STEPS = 4  # each reads all edges
 
 @lowering("ReachableRows", domain=DOMAIN)
 def reachable_rows(start: Tensor, seen: Tensor) -> Tensor:
-    """Steps along the edges until nothing is added; masks of training need two.
-
-    Elsewhere than on a CPU nobody asks after each step: where a few do not suffice, all rows count as reached.
-    """
-    edges, rows = seen.to(torch.float32), start
+    """Steps along the edges until nothing is added; elsewhere than on a CPU nobody asks after each step."""
+    edges, rows, count = seen.to(torch.float32), start, -1
     if start.device.type != "cpu":
-        for _ in range(_STEPS):
-            before, rows = rows, _step(rows, edges)
-        return rows | (rows != before).any()
-    count = -1
+        return _in_few_steps(start, edges)
     while count != (now := int(rows.sum())):
         count, rows = now, _step(rows, edges)
     return rows
+
+
+def _in_few_steps(start: Tensor, edges: Tensor) -> Tensor:
+    """All rows where a few steps do not suffice: masks of training need two."""
+    before = rows = start
+    for _ in range(_STEPS):
+        before, rows = rows, _step(rows, edges)
+    return rows | (rows != before).any()
 
 
 def _step(rows: Tensor, edges: Tensor) -> Tensor:
