@@ -212,6 +212,31 @@ def test_sizes_that_content_decides_meet_others(name: str) -> None:
         same_step(wrapped, eager, *(t.double().requires_grad_() for t in given))
 
 
+def _written_after_strides(y: Tensor, x: Tensor) -> Tensor:
+    found = y[x[:, 0] > 0]
+    read = found.t().as_strided((2,), (1,))
+    found.mul_(2)
+    return read
+
+
+ARRANGED: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "strides": lambda y, x: y[(x.abs() > -1).nonzero(as_tuple=True)].as_strided((3,), (1,)),
+    "strides of what is written to": _written_after_strides,
+    "strides of an expanded column": lambda y, x: y[x[:, 0] > 0][:, :1].expand(-1, 3).as_strided((2,), (1,)),
+    "pixels": lambda y, x: F.pixel_shuffle(y[x[:, 0] > 0].view(-1, 4, 1, 1), 2),
+    "pixels apart": lambda y, x: F.pixel_unshuffle(y[x[:, 0] > 0].view(-1, 1, 2, 2), 2),
+}
+
+
+@pytest.mark.parametrize("name", ARRANGED)
+def test_what_content_chose_is_arranged_anew(name: str) -> None:
+    wrapped, eager = pair(Calls(ARRANGED[name]).double())
+    for rows in (5, 7, 4):
+        x = torch.randn(rows, 4).double()
+        x[0, 0] = 1
+        same_step(wrapped, eager, torch.randn(rows, 4).double().requires_grad_(), x)
+
+
 COUNTED: dict[str, Callable[[Tensor], int]] = {
     "bins": lambda ids: torch.bincount(ids.flatten()).shape[0],
     "at least some bins": lambda ids: ids.flatten().bincount(minlength=6).numel(),

@@ -18,6 +18,7 @@ from onnxtrain.capture.lowering.open_views import OpenViews
 from onnxtrain.capture.lowering.records import arguments_of, memory_of, name_of
 from onnxtrain.capture.lowering.strides import (
     inverted,
+    is_empty,
     offset_of,
     order_in_memory,
     order_of_view,
@@ -141,7 +142,7 @@ class Aliases:
             first = self._parents[first]
         order = order_in_memory(first.meta["val"])
         part = given["self"].meta["val"]
-        if order is None or 0 in part.shape or part.dtype != first.meta["val"].dtype:  # it reads others
+        if order is None or is_empty(part) or part.dtype != first.meta["val"].dtype:  # it reads others
             raise refused_strides()
         offset = given.get("storage_offset")
         offset = offset_of(given["self"].meta["val"]) if offset is None else self.content(offset)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import guard_or_false
 from torch.utils._sympy.functions import Max
 
 from onnxtrain.errors import CaptureError
@@ -26,6 +27,11 @@ def order_in_memory(value: torch.Tensor) -> list[int] | None:
             return None
         expected = expected * value.shape[axis]
     return order if str(value.storage_offset()) == "0" else None
+
+
+def is_empty(value: torch.Tensor) -> bool:
+    """Whether a tensor has no element; of a size that depends on content torch cannot tell."""
+    return any(guard_or_false(size == 0) for size in value.shape)
 
 
 def _where_there_is_any(stride: Any) -> str:

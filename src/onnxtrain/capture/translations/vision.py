@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import torch
+from torch.fx.experimental.symbolic_shapes import guard_or_true
 
 from onnxtrain.capture.nodes import op, record_node
 from onnxtrain.capture.translations import number, translation, vector, whole
@@ -120,9 +121,9 @@ def has_a_scale_in_double_precision(node: torch.fx.Node) -> bool:
 
 
 @whole(aten.pixel_shuffle.default, aten.pixel_unshuffle.default)
-def is_empty(node: torch.fx.Node) -> bool:
+def may_be_empty(node: torch.fx.Node) -> bool:
     """A size of 0 is computed there, which ONNX's Reshape takes for a size to be copied."""
-    return 0 in node.meta["val"].shape
+    return any(guard_or_true(size == 0) for size in node.meta["val"].shape)
 
 
 @translation(*_AVERAGES)
