@@ -12,6 +12,7 @@ from torch import nn
 
 from onnxtrain.capture import capture
 from onnxtrain.errors import CaptureError
+from onnxtrain.options import Options
 from onnxtrain.ortmodule import ORTModule
 
 Tensor = torch.Tensor
@@ -649,3 +650,17 @@ def test_written_as_eager_writes_it(name: str) -> None:
             y.sum().backward()
             results.append([y, leaf.grad])
         torch.testing.assert_close(*results)
+
+
+def test_a_fault_within_says_the_line_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("a size")
+
+    monkeypatch.setattr("onnxtrain.capture.lowering.calls.promoted", broken)
+    module = Piece(lambda x: x * 2)
+    with pytest.raises(
+        CaptureError, match=r"KeyError: .*(?s:.*)aten\.mul.*(?s:.*)test_lowering\.py.*(?s:.*)report this"
+    ):
+        capture(module, (torch.randn(5, 4, dtype=torch.float64),), {})
+    x = torch.randn(5, 4)
+    assert ORTModule(module, Options(fallback="eager"))(x).equal(module(x))

@@ -7,9 +7,8 @@ runs it.
 
 from __future__ import annotations
 
-import contextlib
 import operator
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch.fx import GraphModule, Node
 
 from onnxtrain.capture.lowering.aliases import Aliases, is_of_size, is_strided
 from onnxtrain.capture.lowering.batched import GRADIENTS, Batched, batched, prepares, unbatched
-from onnxtrain.capture.lowering.calls import Calls, UnknownCallError, Verdict
+from onnxtrain.capture.lowering.calls import Calls, UnknownCallError, Verdict, at_line
 from onnxtrain.capture.lowering.complex_views import is_complex
 from onnxtrain.capture.lowering.expansions import expansion
 from onnxtrain.capture.lowering.functional import functional_of, is_out, is_view_in_place, returns_also, written_by
@@ -27,8 +26,6 @@ from onnxtrain.capture.lowering.types import Region, cast_to, may_have_gradient
 from onnxtrain.capture.lowering.unread import mark_unread_draws, remove_unread_numbers
 from onnxtrain.capture.lowering.writer import ORIGINS, Writer, values
 from onnxtrain.capture.python_op import recorded
-from onnxtrain.capture.source_lines import user_line
-from onnxtrain.errors import CaptureError
 
 _ops = torch.ops.aten
 _CHECKS = frozenset(
@@ -106,7 +103,7 @@ class Lowering:
             elif node.op == "get_attr":
                 aliases.add(node, self._attribute(module, node))
             elif node.op == "call_function":
-                with self._writer.at(node), _at_line(node):
+                with self._writer.at(node), at_line(node):
                     self._recorded(node, aliases)
             elif node.op == "output":
                 result = aliases.contents(node.args[0])
@@ -115,7 +112,7 @@ class Lowering:
     def _map(self, region: Batched, aliases: Aliases) -> None:
         """Write the calls of a vmap with the axis that it hides."""
         shown = next((n for n in region.results if n.meta.get("stack_trace")), region.nodes[0])
-        with self._writer.at(shown), _at_line(shown):
+        with self._writer.at(shown), at_line(shown):
             with self._calls.region.enter():
                 module = unbatched(self._writer, region)
             before = self._calls.region
@@ -336,16 +333,6 @@ class Lowering:
         _, *statistics = self._writer.result(target, (small, *numbers), {})
         with self._writer.symbolic():
             return (recorded, *(x.new_empty(like.shape[1]) for x in statistics))
-
-
-@contextlib.contextmanager
-def _at_line(node: Node) -> Iterator[None]:
-    """Within it errors name the user's line of a recorded call."""
-    try:
-        yield
-    except CaptureError as error:
-        source = error.source or user_line(node.meta.get("stack_trace") or "")
-        raise CaptureError(error.what, node=error.node, source=source, cure=error.cure) from error.__cause__
 
 
 def _inputs_of(module: GraphModule) -> list[Node]:

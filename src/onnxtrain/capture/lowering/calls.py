@@ -22,10 +22,12 @@ from onnxtrain.capture.lowering.types import (
     stated,
 )
 from onnxtrain.capture.lowering.writer import Writer, identify_sizes
-from onnxtrain.errors import CaptureError
+from onnxtrain.capture.source_lines import user_line
+from onnxtrain.errors import CaptureError, OnnxTrainError, first_line
 
 Verdict: TypeAlias = Callable[[Node], bool | None]
 Walk: TypeAlias = Callable[[GraphModule, Sequence[Any]], Any]
+_REPORT = 'report this model; until then Options(fallback="eager") runs it in eager PyTorch'
 
 
 class UnknownCallError(Exception):
@@ -190,6 +192,30 @@ class Calls:
         with Region().enter():
             plain = expansion(self._writer, target, args, kwargs)  # None where operands are of two types
         return None if plain is None else _calls_of(plain[0])
+
+
+@contextlib.contextmanager
+def at_line(node: Node) -> Iterator[None]:
+    """Within it errors name the user's line of a recorded call.
+
+    Raises:
+        CaptureError: writing it raised what is not an error of ours, which is a fault here.
+    """
+    try:
+        yield
+    except CaptureError as error:
+        raise CaptureError(
+            error.what, node=error.node, source=error.source or _line_of(node), cure=error.cure
+        ) from error.__cause__
+    except (OnnxTrainError, UnknownCallError):
+        raise
+    except Exception as error:
+        what = f"a call cannot be written into the graph: {type(error).__name__}: {first_line(error)}"
+        raise CaptureError(what, node=str(node.target), source=_line_of(node), cure=_REPORT) from error
+
+
+def _line_of(node: Node) -> str:
+    return user_line(node.meta.get("stack_trace") or "")
 
 
 def _calls_of(module: GraphModule) -> list[Any]:
