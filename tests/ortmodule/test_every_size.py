@@ -361,7 +361,7 @@ def test_sizes_in_tensors_need_one_graph() -> None:
     """They are computed from the sizes: no size is a guard."""
     for name in ("as_tensor", "new_tensor", "tensor", "repeat_interleave", "full"):
         wrapped = compare(WRITTEN[name], _lengths(*SEQUENCES))
-        assert len(wrapped.__dict__["_sessions"].entries) == 1, name
+        assert len(wrapped.__dict__["_ort_sessions"].entries) == 1, name
 
 
 def test_numbers_made_of_sizes_are_float64() -> None:
@@ -629,3 +629,39 @@ def test_bfloat16_of_the_reference_backend() -> None:
 
     wrapped, eager = pair(Rounded(), backend="reference")
     same_step(wrapped, eager, torch.ones(2, 3, requires_grad=True))
+
+
+def _filled(place: slice) -> Callable[[Tensor, Tensor], Tensor]:
+    def fill(y: Tensor, mask: Tensor) -> Tensor:
+        found = y[mask]
+        found[place] = 2.0
+        return found
+
+    return fill
+
+
+def _filled_flat(y: Tensor, mask: Tensor) -> Tensor:
+    found = y[mask]
+    found.view(-1)[:3] = 0
+    return found
+
+
+FOUND: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # torch takes the first of what is found for one
+    "the first is written": _filled(slice(0, 1)),
+    "the last is written": _filled(slice(-1, None)),
+    "some places are written": _filled_flat,
+    "how many are first": lambda y, mask: y * y[mask][:1].shape[0],
+    "the sum of the first": lambda y, mask: y[mask][:1].sum(0),
+    "the first place": lambda y, mask: y[mask.nonzero().squeeze(1)[:1]],
+    "the last beside others": lambda y, mask: torch.cat([y[mask][-1:], y]),
+    "the first, flat": lambda y, mask: y[mask][:1].flatten(),
+    "the first, repeated": lambda y, mask: y[mask][:1].repeat(3, 1),
+    "a product of the first": lambda y, mask: y[mask][:1].t() @ y[mask][:1],
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_the_first_of_what_is_found_where_nothing_is(name: str) -> None:
+    wrapped, eager = pair(Calls(FOUND[name]).double())
+    for mask in ([True, False, True], [False] * 3, [False, False, True]):
+        same_step(wrapped, eager, torch.randn(3, 4).double().requires_grad_(), torch.tensor(mask))

@@ -21,7 +21,7 @@ from onnxtrain.ir.bodies import close_bodies
 from onnxtrain.ir.graphs import DRAWN, SOURCE, ForwardGraph, Signature
 from onnxtrain.ir.python_calls import CALL, HANDLE, is_call
 
-_OF_CONTENT = re.compile(r"u\d+")  # how torch names a size that content decides on
+_OF_CONTENT = re.compile(r"\bu\d+\b")  # how torch names a size that content decides on
 
 Refusals: TypeAlias = Callable[[ForwardGraph], Iterable[ir.Node]]
 
@@ -230,7 +230,7 @@ def _with_names(dim: ir.SymbolicDim, renamed: dict[str, str]) -> shapes.Dim:
     if dim.value.isidentifier():
         return ir.SymbolicDim(renamed.get(dim.value, dim.value))
     expression = _parse(dim.value)
-    if expression is None or _may_be_below_zero(expression):
+    if expression is None or _is_of_some_alone(dim.value, expression):
         return ir.SymbolicDim(None)
     names: Any = {
         s: sympy.Symbol(renamed.get(str(s), str(s)), integer=True, positive=True) for s in expression.free_symbols
@@ -238,14 +238,26 @@ def _with_names(dim: ir.SymbolicDim, renamed: dict[str, str]) -> shapes.Dim:
     return shapes.simplify(ir.SymbolicDim(expression.subs(names)))
 
 
-def _may_be_below_zero(expression: sympy.Expr) -> bool:
-    """Whether a size is told by numbers that content decides on, and torch took these for more than 0.
+def _is_of_some_alone(text: str, some: sympy.Expr) -> bool:
+    """Whether a size is told by numbers that content decides on, and would be another one where these are 0.
 
-    Of ``x[mask][1:]`` it says ``u0 - 1``.
+    Of ``x[mask][1:]`` torch says ``u0 - 1``, and of ``x[mask][:1]`` ``Min(1, u0)``: 1 where something is found.
+
+    Args:
+        text: torch's way of writing it.
+        some: what it says where all numbers are more than 0.
     """
-    found = [s for s in expression.free_symbols if _OF_CONTENT.fullmatch(str(s))]
-    counts: Any = {s: sympy.Symbol(str(s), integer=True, nonnegative=True) for s in found}
-    return bool(found) and not expression.subs(counts).is_nonnegative
+    found = set(_OF_CONTENT.findall(text))
+    if not found:
+        return False
+    less = _parse(
+        _OF_CONTENT.sub(r"(\g<0> - 1)", text)
+    )  # in which a symbol that is more than 0 stands for one that may be
+    counts = {n: sympy.Symbol(n, integer=True, nonnegative=True) for n in found}
+    told: Any = (
+        None if less is None else less.subs({s: counts[s.name] + 1 for s in less.free_symbols if s.name in counts})
+    )
+    return told is None or not told.is_nonnegative or str(told) != str(some)
 
 
 def _parse(text: str) -> sympy.Expr | None:
