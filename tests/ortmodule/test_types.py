@@ -187,3 +187,82 @@ def test_places_of_a_shorter_type() -> None:
     places = torch.tensor([[0, 2]], dtype=torch.int32)
     for size in (2, 3):
         same_step(wrapped, eager, torch.randn(size, 4, requires_grad=True), places)
+
+
+class Taught(torch.nn.Module):
+    """A student and a teacher that is not trained, each with casts of its own."""
+
+    def __init__(self, function: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.student, self.teacher = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+        self.register_buffer("mean", torch.zeros(4))
+        self._function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._function(self, x)
+
+
+def _autocast(enabled: bool = True) -> Any:
+    return torch.autocast("cpu", torch.bfloat16, enabled=enabled)
+
+
+def _distilled(m: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        target = m.teacher(x)
+    return ((m.student(x) - target) ** 2).mean()
+
+
+def _running_mean(m: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        m.mean.mul_(0.5).add_(m.student(x).mean(0))
+    return m.student(x) - m.mean
+
+
+def _exact_within(m: Any, x: Tensor) -> Tensor:
+    with _autocast(False):
+        y = m.student(x)
+        with torch.no_grad():
+            codes = m.teacher(x)
+        return m.student(y) + codes
+
+
+def _gradients_within(m: Any, x: Tensor) -> Tensor:
+    with _autocast(), torch.no_grad():
+        with _autocast(False):
+            codes = m.teacher(x)
+            with torch.enable_grad():
+                y = m.student(x)
+        rest = m.teacher(x)
+    return y * codes * rest
+
+
+REGIONS = {f.__name__.strip("_"): f for f in (_distilled, _running_mean, _exact_within, _gradients_within)}
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("name", REGIONS)
+def test_regions_without_gradients_and_without_casts(name: str, autocast: bool) -> None:
+    torch.manual_seed(0)
+    wrapped, eager = pair(Taught(REGIONS[name]))
+    for rows in (3, 5):
+        x, results = torch.randn(rows, 4), []
+        for module in (wrapped, eager):
+            module.zero_grad()
+            with _autocast(autocast):
+                results.append(module(x))
+            results[-1].float().sum().backward()
+        assert results[0].dtype == results[1].dtype
+        torch.testing.assert_close(*results, rtol=0.02, atol=0.02)
+        for (label, made), (_, expected) in zip(wrapped.named_parameters(), eager.named_parameters(), strict=True):
+            assert (made.grad is None) == (expected.grad is None), label
+            if expected.grad is not None:
+                torch.testing.assert_close(made.grad, expected.grad, rtol=0.03, atol=0.03)
+        torch.testing.assert_close(wrapped.mean, eager.mean, rtol=0.02, atol=0.02)
+
+
+def test_a_region_without_casts_is_exact() -> None:
+    torch.manual_seed(0)
+    wrapped, eager = pair(Taught(_exact_within))
+    x = torch.randn(5, 4)
+    with _autocast():
+        torch.testing.assert_close(wrapped(x), eager(x), rtol=1e-6, atol=1e-6)

@@ -67,7 +67,7 @@ def _frame(file: str, line: int, name: str) -> traceback.FrameSummary:
 def recorder() -> Iterator[Count]:
     """Within it torch.export records in less time; gives how many calls it recorded, and how many were known."""
     from torch._dynamo import config  # a second of imports, which recalled graphs do without
-    from torch._export.passes import lift_constants_pass
+    from torch._export.passes import lift_constants_pass, replace_set_grad_with_hop_pass
     from torch.export import _trace
 
     light = replaced(
@@ -79,6 +79,7 @@ def recorder() -> Iterator[Count]:
         (_trace, "_detect_attribute_assignment", lambda module: contextlib.nullcontext()),  # it leaves copies of lists
         (_trace, "apply_runtime_assertion_pass", lambda module, signature: (module, signature)),
         (_trace, "produce_guards_and_solve_constraints", _unsolved),
+        (replace_set_grad_with_hop_pass, "_is_set_grad_enabled_sub_mod", _switches_gradients),
         (lift_constants_pass, "_unused_constant", functools.partial(_unread, lift_constants_pass._unused_constant)),
     )
     _frame.cache_clear()  # files may have been written anew
@@ -89,6 +90,18 @@ def recorder() -> Iterator[Count]:
 def _unread(of_torch: Callable[[torch.fx.Node], Any], constant: torch.fx.Node) -> Any:
     """What goes with a constant that nothing reads: torch takes its last reader away, and asks then who reads it."""
     return of_torch(constant) if constant.users else [constant]
+
+
+def _switches_gradients(node: torch.fx.Node, omit_if_same_with_ambient: bool = False) -> bool:
+    """Whether a part of a split program has gradients switched, under autocast too, which each part enters first."""
+    if node.op != "call_module":
+        return False
+    part: Any = getattr(node.graph.owning_module, str(node.target))
+    before = (torch.amp.autocast_mode._enter_autocast,)
+    first = next((n for n in part.graph.nodes if n.op != "placeholder" and n.target not in before), None)
+    if first is None or first.target is not torch._C._set_grad_enabled:
+        return False
+    return first.args[0] != torch.is_grad_enabled() if omit_if_same_with_ambient else True
 
 
 @contextlib.contextmanager

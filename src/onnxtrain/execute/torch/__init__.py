@@ -35,7 +35,8 @@ class TorchExecutable(Executable):
 
     @torch.no_grad()
     def forward(self, inputs: Sequence[Any]) -> tuple[list[Any], Any]:
-        outputs, saved, sizes = self._forward.function(inputs)
+        with torch._C._DisableAutocast():  # the casts are in the plan; calls in a region without it have none
+            outputs, saved, sizes = self._forward.function(inputs)
         return outputs, (saved, sizes)
 
     @torch.no_grad()
