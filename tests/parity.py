@@ -62,7 +62,7 @@ def pair(module: torch.nn.Module, **options: Any) -> tuple[ORTModule, torch.nn.M
 
 def captures(wrapped: ORTModule) -> int:
     """How many graphs were captured."""
-    sessions = wrapped.__dict__["_sessions"]
+    sessions = wrapped.__dict__["_ort_sessions"]
     return 0 if sessions is None else len(sessions.entries)
 
 

@@ -43,7 +43,7 @@ class Layers(nn.Module):
 
 
 def _known(wrapped: ORTModule) -> int:
-    (entry, *_) = wrapped.__dict__["_sessions"].entries
+    (entry, *_) = wrapped.__dict__["_ort_sessions"].entries
     return entry.session.bound.report.known
 
 
@@ -179,7 +179,7 @@ def test_how_many_calls_a_trace_ran() -> None:
     for count in (2, 8):
         wrapped = ORTModule(Layers(lambda layer, x: x.tanh(), count))
         wrapped(torch.rand(3, 4, dtype=torch.float64)).sum().backward()
-        (entry,) = wrapped.__dict__["_sessions"].entries
+        (entry,) = wrapped.__dict__["_ort_sessions"].entries
         ran.append(entry.session.bound.report.recorded)
         assert f"{entry.session.bound.report.known} of them written from the record" in wrapped.explain()
     assert ran[0] == ran[1]

@@ -487,7 +487,7 @@ SCRIPT = """
     model = ORTModule(Model())
     loss = model(torch.randn(3, 4)).sum()
     loss.backward()
-    (entry,) = model.__dict__["_sessions"].entries
+    (entry,) = model.__dict__["_ort_sessions"].entries
     print("traced" if "export" in entry.session.bound.report.seconds else "recalled", float(loss))
 """
 MODEL = """

@@ -78,4 +78,4 @@ def test_losses_are_eagers_and_come_from_the_graph(saved: Path, tmp_path: Path, 
     found, wrapped = train(saved, tmp_path, wrap)
     assert len(expected) == 2 * STEPS and found == pytest.approx(expected, rel=1e-4)
     assert captures(wrapped) == 1, "anchors and positives, short and long"
-    assert wrapped.__dict__["_sessions"].entries[0].served == 2 * STEPS
+    assert wrapped.__dict__["_ort_sessions"].entries[0].served == 2 * STEPS

@@ -89,5 +89,5 @@ def test_losses_are_eagers_and_come_from_the_graph(tmp_path: Path, case: str) ->
             [entry[n] for entry in trainer.state.log_history if "loss" in entry for n in ("loss", "grad_norm")]
         )
     assert len(found[0]) == 2 * STEPS and found[1] == pytest.approx(found[0], rel=1e-4, abs=1e-7)
-    sessions = model.__dict__["_sessions"]
+    sessions = model.__dict__["_ort_sessions"]
     assert captures(model) and sum(entry.served for entry in sessions.entries) == STEPS

@@ -89,4 +89,4 @@ def test_what_is_not_asked_for_makes_no_further_graph() -> None:
     module = ORTModule(Asks(lambda module, x, y: True))
     for x, y in _inputs():
         module(x, y).backward()
-    assert len(module.__dict__["_sessions"].entries) == 2  # x and y, and one in both places
+    assert len(module.__dict__["_ort_sessions"].entries) == 2  # x and y, and one in both places

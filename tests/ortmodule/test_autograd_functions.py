@@ -58,7 +58,7 @@ def check(function: Callable[..., Any], **options: Any) -> ORTModule:
 
 
 def nodes(wrapped: ORTModule) -> list[Any]:
-    session = wrapped.__dict__["_sessions"].entries[0].session
+    session = wrapped.__dict__["_ort_sessions"].entries[0].session
     return [n for n in session.captured.graph.model.graph if n.op_type == "PythonOp"]
 
 

@@ -153,7 +153,7 @@ def test_cached_casts_follow_the_optimizer(fused: dict[str, bool]) -> None:
             optimizer.step()
             optimizer.zero_grad()
     assert "Cast(first.weight" not in wrapped.graph("forward")
-    (bound,) = [e.session.bound for e in wrapped.__dict__["_sessions"].entries]
+    (bound,) = [e.session.bound for e in wrapped.__dict__["_ort_sessions"].entries]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         wrapped(x()).sum().backward()
         assert [cast.dtype for *_, cast in bound.casts._kept.values()] == [torch.bfloat16] * 4
@@ -301,7 +301,7 @@ def test_determinism_follows_torch() -> None:
         wrapped(x())
     finally:
         torch.use_deterministic_algorithms(False)
-    flags = [e.session.bound.options.deterministic for e in wrapped.__dict__["_sessions"].entries]
+    flags = [e.session.bound.options.deterministic for e in wrapped.__dict__["_ort_sessions"].entries]
     assert flags == [False, True]
     assert "determinism was switched" in wrapped.explain()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import logging
 import types
 from collections.abc import Callable
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from parity import captures, pair, same_step
+from torch.utils import _pytree as pytree
 from transformers import BertConfig, BertModel
 
 from onnxtrain import ORTModule
@@ -109,7 +112,7 @@ def test_a_number_that_steers_the_forward_pass_stays_a_constant() -> None:
     wrapped, eager = pair(Repeat())
     for times in (1, 3, 2, 3, 1):
         same_step(wrapped, eager, x(), times=times)
-    assert captures(wrapped) == 3
+    assert captures(wrapped) == 4  # that for 1, its first value, and one for each
 
 
 def test_batch_and_length_do_not() -> None:
@@ -168,7 +171,7 @@ def test_an_attribute_that_cannot_be_compared_set_through_the_wrapper_captures_a
     assert captures(wrapped) == 2
 
 
-def test_tensor_attributes_are_constants_until_they_change() -> None:
+def test_another_tensor_in_an_attribute_needs_a_graph() -> None:
     class Table(Net):
         def __init__(self) -> None:
             super().__init__()
@@ -185,7 +188,7 @@ def test_tensor_attributes_are_constants_until_they_change() -> None:
     for module in (wrapped.module, eager):
         module.table = torch.arange(3.0)
     same_step(wrapped, eager, x())
-    assert captures(wrapped) == 3
+    assert captures(wrapped) == 2
 
 
 def test_parameters_and_buffers_registered_through_the_wrapper() -> None:
@@ -427,3 +430,240 @@ def test_what_is_asked_of_gradients_where_parameters_are_frozen_in_turn() -> Non
         x = torch.randn(2, 3)
         torch.testing.assert_close(wrapped(x), eager(x))
     assert captures(wrapped) == 2
+
+
+def test_the_order_of_keyword_arguments_that_the_module_sees() -> None:
+    class Joined(torch.nn.Module):
+        def forward(self, first: torch.Tensor, **others: torch.Tensor) -> torch.Tensor:
+            return torch.cat([first, *others.values()], -1)
+
+    wrapped, eager = pair(Joined())
+    for given in ({"b": x(), "a": x()}, {"a": x(), "b": x()}, {"b": x(), "a": x()}):
+        assert wrapped(**given, first=given["a"] * 2).equal(eager(**given, first=given["a"] * 2))
+    assert captures(wrapped) == 2
+
+
+def test_arguments_that_are_equal_and_of_another_type() -> None:
+    class Told(torch.nn.Module):
+        def forward(self, x: torch.Tensor, flag: Any) -> torch.Tensor:
+            return x * (2 if flag is True else 3 if isinstance(flag, int) else 4) * flag
+
+    wrapped, eager = pair(Told())
+    for flag in (True, 1, 1.0, 2, 2.0, 3.5, False, Level.HIGH, 2, True):
+        given = torch.arange(4)
+        assert wrapped(given, flag).dtype == eager(given, flag).dtype
+        assert wrapped(given, flag).equal(eager(given, flag))
+
+
+class Level(enum.IntEnum):
+    HIGH = 2
+
+
+GAINS = {1: 2.0, 2: 3.0}
+NUMBERS: dict[str, Callable[[torch.Tensor, Any], Any]] = {  # a number is Python's at each value
+    "its type": lambda y, n: y * (n if isinstance(n, int | float) else n.view(-1, 1) * 2),
+    "a power": lambda y, n: y * 10 ** (-n) + y * 2**-n,
+    "a key": lambda y, n: y * GAINS.get(n, 1.0) * (2 if n in {1, 3} else 1),
+    "returned": lambda y, n: (y, n, n * 2, [n + 0.5]),
+    "a size": lambda y, n: (y[:, :n], y.new_zeros(n), str(n), f"{n:03d}"),
+    "a quotient": lambda y, n: y * (n / 10) + y * (1.0 / (n + 1)) + y * n**0.5 + y * 0.9**n,
+    "a branch": lambda y, n: y * 2 if n > 2 else y * 3,
+    "how often": lambda y, n: sum([y * i for i in range(n)], y),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_number_that_varies_is_one_of_pythons(name: str) -> None:
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor, options: dict[str, int]) -> Any:
+            return NUMBERS[name](self.linear(x), options["n"])
+
+    wrapped, eager = pair(Scaled().double())
+    for number in (1, 2, 3, 2, 4):
+        given = x().double()
+        made, expected = wrapped(given, {"n": number}), eager(given, {"n": number})
+        for one, other in zip(pytree.tree_leaves(made), pytree.tree_leaves(expected), strict=True):
+            assert one == other if isinstance(other, str) else torch.allclose(*map(torch.as_tensor, (one, other)))
+        assert [type(leaf) for leaf in pytree.tree_leaves(made)] == [
+            type(leaf) for leaf in pytree.tree_leaves(expected)
+        ]
+
+
+class Schedule:
+    rate = 2.0
+
+
+class Cell:
+    def __init__(self, layer: torch.nn.Module) -> None:
+        self.layer = layer
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * (2 if self.layer.training else 3)
+
+
+class Holder(torch.nn.Module):
+    """Holds what is no part of it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.linear, layer = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+        held: dict[str, Any] = {
+            "a layer in a tuple": (layer,),
+            "a layer of a helper": Cell(layer),
+            "a class": Schedule,
+            "a configuration in others": types.SimpleNamespace(
+                a=types.SimpleNamespace(b=types.SimpleNamespace(c=types.SimpleNamespace(rate=2.0)))
+            ),
+            "an object in collections": [{"of": Cell(layer)}],
+        }
+        self.held = held.get(name, layer)
+        if name == "a layer in the table":
+            del self.held
+            self.__dict__["held"] = layer
+
+
+HELD: dict[str, tuple[Callable[[Any, torch.Tensor], torch.Tensor], Callable[[Any], Any]]] = {
+    "a layer in a tuple": (lambda held, y: held[0](y) * (1 + held[0].training), lambda held: held[0].eval()),
+    "a layer in the table": (lambda held, y: held(y) * (1 + held.training), lambda held: held.eval()),
+    "a layer of a helper": (lambda held, y: held(y), lambda held: held.layer.eval()),
+    "a class": (lambda held, y: y * held.rate, lambda held: setattr(held, "rate", held.rate + 1)),
+    "a configuration in others": (lambda held, y: y * held.a.b.c.rate, lambda held: setattr(held.a.b.c, "rate", 5.0)),
+    "an object in collections": (lambda held, y: held[0]["of"](y), lambda held: held[0]["of"].layer.eval()),
+}
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_what_a_module_holds_is_looked_at_however_deep(name: str) -> None:
+    compute, change = HELD[name]
+
+    class Holding(Holder):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return compute(self.held, self.linear(x))
+
+    wrapped, eager = pair(Holding(name))
+    same_step(wrapped, eager, x())
+    for held in {id(m.held): m.held for m in (wrapped.module, eager)}.values():
+        change(held)
+    same_step(wrapped, eager, x())
+
+
+def test_weights_that_are_tied_no_longer() -> None:
+    class Tied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+            self.second.weight = self.first.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(self.first(x).tanh())
+
+    wrapped, eager = pair(Tied())
+    same_step(wrapped, eager, x())
+    for module in (wrapped.module, eager):
+        module.second.weight = torch.nn.Parameter(module.first.weight.detach() * 3)
+    same_step(wrapped, eager, x())
+
+
+def test_state_that_is_reset_through_the_wrapper_needs_one_graph() -> None:
+    class Recurrent(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self._last = torch.nn.Linear(4, 4), torch.zeros(5, 4)
+
+        def reset(self) -> None:
+            self._last = torch.zeros(5, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = (self.linear(x) + self._last).tanh()
+            self._last = y.detach()
+            return y
+
+    wrapped, eager = pair(Recurrent())
+    for step in range(6):
+        if step % 2:
+            wrapped.reset(), eager.reset()
+        same_step(wrapped, eager, x())
+    assert captures(wrapped) == 1
+
+
+@pytest.mark.parametrize("change", ["data", "numpy", "another"])
+def test_a_tensor_of_an_attribute_is_read_at_every_call(change: str) -> None:
+    class Table(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.ones(3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * self.table
+
+    wrapped, eager = pair(Table())
+    same_step(wrapped, eager, x())
+    for module in (wrapped.module, eager):
+        if change == "data":
+            module.table.data.mul_(3)
+        elif change == "numpy":
+            module.table.numpy()[:] = 5
+        else:
+            module.table.data = torch.arange(6.0).view(2, 3)[1:]
+    same_step(wrapped, eager, x())
+
+
+def test_caches_that_are_filled_in_inference_mode() -> None:
+    class Cached(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table: torch.Tensor | None = None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.table is None:
+                self.table = torch.ones(3) * 2
+            return super().forward(x) * self.table
+
+    wrapped, eager = pair(Cached().eval())
+    for mode in (torch.inference_mode, torch.inference_mode, torch.no_grad):
+        given = x()
+        with mode():
+            torch.testing.assert_close(wrapped(given), eager(given))
+
+
+def test_how_much_is_in_a_list_that_a_call_extends() -> None:
+    class Bank(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bank: list[torch.Tensor] | None = []
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = super().forward(x)
+            if self.bank is not None and len(self.bank) < 2:
+                self.bank.append(y.detach().mean())
+            return y
+
+    wrapped, eager = pair(Bank())
+    for _ in range(4):
+        same_step(wrapped, eager, x())
+    torch.testing.assert_close(wrapped.bank, eager.bank)
+    wrapped.bank = eager.bank = None
+    same_step(wrapped, eager, x())
+
+
+def test_attributes_of_a_dataclass_that_are_no_fields() -> None:
+    class Masked(torch.nn.Module):
+        def forward(self, batch: Any) -> torch.Tensor:
+            return batch.x * batch.mask
+
+    wrapped, eager = pair(Masked())
+    for _ in range(2):
+        batch = WithMask(x())
+        assert wrapped(batch).equal(eager(batch))
+
+
+@dataclasses.dataclass
+class WithMask:
+    x: torch.Tensor
+
+    def __post_init__(self) -> None:
+        self.mask = self.x > 0

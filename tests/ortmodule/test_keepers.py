@@ -404,7 +404,7 @@ def test_models_of_transformers_with_their_cache(make: Callable[[], nn.Module]) 
 def test_steps_of_transformers_are_not_built_of_all_layers(make: Callable[[], nn.Module]) -> None:
     wrapped, ids = ORTModule(make()), torch.randint(3, 90, (3, 12))
     wrapped(input_ids=ids, labels=ids).loss.backward()
-    assert wrapped.__dict__["_sessions"].entries[0].session.bound._short.layers
+    assert wrapped.__dict__["_ort_sessions"].entries[0].session.bound._short.layers
 
 
 def _check_step(wrapped: ORTModule, eager: nn.Module, ids: Tensor, part: bool = False) -> None:

@@ -159,7 +159,7 @@ def test_a_cache_of_one_place_serves_two_sizes_in_a_call_from_one_graph() -> Non
     for size in ((2, 3), (5, 4), (3, 6)):
         same_step(wrapped, eager, torch.randn(*size, 4))
         assert NAMED is not None and not isinstance(NAMED, FakeTensor)
-    assert len(wrapped.__dict__["_sessions"].entries) == 1
+    assert len(wrapped.__dict__["_ort_sessions"].entries) == 1
 
 
 class Averaged(Masked):

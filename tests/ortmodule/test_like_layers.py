@@ -55,7 +55,7 @@ def blocks(kind: Callable[[int], nn.Module] = Block, count: int = COUNT) -> list
 
 def rows(wrapped: ORTModule) -> int:
     """How many rows of layers of the first graph had stand-ins."""
-    return len(wrapped.__dict__["_sessions"].entries[0].session.bound.report.layers)
+    return len(wrapped.__dict__["_ort_sessions"].entries[0].session.bound.report.layers)
 
 
 def check(module: nn.Module, expected: int) -> ORTModule:
@@ -468,7 +468,7 @@ def test_a_row_beside_another(kinds: tuple[type[Stack], type[Stack]], join: str)
             return JOINS[join](self.one(x), self.other(x))
 
     wrapped = check(Both(), 2)
-    compiled = wrapped.__dict__["_sessions"].entries[0].session.bound.latest
+    compiled = wrapped.__dict__["_ort_sessions"].entries[0].session.bound.latest
     assert compiled.training is not None and len(compiled.training.layers) == 2
 
 
@@ -498,7 +498,7 @@ def test_the_program_is_that_of_all_layers() -> None:
 def test_the_training_graph_is_of_all_layers() -> None:
     wrapped = ORTModule(Stack(blocks(count=10)))
     wrapped(torch.randn(5, 4)).square().sum().backward()
-    compiled = wrapped.__dict__["_sessions"].entries[0].session.bound.latest
+    compiled = wrapped.__dict__["_ort_sessions"].entries[0].session.bound.latest
     assert compiled.training is not None and compiled.training.layers and compiled.plan.backward is not None
     planned = [n.name for part in (compiled.plan.forward, compiled.plan.backward) for n in part.graph]
     assert sorted(map(str, planned)) == sorted(str(n.name) for n in compiled.whole_training.model.graph)

@@ -494,7 +494,7 @@ def test_generated_lines_are_in_tracebacks() -> None:
 
     wrapped = ORTModule(Small())
     wrapped(torch.randn(2, 4))
-    bound = wrapped.__dict__["_last"].bound
+    bound = wrapped.__dict__["_ort_last"].bound
     try:
         bound.latest.executable.forward(bound.inputs([torch.randn(2, 5)]))
     except RuntimeError as error:

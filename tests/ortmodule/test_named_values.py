@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import re
+import sys
 import time
 import types
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from parity import Applied, pair, same_step
 from torch import Tensor, nn
 
 from onnxtrain import Options, ORTModule
@@ -297,3 +299,31 @@ def test_a_number_that_a_call_sets_may_be_set_by_others() -> None:
         expected = module(x)
         globals()["SCALE"] = scale
         torch.testing.assert_close(wrapped(x), expected)
+
+
+FACTOR = 2.0
+
+
+def scaled(x: Tensor) -> Tensor:
+    return x * FACTOR
+
+
+class Strategy:
+    def apply(self, x: Tensor) -> Tensor:
+        return x * FACTOR
+
+
+FUNCTIONS: dict[str, Any] = {"function": scaled, "object": Strategy(), "nested": [[scaled]]}
+LOOKED_UP: dict[str, Callable[[Tensor], Tensor]] = {
+    "function": lambda y: FUNCTIONS["function"](y),
+    "object": lambda y: FUNCTIONS["object"].apply(y),
+    "nested": lambda y: FUNCTIONS["nested"][0][0](y),
+}
+
+
+@pytest.mark.parametrize("name", LOOKED_UP)
+def test_what_functions_in_a_table_read(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrapped, eager = pair(Applied(LOOKED_UP[name]))
+    same_step(wrapped, eager, torch.randn(5, 4))
+    monkeypatch.setattr(sys.modules[__name__], "FACTOR", 3.0)
+    same_step(wrapped, eager, torch.randn(5, 4))

@@ -315,7 +315,7 @@ def test_the_debugger_works_in_a_module_that_is_captured() -> None:
 
 def test_options_are_taken_in_the_second_place_too() -> None:
     wrapped = ORTModule(torch.nn.Linear(2, 2), Options(backend="reference"))
-    assert wrapped.__dict__["_options"].backend == "reference"
+    assert wrapped.__dict__["_ort_options"].backend == "reference"
 
 
 @pytest.mark.parametrize(

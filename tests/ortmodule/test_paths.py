@@ -177,7 +177,7 @@ GRAPHS = {
 
 
 def sessions(wrapped: ORTModule) -> Any:
-    return wrapped.__dict__["_sessions"]
+    return wrapped.__dict__["_ort_sessions"]
 
 
 @pytest.mark.parametrize("kind", CASES, ids=lambda kind: kind.__name__)

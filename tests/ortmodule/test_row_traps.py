@@ -503,7 +503,7 @@ def test_sizes_that_were_once_the_same() -> None:
     wrapped, eager = pair(Model(kernel, other_tokens).double(), density_threshold=0.95)
     for given in ((ids, mask, labels), (ids, mask, labels[:, :4]), batch((2, 5)), (ids[:, :5], mask[:, :5], labels)):
         same_step(wrapped, eager, *given)
-    assert len(wrapped._sessions.entries) == 1
+    assert len(wrapped._ort_sessions.entries) == 1
 
 
 ATTENDS = [kernel, added(-10000.0), added(LOWEST), filled(-10000.0), filled(LOWEST), merged, biased, twice]

@@ -241,7 +241,7 @@ def test_two_hundred_masks_and_sizes_share_a_graph(model: str, task: str) -> Non
         given["labels"][0, 1] = 1
         compare(models, given)
     assert captures(models[0]) == 1
-    bound = models[0].__dict__["_sessions"].entries[0].session.bound
+    bound = models[0].__dict__["_ort_sessions"].entries[0].session.bound
     assert len(bound.variants()) <= 4, bound.variants()
 
 

@@ -16,7 +16,6 @@ from onnxtrain.capture.attribute_reads import (
     are_settings,
     attribute,
     attributes_of,
-    can_be_counted,
     configurations,
     is_array,
     is_collection,
@@ -39,15 +38,24 @@ from onnxtrain.capture.given import Change, Given, at, change
 from onnxtrain.capture.left_behind import Watch, places_read, refuse_read
 from onnxtrain.capture.left_outside import LeftOutsideError
 from onnxtrain.capture.like_layers import rows_of
-from onnxtrain.capture.looks import COUNTED, Key, Look, content_of, same
+from onnxtrain.capture.looks import ARGUMENT, COUNTED, Key, Look, content_of, numbers_given, same
 from onnxtrain.capture.named_values import names_read
-from onnxtrain.capture.places import Kind, Place, leave
+from onnxtrain.capture.places import Kind, Place, asks_length, leave
 from onnxtrain.capture.reached_code import Named
 from onnxtrain.capture.rehearsal import Answers, fill_caches, line_that_draws, rehearse
 from onnxtrain.capture.replaced import replaced
 from onnxtrain.capture.replay import Path
 from onnxtrain.capture.rewritten import copies, is_trained_leaf, write_back
-from onnxtrain.capture.schema import Numbers, Schema, arguments_of, flatten, input_names, is_batch
+from onnxtrain.capture.schema import (
+    Numbers,
+    Schema,
+    arguments_of,
+    can_be_counted,
+    flatten,
+    input_names,
+    is_batch,
+    named_parameters,
+)
 from onnxtrain.capture.size_guards import SizeGuards, environment_of, form_of, repeated_among, size_guards
 from onnxtrain.capture.size_questions import apart_from_memory
 from onnxtrain.capture.source_lines import is_foreign, is_librarys
@@ -99,7 +107,8 @@ def trace(
     fixed, named = axes_of(tensors) if static_shapes else frozenset(constant), names_read(module, ignored)
 
     def traced(stand_ins: StandIns) -> Traced:
-        flat = FlatModule(module, inputs, autocast, functions, ignored, answers, repeated, stand_ins, named)
+        given = numbers_given(args, kwargs, inputs.numbers)
+        flat = FlatModule(module, inputs, autocast, functions, ignored, answers, repeated, stand_ins, named, given)
         owned = [*dict(module.named_parameters()), *dict(module.named_buffers())]
         names = input_names(module.forward, args, kwargs, inputs.numbers, owned)
         program = _program(flat, _told_apart(tensors), names, fixed, fill)
@@ -224,6 +233,7 @@ def capture(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, A
 __all__ = [
     "OWN",
     "PLAIN",
+    "ARGUMENT",
     "COUNTED",
     "Answers",
     "Autocast",
@@ -248,6 +258,7 @@ __all__ = [
     "adopt",
     "are_settings",
     "arguments_of",
+    "asks_length",
     "at",
     "can_be_carried",
     "capture",
@@ -277,6 +288,7 @@ __all__ = [
     "leave",
     "register_custom_function_schema_supplementary",
     "line_that_draws",
+    "named_parameters",
     "names_read",
     "owners_of",
     "rehearse",

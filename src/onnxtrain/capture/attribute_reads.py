@@ -24,7 +24,7 @@ _OWN = frozenset(torch.nn.Module().__dict__)
 OWN = _OWN - {"training"}
 _COLLECTIONS = (list, dict, set, collections.deque)
 NAMESPACES = ("types", "argparse")  # of Python, whose classes are no one's: what is in them counts as read
-_DEPTH = 3  # how deep configuration objects are looked into
+_DEPTH = 6  # how deep configuration objects are looked into, and collections in each of them
 _MANY = 1000  # items of a collection
 _SIMPLE = frozenset((*PLAIN, torch.dtype, torch.device, torch.Tensor, torch.nn.Parameter, types.FunctionType))
 
@@ -153,10 +153,10 @@ def owners_of(module: torch.nn.Module) -> list[Any]:
 
 
 def is_collection(value: Any) -> bool:
-    """Whether a value is one whose content can change while it stays the same object."""
+    """Whether a value is one whose content can change while it stays the same object: a layer that is no part, too."""
     if isinstance(value, tuple):
         return any(map(is_collection, value))
-    return isinstance(value, _COLLECTIONS) or is_array(value)
+    return isinstance(value, (*_COLLECTIONS, torch.nn.Module)) or is_array(value)
 
 
 def is_scalar(value: Any) -> bool:
@@ -167,11 +167,6 @@ def is_scalar(value: Any) -> bool:
 def is_number(value: Any) -> bool:
     """Whether a value is a number, and no truth value."""
     return is_scalar(value) and not isinstance(value, bool)
-
-
-def can_be_counted(value: Any) -> bool:
-    """Whether a value is a number of Python that a graph can have as an input."""
-    return type(value) is float or (type(value) is int and abs(value) < 2**63)
 
 
 def may_change(value: Any) -> bool:
@@ -234,7 +229,7 @@ def _settings_in(level: list[Settings]) -> list[Settings]:
         new: dict[int, Settings] = {}
         for path, steps, _, table in level:
             for name, value in may_hold(table):
-                for item, held in ((), value), *items_of(value):
+                for item, held in _within(value):
                     if id(held) not in found and id(held) not in new and _is_configuration(held):
                         new[id(held)] = Settings(path, (*steps, name, *item), held, attributes_of(held))
         found |= new
@@ -253,6 +248,14 @@ def items_of(value: Any) -> Iterable[tuple[tuple[Item, ...], Any]]:
         return ()
     pairs = dict.items(value) if isinstance(value, dict) else enumerate(value)
     return [((Item(key),), held) for key, held in pairs]
+
+
+def _within(value: Any, around: tuple[Item, ...] = ()) -> Iterator[tuple[tuple[Item, ...], Any]]:
+    """A value, and what is in collections within it, with where."""
+    yield around, value
+    for item, held in items_of(value) if len(around) < _DEPTH else ():
+        if type(held) not in _SIMPLE:
+            yield from _within(held, (*around, *item))
 
 
 def owner_at(part: Any, steps: Iterable[str | Item]) -> Any:

@@ -21,12 +21,13 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from onnxtrain.capture.attribute_reads import attribute, can_be_counted
+from onnxtrain.capture.attribute_reads import attribute
 from onnxtrain.capture.found_elsewhere import in_memory_of
 from onnxtrain.capture.left_behind import line_that_leaves
 from onnxtrain.capture.looks import COUNTED, Look
 from onnxtrain.capture.owned_tensors import names_of
 from onnxtrain.capture.places import LEFT, Kind, Place, fill, put
+from onnxtrain.capture.schema import can_be_counted
 from onnxtrain.errors import CaptureError
 
 _PLACES: weakref.WeakKeyDictionary[torch.nn.Module, dict[Place, None]] = weakref.WeakKeyDictionary()

@@ -23,8 +23,9 @@ from onnxtrain.capture.host_random import HostGenerators, seeds_refused
 from onnxtrain.capture.known_calls import Count
 from onnxtrain.capture.left_behind import Changes, Watch, places_read
 from onnxtrain.capture.left_outside import LeftOutsideError
+from onnxtrain.capture.looks import Look
 from onnxtrain.capture.named_values import NamedValues
-from onnxtrain.capture.owned_tensors import names_of, owned_by, plain_tensors, tensors_held
+from onnxtrain.capture.owned_tensors import names_of, owned_by, tensors_held
 from onnxtrain.capture.places import Place
 from onnxtrain.capture.reached_code import Named
 from onnxtrain.capture.rehearsal import Answers
@@ -103,6 +104,7 @@ class FlatModule(torch.nn.Module):
         repeated: the inputs that come again (``size_guards.repeated_among``).
         stand_ins: of its layers, while it is traced.
         named: the names that its code mentions.
+        given: the looks at numbers that the call is given, and that may be others, by position.
 
     Attributes:
         result: filled by the forward pass.
@@ -123,6 +125,7 @@ class FlatModule(torch.nn.Module):
         repeated: Repeated = (),
         stand_ins: StandIns | None = None,
         named: Sequence[Named] = (),
+        given: Mapping[int, Look] | None = None,
     ) -> None:
         super().__init__()
         self._stand_ins = stand_ins or StandIns(())
@@ -132,7 +135,7 @@ class FlatModule(torch.nn.Module):
         self.copied: dict[int, Copied] = {}
         self.adopted: dict[str, torch.Tensor] = {}
         self.carried: dict[str, Carried] = {}
-        self._named = named
+        self._named, self._given = named, given or {}
         self._carry()
         self.result = Result()
         self.train(module.training)
@@ -175,7 +178,9 @@ class FlatModule(torch.nn.Module):
         self._state = {name: carried.of(self.module) for name, carried in self.carried.items()}
         self._counted = numbers_carried(self.module)
         for name, tensor in self._state.items():
-            self.register_buffer(name, tensor.detach().requires_grad_() if tensor.requires_grad else tensor)
+            with torch.inference_mode(False):
+                own = tensor.clone() if tensor.is_inference() else tensor
+            self.register_buffer(name, own.detach().requires_grad_() if own.requires_grad else own)
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The module's distinct output tensors, what it left on itself too, what its inputs became and what was looked
@@ -194,13 +199,16 @@ class FlatModule(torch.nn.Module):
         mode: Any = get_proxy_mode()
         self.result.tracked = mode.tracer.tensor_tracker, frozenset(map(id, tensors))
         inputs = Contents([t.clone() if i in self.copied else t for i, t in enumerate(tensors)])
-        args, kwargs = self._inputs.restore([inputs.tensors[self.repeated.get(i, i)] for i in range(len(tensors))])
+        args, kwargs = self._inputs.restore(
+            [inputs.tensors[self.repeated.get(i, i)] for i in range(len(tensors))],
+            number=lambda index, tensor: replay.counted(self._given[index], tensor),
+        )
         given, buffers = Given(args, kwargs), dict(self.module.named_buffers())
         parameters = Versions(dict(self.module.named_parameters()))
         adopted = {name: self.get_buffer(name) for name in self.adopted}
         owners = {id(tensor): self.adopted[name] for name, tensor in adopted.items()}
         had, has = self._owned | self.adopted, owned_by(self.module) | adopted
-        elsewhere = FoundElsewhere(had, has, plain_tensors(self.module))
+        elsewhere = FoundElsewhere(had, has)
         watch = Watch(self.module, self._ignored, self._names, owners, {c.place for c in self._counted})
         named = self.result.names = NamedValues(self._named)
         reads, unseen = Reads(self.module), HiddenChanges()

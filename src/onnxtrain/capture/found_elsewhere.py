@@ -10,12 +10,13 @@ where eager PyTorch would. One that the call changes in place is **adopted**: tr
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 from onnxtrain.capture.left_outside import GivenUpError
 from onnxtrain.capture.lowering.records import memory_of
@@ -32,11 +33,21 @@ class Borrowed:
 
     Attributes:
         tensor: it.
+        traced: what it is while the call is traced: a copy where it is of ``torch.inference_mode``.
         is_trained: whether a gradient is computed for it.
     """
 
     tensor: torch.Tensor
+    traced: torch.Tensor
     is_trained: bool = False
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Borrowed:
+        """A tensor that was met."""
+        if not tensor.is_inference():
+            return cls(tensor, tensor)
+        with _disable_current_modes():
+            return cls(tensor, tensor.clone())
 
 
 class AdoptedError(GivenUpError):
@@ -83,19 +94,17 @@ class FoundElsewhere:
     Args:
         had: the parameters and buffers that the module had, by name.
         has: those that it has now.
-        watched: other tensors that are looked at before each call: of one that is changed there is another graph.
 
     Attributes:
         borrowed: what is read of others, by identity.
         written: those of others that were to be changed in place.
     """
 
-    def __init__(self, had: Tensors, has: Tensors, watched: Collection[torch.Tensor] = ()) -> None:
+    def __init__(self, had: Tensors, has: Tensors) -> None:
         self._had = tuple(had.values())  # alive, so that no other tensor gets the identity of one
         self._now = {id(tensor): has[name] for name, tensor in had.items() if name in has}
         self._memories = {_memory(t): t for t in self._had if _is_in_memory(t)}
         self._known: dict[int, Any] = {id(t): t for t in has.values()}
-        self._watched = {id(t): t for t in watched if not is_adopted(t)}
         self._views: dict[int | None, tuple[torch.Tensor, torch.Tensor]] = {}  # of others, by memory: view and whole
         self.borrowed: dict[int, Borrowed] = {}
         self.written: list[torch.Tensor] = []
@@ -152,13 +161,13 @@ class FoundElsewhere:
         if id(value) in self._known or not _is_in_memory(value):
             return value
         owner = self._memories.get(_memory(value))
-        if owner is None and id(value) in self._watched:
-            return value
         is_view = value._is_view() or not value.requires_grad
         if owner is None or not is_view or owner.dtype != value.dtype or id(owner) not in self._now:
-            borrowed = self.borrowed.setdefault(id(value), Borrowed(value))
+            if id(value) not in self.borrowed:
+                self.borrowed[id(value)] = Borrowed.of(value)
+            borrowed = self.borrowed[id(value)]
             borrowed.is_trained |= value.requires_grad and torch.is_grad_enabled()
-            return value
+            return borrowed.traced
         whole = self._now[id(owner)] if value.requires_grad else self._now[id(owner)].detach()
         if (value.shape, value.stride(), value.storage_offset()) == (
             owner.shape,
@@ -176,7 +185,7 @@ def borrowed_among(constants: Mapping[str, Any], borrowed: Iterable[Borrowed]) -
         constants: of the program; torch.export detaches them.
         borrowed: what its trace read.
     """
-    places = {_place(b.tensor): b for b in borrowed}
+    places = {_place(b.traced): b for b in borrowed}
     held = {n: t for n, t in constants.items() if isinstance(t, torch.Tensor) and _is_in_memory(t)}
     return {n: places[_place(t)] for n, t in held.items() if _place(t) in places}
 

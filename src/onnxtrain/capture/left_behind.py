@@ -21,7 +21,6 @@ from onnxtrain.capture.attribute_reads import (
     Attribute,
     Reads,
     attributes_of,
-    can_be_counted,
     can_be_watched,
     is_number,
     is_scalar,
@@ -31,7 +30,7 @@ from onnxtrain.capture.held_content import HeldContent
 from onnxtrain.capture.owned_tensors import OWN, names_of
 from onnxtrain.capture.places import LEFT, Kind, Place, fill, line_that_sets, put, take
 from onnxtrain.capture.reached_code import line_that_writes
-from onnxtrain.capture.schema import SYMBOLS, flatten
+from onnxtrain.capture.schema import SYMBOLS, can_be_counted, flatten
 from onnxtrain.capture.source_lines import is_librarys
 from onnxtrain.errors import CaptureError, NumberError, SetUpError, UnsupportedDataError
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from onnxtrain.capture.assertions import is_librarys_check
+from onnxtrain.capture.schema import can_be_counted
 from onnxtrain.capture.source_lines import is_users
 from onnxtrain.errors import CaptureError
 
@@ -27,6 +28,7 @@ _WHOLE = "__index__"  # how a number is called that torch itself reads from a te
 
 
 COUNTED = "counted"  # a number of the module's was looked at, before all else
+ARGUMENT = "argument"  # a number that the call is given was, which is another at other calls
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Look:
     """One look at the content of a tensor.
 
     Args:
-        kind: the method that looked: ``__bool__``, ``item``, ``tolist``; ``COUNTED``.
+        kind: the method that looked: ``__bool__``, ``item``, ``tolist``; ``COUNTED``, ``ARGUMENT``.
         place: the user's line, ``file:line``.
         answer: what it saw: a number, or nested tuples of numbers.
     """
@@ -51,6 +53,17 @@ class Look:
     def __str__(self) -> str:
         seen = repr(self.answer)
         return f"{self.place} saw {seen if len(seen) <= 40 else f'{seen[:37]}...'}"
+
+
+def numbers_given(args: Sequence[Any], kwargs: Mapping[str, Any], positions: Collection[int]) -> dict[int, Look]:
+    """The looks at numbers that a call is given, by their positions among the leaves of its arguments."""
+    if not positions:
+        return {}
+    leaves = pytree.tree_flatten_with_path((tuple(args), dict(kwargs)))[0]
+    found = ((i, *leaf) for i, leaf in enumerate(leaves) if i in positions and can_be_counted(leaf[1]))
+    return {
+        i: Look(ARGUMENT, f"the argument {pytree.keystr(path[1:]).lstrip('.')}", number) for i, path, number in found
+    }
 
 
 def frozen(content: Any) -> Any:

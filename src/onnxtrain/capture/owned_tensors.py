@@ -15,11 +15,6 @@ def owned_by(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return dict((*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)))
 
 
-def plain_tensors(module: torch.nn.Module) -> list[torch.Tensor]:
-    """The tensors that are attributes of a module or its submodules, and neither parameters nor buffers."""
-    return [v for m in module.modules() for v in vars(m).values() if isinstance(v, torch.Tensor)]
-
-
 def tensors_held(module: torch.nn.Module) -> list[torch.Tensor]:
     """The tensors that a module's parts hold, and the objects and collections that these hold, but for its own."""
     tables = [*map(attributes_of, owners_of(module))]

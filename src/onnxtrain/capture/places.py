@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from onnxtrain.capture.attribute_reads import Item, owner_at, slots_of
-from onnxtrain.capture.source_lines import line_that_changes, lines_of
+from onnxtrain.capture.source_lines import codes_within, line_that_changes, lines_of
 
 LEFT = (
     list,
@@ -120,6 +120,13 @@ def take(owner: Any, names: Iterable[str]) -> None:
 def line_that_sets(kind: type, name: str) -> str:
     """Where the code of a class sets an attribute, or changes what is in it; empty where that is not found."""
     return line_that_changes(_code(kind), rf"\.{re.escape(name)}\b")
+
+
+def asks_length(owner: Any, name: str) -> bool:
+    """Whether code of an owner's class that reads an attribute asks for a length, too."""
+    functions = [f for kind in type(owner).__mro__ for f in vars(kind).values() if inspect.isfunction(f)]
+    codes = (code for function in functions for code in codes_within(function.__code__))
+    return any({"len", name} <= {*code.co_names} for code in codes)
 
 
 def _code(kind: type) -> Iterator[tuple[str, int, str]]:

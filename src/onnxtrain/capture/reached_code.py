@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from onnxtrain.capture.attribute_reads import are_settings, attributes_of, configurations, owners_of
+from onnxtrain.capture.attribute_reads import are_settings, attributes_of, configurations, items_of, owners_of
 from onnxtrain.capture.descriptions import PLAIN
 from onnxtrain.capture.source_lines import codes_within, is_foreign, is_librarys, is_users, line_that_changes, lines_of
 
@@ -117,8 +117,7 @@ class _Walk:
                 self._function(self._waiting.pop())
             for table in self._objects:
                 for name in self._attributes.keys() & table.keys():
-                    if isinstance(table[name], _FUNCTIONS):
-                        self.see(table[name])
+                    self._see_in(table[name], (*_FUNCTIONS, type))
             pairs = [(c, n) for c in self._classes for n in self._attributes if n in vars(c) and (c, n) not in looked]
             if not pairs and not self._waiting:
                 return list(self._found.values())
@@ -143,6 +142,14 @@ class _Walk:
             self.see(inner)
         elif not is_foreign(type(value).__module__):
             self.see(type(value))
+
+    def _see_in(self, value: Any, kinds: tuple[type, ...] = (object,)) -> None:
+        """Something that may be called, or a collection of such: a table of functions, say."""
+        if isinstance(value, kinds):
+            self.see(value)
+        for _, held in items_of(value):
+            if type(held) not in PLAIN:
+                self._see_in(held)
 
     def _function(self, function: types.FunctionType) -> None:
         """What a function mentions that may run, and those within it."""
@@ -196,7 +203,7 @@ class _Walk:
 
     def _value(self, key: _Key, named: Named, home: str, rest: Sequence[str]) -> None:
         value = named.read()
-        self.see(value)
+        self.see(value) if is_librarys(home) else self._see_in(value)
         is_module = isinstance(value, types.ModuleType)
         is_opaque = is_foreign(value.__name__) if is_module else isinstance(value, _OPAQUE)
         inner = {} if is_opaque else getattr(value, "__dict__", {})

@@ -14,7 +14,7 @@ from onnxtrain.capture.free_numbers import Conditions, counted_by
 from onnxtrain.capture.hidden_changes import Overwritten
 from onnxtrain.capture.host_random import HostGenerators, place_of_draw
 from onnxtrain.capture.left_behind import Watch
-from onnxtrain.capture.looks import Key, Look, Looks, Way, content_of, place_of, same, user_frame
+from onnxtrain.capture.looks import Key, Look, Looks, Way, content_of, numbers_given, place_of, same, user_frame
 from onnxtrain.capture.named_values import NamedValues, names_read
 from onnxtrain.capture.owned_tensors import tensors_held
 from onnxtrain.capture.schema import flatten
@@ -86,17 +86,29 @@ class _Recorder(Looks):
 
 
 def rehearse(
-    module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], ignored: Collection[str] = ()
+    module: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    ignored: Collection[str] = (),
+    numbers: Collection[int] = (),
 ) -> Answers:
     """Run a call in eager PyTorch, leave the module as it was, and say what the call saw in tensors.
 
     Random numbers are drawn from the generators as they are; those of Python and numpy are as before then.
+
+    Args:
+        module: the module.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        ignored: names of attributes that do not concern the forward pass.
+        numbers: positions of numbers, among the leaves of the arguments, that a graph has as inputs.
 
     Raises:
         Exception: what the module raises.
     """
     recorder = _Recorder()
     recorder.looks += [number.look(module) for number in numbers_carried(module)]
+    recorder.looks += numbers_given(args, kwargs, numbers).values()
     tensors, inputs = flatten((tuple(args), dict(kwargs)))
     once = {id(t): _without_history(t) for t in tensors}
     args, kwargs = inputs.restore([once[id(t)] for t in tensors])  # the caller's containers stay what they are

@@ -111,7 +111,7 @@ class Replay(Looks):
         return run() if constant else way.given(look.answer, seen)
 
     def counted(self, own: Look, seen: Tensor) -> Any:
-        """A number of the module's, which the call looks at before all else.
+        """A number of the module's, or one that the call is given, which it looks at before all else.
 
         Args:
             own: what it is now.

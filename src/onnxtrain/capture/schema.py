@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import enum
+import functools
 import inspect
 import re
 import types
@@ -43,23 +44,33 @@ class Schema:
     """
 
     spec: pytree.TreeSpec
-    constants: tuple[tuple[int, Any], ...]
+    constants: tuple[tuple[int, Any], ...] = dataclasses.field(compare=False)
     objects: tuple[tuple[int, type, Schema], ...]
     computed: frozenset[int]
     numbers: frozenset[int]
     tensors: int
     given: tuple[tuple[int, Keys], ...] = ()
+    told: tuple[tuple[Any, ...], ...] = dataclasses.field(init=False, repr=False)  # 1 is equal to 1.0 and to True
 
-    def restore(self, tensors: Sequence[Any], find: Callable[[Keys], Any] = lambda keys: None) -> Any:
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "told", tuple([(index, *_told(value)) for index, value in self.constants]))
+
+    def restore(
+        self,
+        tensors: Sequence[Any],
+        find: Callable[[Keys], Any] = lambda keys: None,
+        number: Callable[[int, Any], Any] = lambda index, tensor: tensor,
+    ) -> Any:
         """The structure with these tensors in it, in order.
 
         Args:
             tensors: they.
             find: the container among the call's arguments that keys lead to.
+            number: what stands where there was a number, of its position and the tensor that it is now.
         """
-        return self._restore(iter(tensors), find)
+        return self._restore(iter(tensors), find, number)
 
-    def _restore(self, tensors: Iterator[Any], find: Callable[[Keys], Any]) -> Any:
+    def _restore(self, tensors: Iterator[Any], find: Callable[[Keys], Any], number: Callable[[int, Any], Any]) -> Any:
         fixed = dict(self.constants) | {index: find(keys) for index, keys in self.given}
         opened = {index: (kind, state) for index, kind, state in self.objects}
         leaves = []
@@ -68,9 +79,11 @@ class Schema:
                 leaves.append(fixed[index])
             elif index in opened:
                 kind, state = opened[index]
-                leaves.append(_close(kind, state._restore(tensors, find)))
+                leaves.append(_close(kind, state._restore(tensors, find, number)))
             else:
                 tensor = next(tensors)
+                if index in self.numbers:
+                    tensor = number(index, tensor)
                 is_number = index in self.computed and isinstance(tensor, torch.Tensor)
                 leaves.append(tensor.item() if is_number else tensor)
         return pytree.tree_unflatten(leaves, self.spec)
@@ -98,10 +111,10 @@ def flatten(
     known = given or {}
     leaves, spec = pytree.tree_flatten(data, (lambda x: id(x) in known) if known else None)
     flat = _Flat(data, role, like, known)
-    changing = (numbers.get(spec) if numbers else None) or frozenset()
+    changing = frozenset(i for i in (numbers or {}).get(spec, ()) if can_be_counted(leaves[i]))
     for index, leaf in enumerate(leaves):
-        if index in changing and isinstance(leaf, int | float):
-            flat.tensors.append(_as_tensor(leaf, leaves))
+        if index in changing:
+            flat.tensors.append(_as_scalar(leaf))
         else:
             flat.add(index, leaf)
     fixed = tuple(flat.constants), tuple(flat.objects)
@@ -156,6 +169,16 @@ class _Flat:
         self.objects.append((index, type(leaf), schema))
 
 
+def _told(value: Any) -> tuple[Any, ...]:
+    """What tells a constant from others that are equal, and of another kind."""
+    return type(value), value.hex() if isinstance(value, float) else value
+
+
+def can_be_counted(value: Any) -> bool:
+    """Whether a value is a number of Python that a graph can have as an input."""
+    return type(value) is float or (type(value) is int and abs(value) < 2**63)
+
+
 def _as_scalar(leaf: Any) -> torch.Tensor:
     """A number, or what stands for one, as a tensor without dimensions."""
     if isinstance(leaf, bool | torch.SymBool):
@@ -176,10 +199,20 @@ def _open(leaf: Any) -> dict[str, Any] | None:
     if isinstance(leaf, _RECORDS) or type(leaf).__module__ == _CACHES:
         return vars(leaf)
     if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-        return {field.name: getattr(leaf, field.name) for field in dataclasses.fields(leaf)}
+        fields = {field.name: getattr(leaf, field.name) for field in dataclasses.fields(leaf)}
+        return fields | {n: v for n, v in getattr(leaf, "__dict__", {}).items() if n not in fields and _can_cross(v)}
     if isinstance(leaf, UserDict):
         return {"data": dict(leaf.data)}
     return None
+
+
+def _can_cross(value: Any) -> bool:
+    """Whether a graph can take or return a value."""
+    try:
+        flatten(value)
+    except UnsupportedDataError:
+        return False
+    return True
 
 
 def _close(kind: type, state: dict[str, Any]) -> Any:
@@ -197,14 +230,6 @@ def _close(kind: type, state: dict[str, Any]) -> Any:
     for name, value in state.items():
         object.__setattr__(made, name, value)  # slots, of frozen dataclasses too
     return made
-
-
-def _as_tensor(number: float, leaves: Sequence[Any]) -> torch.Tensor:
-    """A number as a tensor of no dimensions, as exact as the call's other tensors are."""
-    if isinstance(number, int):
-        return torch.tensor(number, dtype=torch.int64)
-    is_double = any(isinstance(x, torch.Tensor) and x.dtype == torch.float64 for x in leaves)
-    return torch.tensor(number, dtype=torch.float64 if is_double else torch.get_default_dtype())
 
 
 def unsupported(leaf: Any, role: str, data: Any, index: int) -> UnsupportedDataError:
@@ -231,6 +256,13 @@ def is_batch(forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
     if len(args) != 1 or kwargs or not isinstance(args[0], Mapping):
         return False
     return bool(args[0]) and set(inspect.signature(forward).parameters).issuperset(args[0])
+
+
+@functools.lru_cache(256)
+def named_parameters(function: Callable[..., Any]) -> frozenset[str]:
+    """The names of the parameters that a function has, ``*args`` and ``**kwargs`` not among them."""
+    found = inspect.signature(function).parameters.values()
+    return frozenset(p.name for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
 
 
 def input_names(

@@ -40,7 +40,7 @@ class BypassWatch:
         """A parameter has received a gradient."""
         owner: Any = self._owner()
         self._remove()
-        if owner is None or owner.__dict__["_fallback"].reason is not None or _is_of_one_called(parameter):
+        if owner is None or owner.__dict__["_ort_fallback"].reason is not None or _is_of_one_called(parameter):
             return
         _LOG.warning(
             "%s is trained without its graph: its parameters receive gradients, and the ORTModule was never called; "

@@ -144,7 +144,7 @@ def _part(owner: Any, name: str, keys: Sequence[Any]) -> list[Any]:
 
 
 def _pairs(held: Any) -> Iterable[tuple[Any, Any]]:
-    return held.items() if isinstance(held, dict) else enumerate(held)
+    return held.items() if isinstance(held, dict) else enumerate(held or ())  # None, where it is switched off
 
 
 def settled(module: torch.nn.Module) -> dict[_Key, Hashable]:

@@ -23,6 +23,7 @@ from onnxtrain.capture import (
     Kind,
     Numbers,
     Schema,
+    asks_length,
     attribute,
     attributes_carried,
     attributes_of,
@@ -31,8 +32,8 @@ from onnxtrain.capture import (
     configurations,
     device_types,
     flatten,
-    is_adopted,
     may_change,
+    named_parameters,
 )
 from onnxtrain.ortmodule.values import is_compared, is_immutable, shown, told_apart
 
@@ -80,7 +81,7 @@ class _Structure(NamedTuple):
     shapes: tuple[torch.Size, ...]
     classes: tuple[type, ...]  # of parameters and buffers: shards have the shape of the whole
     labels: tuple[tuple[str, ...], ...]  # names of the attributes that are compared
-    generation: int  # how often an attribute was set that cannot be compared
+    ties: tuple[int, ...]  # for each parameter and buffer, the first that is the same tensor
 
 
 class _Found(NamedTuple):
@@ -109,10 +110,9 @@ class Inspector:
         self._last: _Found | None = None
         self._told: tuple[tuple[Hashable, ...], ...] = ()  # what was told of its values
         self._state = -1
-        self._generation = 0
         self._left: set[tuple[int, str]] = set()
         self._read: set[tuple[type, str]] = set()
-        self._filled: dict[tuple[int, str], Any] = {}  # owners of lists and dicts of which a call leaves more
+        self._filled: dict[tuple[int, str], tuple[Any, bool]] = {}  # of lists and dicts of which a call leaves more
         self._flat: dict[tuple[str, ...], tuple[Schema, list[str]]] = {}
         self._device_types = device_types()
         self._may_move = len(self._device_types) > 1
@@ -142,11 +142,17 @@ class Inspector:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: Numbers
     ) -> tuple[list[torch.Tensor], Schema]:
         """Flatten a call of any structure; a batch that is tensors by name is remembered, it comes at every step."""
-        names = sorted(kwargs)
-        tensors, schema = flatten((args, {name: kwargs[name] for name in names}), numbers=numbers)
+        given = self.ordered(kwargs)
+        tensors, schema = flatten((args, given), numbers=numbers)
         if not args and all(isinstance(v, torch.Tensor) for v in kwargs.values()):
-            self._flat[tuple(kwargs)] = schema, names
+            self._flat[tuple(kwargs)] = schema, list(given)
         return tensors, schema
+
+    def ordered(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Keyword arguments in an order of ours; after them, as they come, those of which the module sees the order."""
+        forward = self.module.forward
+        named = named_parameters(getattr(forward, "__func__", forward))
+        return {n: kwargs[n] for n in (*sorted(named.intersection(kwargs)), *(n for n in kwargs if n not in named))}
 
     def state(self) -> int:
         """A number for the module's state: the same whenever the module is the same again."""
@@ -179,14 +185,14 @@ class Inspector:
         return _Found(self._structure, [read() for read in self._reads], rest)
 
     def _tensors(self) -> list[Hashable]:
-        """Tensors that became constants of the graph: which ones, and how often they were modified, but by calls."""
+        """Tensors of attributes, which graphs read: which ones, and of what form."""
         held = [t for t in (read() for read in self._constants) if isinstance(t, torch.Tensor)]
         return list(map(_told_by_identity, held))
 
     def _content(self) -> list[Hashable]:
-        """What a call may ask of what it extends: whether there is something in a list, the keys of a dict."""
-        found = [attribute(owner, name) for (_, name), owner in self._filled.items()]
-        return [tuple(held) if isinstance(held, dict) else bool(held) for held in found]
+        """What a call may ask of what it extends: whether there is something in a list, or how much, or the keys."""
+        found = [(attribute(owner, name), is_asked) for (_, name), (owner, is_asked) in self._filled.items()]
+        return [(type(x), tuple(x) if isinstance(x, dict) else _length(x, is_asked)) for x, is_asked in found]
 
     def _forms(self) -> list[Hashable]:
         """What state is but for its content, which is an input of graphs."""
@@ -230,7 +236,7 @@ class Inspector:
         live = tuple(tuple(n for n, hook in h.items() if not getattr(hook, "is_over", False)) for h in hooks if h)
         shapes, classes = tuple(p.shape for p in self._owned), tuple(map(_class_of, self._owned))
         self._structure = _Structure(
-            kinds, tuple(map(id, modules)), live, shapes, classes, tuple(self._labels), self._generation
+            kinds, tuple(map(id, modules)), live, shapes, classes, tuple(self._labels), _ties(self._owned)
         )
 
     def leaves(self, captured: Captured) -> None:
@@ -245,24 +251,15 @@ class Inspector:
             owner = place.owner(self.module)
             if place.kind is Kind.SET:
                 self._left.add((id(owner), place.name))
-            elif place.kind is Kind.UPDATE or (place.kind is Kind.EXTEND and not attribute(owner, place.name)):
-                self._filled[id(owner), place.name] = owner
+            elif place.kind in (Kind.UPDATE, Kind.EXTEND):
+                is_asked = asks_length(owner, place.name) or asks_length(self.module, place.name)
+                if is_asked or place.kind is Kind.UPDATE or not attribute(owner, place.name):
+                    self._filled[id(owner), place.name] = owner, is_asked
         self._watch()
 
     def look_again(self) -> None:
         """What is compared is another from now on: an attribute is found to hold a number that calls count."""
         self._watch()
-
-    def touch(self, name: str, value: Any) -> None:
-        """An attribute was set whose value cannot be compared: graphs captured before do not serve any longer.
-
-        Parameters are read at every call: FSDP2 sets gathered ones for each step.
-        """
-        if isinstance(value, torch.nn.Module | torch.nn.Parameter):
-            return
-        if name not in self._ignored and not is_compared(value):
-            self._generation += 1
-            self._watch()
 
     def _is_watched(self, owner: Any, name: str, value: Any) -> bool:
         """Whether an attribute of a module or of a configuration is compared."""
@@ -330,6 +327,17 @@ def _same(found: Sequence[Any], known: Sequence[Any]) -> bool:
         return False
 
 
+def _length(held: Any, is_asked: bool) -> int | bool:
+    """How much is in a list; unless that is asked, whether there is something."""
+    return len(held or ()) if is_asked else bool(held)
+
+
+def _ties(owned: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    """For each tensor, the place of the first that is the same: weights that are tied are one input of a graph."""
+    first: dict[int, int] = {}
+    return tuple(first.setdefault(id(tensor), place) for place, tensor in enumerate(owned))
+
+
 def _is_blind(module: torch.nn.Module) -> bool:
     """Whether a module has no attributes but those of its class, of which nothing depends."""
     own = _BLIND.get(type(module))
@@ -342,8 +350,9 @@ def _table_of(owner: Any) -> dict[str, Any]:
 
 
 def _told_by_identity(tensor: torch.Tensor) -> Hashable:
-    """Which tensor it is, and how often it was modified, but by calls."""
-    return id(tensor), None if is_adopted(tensor) else tensor._version
+    """Which tensor it is, and of what form: graphs read its content at every call, unless it lies in no memory."""
+    version = None if tensor.layout == torch.strided or tensor.is_inference() else tensor._version
+    return id(tensor), tensor.dtype, tensor.shape, tensor.device, tensor.requires_grad, version
 
 
 def _form_of(value: Any, owned: Collection[int]) -> Hashable:

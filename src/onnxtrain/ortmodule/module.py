@@ -32,7 +32,17 @@ from onnxtrain.ortmodule.with_loss import ModuleWithLoss
 _LIBRARIES = ("torch", "transformers")
 _LOG = logging.getLogger(__name__)
 _OWN = frozenset(  # the class too: fully_shard gives its module another one
-    ("_wrapped", "_options", "_chosen", "_debug_options", "_sessions", "_fallback", "_last", "forward", "__class__")
+    (
+        "_wrapped",
+        "_ort_options",
+        "_ort_chosen",
+        "_ort_debug_options",
+        "_ort_sessions",
+        "_ort_fallback",
+        "_ort_last",
+        "forward",
+        "__class__",
+    )
 )
 _SHARED = (
     *("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"),
@@ -78,29 +88,29 @@ class ORTModule(torch.nn.Module):
         if isinstance(debug_options, DebugOptions):
             chosen = debug_options.apply_to(chosen)
         own = self.__dict__
-        own["_wrapped"], own["_chosen"], own["_debug_options"] = module, chosen, debug_options
+        own["_wrapped"], own["_ort_chosen"], own["_ort_debug_options"] = module, chosen, debug_options
         self._attach()
         _warn_of_collisions(module)
         try:
             check_module(module)
         except ModuleError as error:
-            if not own["_fallback"].catches(error, at_wrapping=True):
+            if not own["_ort_fallback"].catches(error, at_wrapping=True):
                 raise
-        own["_bypass"] = BypassWatch(self)
+        own["_ort_bypass"] = BypassWatch(self)
 
     def _attach(self) -> None:
         """Share the wrapped module's tables of tensors, submodules and hooks; read the options; forget all graphs."""
         own = self.__dict__
-        if "_graph_forward" not in own:
+        if "_ort_graph_forward" not in own:
             object.__dict__["__class__"].__set__(self, class_for(type(self), type(own["_wrapped"])))
         for name in _SHARED:
             own[name] = getattr(own["_wrapped"], name)
         own.pop("_is_full_backward_hook", None)  # the wrapped module's
-        own["_options"] = from_environment(own["_chosen"])
-        start_logging(own["_options"])
-        own["_sessions"], own["_last"], own["_fallback"] = None, None, FallbackState(own["_options"])
+        own["_ort_options"] = from_environment(own["_ort_chosen"])
+        start_logging(own["_ort_options"])
+        own["_ort_sessions"], own["_ort_last"], own["_ort_fallback"] = None, None, FallbackState(own["_ort_options"])
         if "forward" not in own:  # accelerate puts autocast around it, which stays
-            own["forward"] = own["_graph_forward"] = GraphForward.of(self, ORTModule._run, own["_wrapped"])
+            own["forward"] = own["_ort_graph_forward"] = GraphForward.of(self, ORTModule._run, own["_wrapped"])
 
     @property
     def module(self) -> torch.nn.Module:
@@ -133,31 +143,31 @@ class ORTModule(torch.nn.Module):
         """Take an assigned forward: around the graph, back to an earlier one, or in the wrapped module's place."""
         own, module = self.__dict__, self.module
         if isinstance(value, GraphForward) and value.owner is self:
-            if value is not own["_graph_forward"]:
+            if value is not own["_ort_graph_forward"]:
                 self._replace_forward(value.assigned)
-                value.replaced, own["_graph_forward"] = None, value
+                value.replaced, own["_ort_graph_forward"] = None, value
             own["forward"] = value
         elif is_around(value, self, module):
             own["forward"] = value
         else:
             self._replace_forward(bound_to(module, value, self))
-            own["forward"] = own["_graph_forward"] = GraphForward.of(self, ORTModule._run, module)
+            own["forward"] = own["_ort_graph_forward"] = GraphForward.of(self, ORTModule._run, module)
 
     def _replace_forward(self, value: Any) -> None:
         """Give the wrapped module another forward, None its class's; graphs of the former one do not serve it."""
         own, module = self.__dict__, self.module
-        own["_graph_forward"].replaced = module.forward
+        own["_ort_graph_forward"].replaced = module.forward
         if value is not None:
             module.forward = value
         elif "forward" in vars(module):
             del module.forward
-        if own["_sessions"] is not None:
-            own["_sessions"].inspector.touch("forward", [value])
+        if own["_ort_sessions"] is not None:
+            own["_ort_sessions"].inspector.look_again()
 
     @property
     def options(self) -> Options:
         """The options in force."""
-        return self.__dict__["_options"]
+        return self.__dict__["_ort_options"]
 
     @property
     def training(self) -> bool:  # type: ignore[override]
@@ -181,9 +191,9 @@ class ORTModule(torch.nn.Module):
             GradientError: an operator has no gradient.
         """
         own = self.__dict__
-        fallback: FallbackState = own["_fallback"]
+        fallback: FallbackState = own["_ort_fallback"]
         if fallback.is_eager or is_transformed():
-            own["_bypass"].end()
+            own["_ort_bypass"].end()
             return own["_wrapped"].forward(*args, **kwargs)
         try:
             session, result = self._graphs().run(args, kwargs)
@@ -191,22 +201,22 @@ class ORTModule(torch.nn.Module):
             if not fallback.catches(error):
                 raise
             return own["_wrapped"].forward(*args, **kwargs)
-        if session is not None and session is not own["_last"]:
+        if session is not None and session is not own["_ort_last"]:
             self._use(session)
         return result
 
     def _graphs(self) -> Sessions:
         own = self.__dict__
-        if own["_sessions"] is None:
-            own["_bypass"].end()
-            own["_sessions"] = Sessions(own["_wrapped"], own["_options"])
-        return own["_sessions"]
+        if own["_ort_sessions"] is None:
+            own["_ort_bypass"].end()
+            own["_ort_sessions"] = Sessions(own["_wrapped"], own["_ort_options"])
+        return own["_ort_sessions"]
 
     def _use(self, session: Session) -> None:
         """Remember the graph in use; say once for each what it does and what it cost."""
-        self.__dict__["_last"] = session
+        self.__dict__["_ort_last"] = session
         if session.bound.latest.training is not None and not session.announced:
-            first = not any(entry.session.announced for entry in self.__dict__["_sessions"].entries)
+            first = not any(entry.session.announced for entry in self.__dict__["_ort_sessions"].entries)
             session.announced = True
             level = logging.WARNING if first and self.options.summary else logging.INFO
             _LOG.log(level, "%s", first_step(type(self.module).__name__, session.bound))
@@ -226,9 +236,9 @@ class ORTModule(torch.nn.Module):
         told = {"graphs": explain, "sparsity": explain_sparsity, "memory": explain_memory}
         if topic not in told:
             raise ModuleError(f"there is nothing to explain about {topic!r}", cure=f"ask for {' or '.join(told)}")
-        fallback: FallbackState = self.__dict__["_fallback"]
+        fallback: FallbackState = self.__dict__["_ort_fallback"]
         text = "" if fallback.reason is None else f"runs in eager PyTorch, because\n{fallback.reason}\n"
-        sessions = self.__dict__["_sessions"]
+        sessions = self.__dict__["_ort_sessions"]
         return text + (told[topic](sessions) if sessions is not None else "no graph yet: the module was not called")
 
     def graph(self, stage: str = "training") -> str:
@@ -284,17 +294,17 @@ class ORTModule(torch.nn.Module):
 
     def _told_of(self) -> Sessions | None:
         """The graphs; None where the module runs in eager PyTorch."""
-        return None if self.__dict__["_fallback"].is_eager else self._graphs()
+        return None if self.__dict__["_ort_fallback"].is_eager else self._graphs()
 
     @property
     def verification(self) -> Report | None:
         """What ``Options(verify=True)`` compared on the last graph's first step; None where it was not asked for."""
-        return None if self.__dict__["_last"] is None else self.__dict__["_last"].bound.verification
+        return None if self.__dict__["_ort_last"] is None else self.__dict__["_ort_last"].bound.verification
 
     def _session(self) -> Session:
-        if self.__dict__["_last"] is None:
+        if self.__dict__["_ort_last"] is None:
             raise ModuleError("the module was not called yet, so there is no graph", cure="run one batch first")
-        return self.__dict__["_last"]
+        return self.__dict__["_ort_last"]
 
     def train(self, mode: bool = True) -> ORTModule:
         """Set the wrapped module's mode."""
@@ -325,18 +335,16 @@ class ORTModule(torch.nn.Module):
         return types.MethodType(value.__func__, self) if _calls_back(value, wrapped) else value
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "forward" and "_graph_forward" in self.__dict__:
+        if name == "forward" and "_ort_graph_forward" in self.__dict__:
             self._assign_forward(value)
         elif name in _OWN or "_wrapped" not in self.__dict__:
             super().__setattr__(name, value)
         else:
             setattr(self.module, name, value)
-            if self.__dict__["_sessions"] is not None:
-                self.__dict__["_sessions"].inspector.touch(name, value)
 
     def __delattr__(self, name: str) -> None:
         own = self.__dict__
-        if name == "forward" and ("forward" in vars(self.module) or own["forward"] is not own["_graph_forward"]):
+        if name == "forward" and ("forward" in vars(self.module) or own["forward"] is not own["_ort_graph_forward"]):
             if "forward" in vars(self.module):
                 self._replace_forward(None)
             del own["forward"]
@@ -351,19 +359,19 @@ class ORTModule(torch.nn.Module):
         return object.__new__, (ORTModule,), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: self.__dict__[name] for name in ("_wrapped", "_chosen", "_debug_options")}
+        return {name: self.__dict__[name] for name in ("_wrapped", "_ort_chosen", "_ort_debug_options")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         torch.nn.Module.__init__(self)
         self.__dict__.update(state)
         self._attach()
-        self.__dict__["_bypass"] = BypassWatch(self)
+        self.__dict__["_ort_bypass"] = BypassWatch(self)
 
 
 def reconfigure(module: ORTModule, change: Callable[[Options], Options]) -> None:
     """Go on with other options (the environment still wins); graphs are built again."""
     own = module.__dict__
-    own["_chosen"] = change(own["_chosen"])
+    own["_ort_chosen"] = change(own["_ort_chosen"])
     module._attach()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Iterable, Sequence
 
-from onnxtrain.capture import COUNTED, Answers, Key, Look, Path, same
+from onnxtrain.capture import ARGUMENT, COUNTED, Answers, Key, Look, Path, same
 from onnxtrain.engine.path_check import ANY
 
 _NUMBERS = ("item", "__int__", "__index__")  # looks whose answer can be a number that varies
@@ -13,6 +13,7 @@ _FLOATS = ("item", "__float__")
 _CURES = {
     "numpy": "compute on the tensor itself, or pass the numbers to the module as an argument",
     COUNTED: "count in a buffer, and choose with torch.where",
+    ARGUMENT: "pass it as a tensor, and choose with torch.where",
     "__bool__": "choose with torch.where or torch.cond, or multiply by the condition",
 }
 _CURE = "keep it a tensor: scale by it as it is, cut by a mask, torch.arange(n) < length; or pass it as an argument"
@@ -43,12 +44,12 @@ def difference(old: Path, new: Answers) -> str:
 
 
 def varying(paths: Iterable[Path], answers: Answers) -> frozenset[Key]:
-    """The looks that see numbers which are others than on known paths, floats, which hardly ever come again, and what
-    calls count.
+    """The looks that see numbers which are others than on known paths, floats, which hardly ever come again, what
+    calls count, and what they are given.
     """
     now = answers.by_key
     found = {key for key, seen in now.items() if key[0] in _FLOATS and any(isinstance(a, float) for a in seen)}
-    found |= {key for key in now if key[0] == COUNTED}
+    found |= {key for key in now if key[0] in (COUNTED, ARGUMENT)}
     for path in paths:
         for look in path.looks:
             if _is_integer(look) and look.answer not in now.get(look.key, [look.answer]):

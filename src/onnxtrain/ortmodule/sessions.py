@@ -7,14 +7,25 @@ import dataclasses
 import functools
 import itertools
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from onnxtrain.capture import Answers, Key, Kind, Path, count, is_number, line_that_draws, names_read, rehearse
+from onnxtrain.capture import (
+    ARGUMENT,
+    Answers,
+    Key,
+    Kind,
+    Path,
+    can_be_counted,
+    count,
+    line_that_draws,
+    names_read,
+    rehearse,
+)
 from onnxtrain.compiler import uncollected
 from onnxtrain.engine import randomness
 from onnxtrain.engine.path_check import MissedError
@@ -125,7 +136,7 @@ class Sessions:
         if fitting:
             return fitting[0].session, call.tensors
         self._check(call)
-        entry = self._capture(call, args, kwargs)
+        entry = self._capture(call, args, self.inspector.ordered(kwargs))
         return None if entry is None else entry.session, call.tensors
 
     def _set_up(self, error: SetUpError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -220,6 +231,7 @@ class Sessions:
     def _new(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Session, Any] | None:
         """What a call returns on a graph that is captured for it; None where only eager PyTorch can tell."""
         self._check(call)
+        kwargs = self.inspector.ordered(kwargs)
         spec, varying = call.schema.spec, self._varying_numbers(call)
         if not varying:
             return self._on_new_graph(call, args, kwargs)
@@ -248,10 +260,9 @@ class Sessions:
     def _varying_numbers(self, call: Call) -> frozenset[int]:
         """Positions of numbers that had another value in an earlier call of the same structure."""
         spec = call.schema.spec
-        now = dict(filter(lambda pair: is_number(pair[1]), call.schema.constants))
-        schemas = [e.call.schema for e in self.entries if e.call.schema.spec == spec]
-        earlier = [{i: v for i, v in schema.constants if is_number(v)} for schema in schemas]
-        varying = {i for i, v in now.items() for constants in earlier if i in constants and constants[i] != v}
+        now = dict(filter(lambda pair: can_be_counted(pair[1]), call.schema.constants))
+        earlier = [dict(e.call.schema.constants) for e in self.entries if e.call.schema.spec == spec]
+        varying = {i for i, v in now.items() for c in earlier if can_be_counted(c.get(i)) and c[i] != v}
         return frozenset(varying - self._fixed.get(spec, frozenset()))
 
     def _capture(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry | None:
@@ -291,7 +302,7 @@ class Sessions:
                 refused: ContentError | None = error
         else:
             refused = None
-        answers = self._rehearse(args, kwargs)
+        answers = self._rehearse(args, kwargs, call.schema.numbers)
         known = None if answers is None else self._known(call, answers)
         if answers is None or known is not None:
             return known
@@ -299,14 +310,17 @@ class Sessions:
             raise refused
         self._looks = True
         fresh = varying([e.path for e in self.entries if e.path], answers) - self._free - self._constant
-        for free in filter(None, dict.fromkeys((self._free | fresh, self._free))):
+        given = frozenset(key for key in answers.by_key if key[0] == ARGUMENT)
+        for free in filter(None, dict.fromkeys((self._free | fresh, self._free | given))):
             try:
                 return self._record(call, args, kwargs, dataclasses.replace(answers, free=free))
             except CaptureError as error:
                 if isinstance(error, NumberError) and error.places:
                     raise
+                if given and free <= self._free | given:
+                    raise  # each has a graph
                 _LOG.info("numbers that %s reads stay constants: %s", type(self.module).__name__, error.what)
-                self._constant |= free - self._free
+                self._constant |= free - self._free - given
         try:
             return self._record(call, args, kwargs, answers)
         except NumberError as error:  # a graph leaves it at each call where it may be any
@@ -329,20 +343,20 @@ class Sessions:
             return error
         return None
 
-    def _rehearsed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answers:
+    def _rehearsed(self, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: Collection[int] = ()) -> Answers:
         """What a call sees in tensors, by random numbers that are drawn again.
 
         Raises:
             Exception: what the module raises.
         """
         with randomness.replayed(randomness.state()):
-            return rehearse(self.module, args, kwargs, self.options.ignored_attributes)
+            return rehearse(self.module, args, kwargs, self.options.ignored_attributes, numbers)
 
-    def _rehearse(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answers | None:
+    def _rehearse(self, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: Collection[int]) -> Answers | None:
         """What a call sees in tensors; None where it raises."""
         _LOG.info("rehearses %s: a call in eager PyTorch, to see what it looks at", type(self.module).__name__)
         try:
-            return self._rehearsed(args, kwargs)
+            return self._rehearsed(args, kwargs, numbers)
         except OnnxTrainError:
             raise
         except Exception as error:
@@ -354,7 +368,7 @@ class Sessions:
         _LOG.info("captures %s: %s", type(self.module).__name__, "; ".join(reasons))
         named = names_read(self.module, self.options.ignored_attributes)
         before, attributes = Contents(named, self.module), settled(self.module)
-        session = Session(self.module, args, dict(sorted(kwargs.items())), self.options, self._numbers, answers)
+        session = Session(self.module, args, kwargs, self.options, self._numbers, answers)
         self._sets(before.changed())
         self.inspector.leaves(session.captured)
         # what the forward pass sets on its own (a configuration's problem_type) is no reason to capture it again, but

@@ -65,7 +65,7 @@ class HierarchicalORTModule(torch.nn.Module):
         super().__init__()
         chosen = options or Options()
         own = self.__dict__
-        own["_chosen"] = debug_options.apply_to(chosen) if debug_options is not None else chosen
+        own["_ort_chosen"] = debug_options.apply_to(chosen) if debug_options is not None else chosen
         own["_original"], own["_root"], own["verdicts"] = module, None, []
         for name in ("_parameters", "_buffers", "_modules"):
             own[name] = getattr(module, name)
@@ -144,7 +144,7 @@ class HierarchicalORTModule(torch.nn.Module):
         return wrapped, ""
 
     def _named(self, path: str) -> Options:
-        chosen: Options = self.__dict__["_chosen"]
+        chosen: Options = self.__dict__["_ort_chosen"]
         prefix = "_".join(filter(None, (chosen.onnx_prefix, path.replace(".", "_"))))
         return dataclasses.replace(chosen, fallback="error", onnx_prefix=prefix, summary=False)
 
