@@ -390,6 +390,23 @@ def _written_by_name(x: Tensor) -> Tensor:
     return torch.dropout(y, 0.5, train=False) * positive
 
 
+@torch.inference_mode()
+def _of_inference(x: Tensor) -> Tensor:
+    return x.square()
+
+
+def _regions_of_inference(x: Tensor) -> Tensor:
+    y = x * 3
+    with torch.inference_mode():
+        y.mul_(2)
+        constant = x.exp()
+        with torch.inference_mode(mode=False):
+            y = y * x
+    with torch.no_grad(), torch.inference_mode(False):
+        y = y + x.cos()
+    return y + constant + _of_inference(x)
+
+
 PIECES = {
     piece.__name__.strip("_").replace("_", " "): piece
     for piece in (
@@ -443,6 +460,7 @@ PIECES = {
         _data_replaced,
         _layers_made_in_the_call,
         _written_by_name,
+        _regions_of_inference,
     )
 }
 

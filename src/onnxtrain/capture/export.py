@@ -13,6 +13,7 @@ from onnxtrain.capture import (  # noqa: F401  (substitutes)
     autocast_functions,
     gradient_hooks,
     indexing,
+    inference_regions,
     loss_functions,
     normalization_layers,
 )
