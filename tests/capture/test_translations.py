@@ -78,6 +78,7 @@ CALLS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         x * torch.where(x > 0, 1 - (x > 1).long(), 2) + x * torch.where(x > 0, x.long(), 0.5)
     ),
     "the larger and the smaller": lambda x: torch.max(x, x.cos()) - torch.minimum(x, x.detach().half()),
+    "extremes of truth values": lambda x: x * (x > 0).max(0)[0] + (x > 0).min(-1, keepdim=True)[1] * x,
     "repeated with further axes": lambda x: x.repeat(2, 1, 1, 3) + x.mean().repeat(12),
     "repeated by a size": lambda x: x.repeat(1, x.shape[0], 1),
     "selected again": lambda x: x.index_select(-2, INDEX[0]) + x.index_select(1, torch.tensor(1)).square(),

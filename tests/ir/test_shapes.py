@@ -130,3 +130,10 @@ def test_packed_rows_keep_their_symbols(op: Builder) -> None:
     heads = op.Reshape(packed, op.ints(-1, 2, 4))
     y, log_sum_exp = op.PackedAttention(heads, heads, heads, rows, rows, sizes, sizes, scale=0.5, outputs=2)
     assert text(y) == ["tokens", "2", "4"] and text(log_sum_exp) == ["tokens", "2"]
+
+
+def test_of_a_tensor_of_no_known_type_nothing_is_told(op: Builder) -> None:
+    x, places = ir.val("x", shape=[3, 4]), value(op, "places", 1, 4, dtype=ir.DataType.INT64)
+    made = ir.node("GatherElements", [x, places], attributes={"axis": 0})
+    shapes.infer(made)
+    assert (made.outputs[0].dtype, made.outputs[0].shape) == (None, None)

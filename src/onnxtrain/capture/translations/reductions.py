@@ -39,7 +39,8 @@ def _extreme_along(place_of, x, dim, keepdim) -> Any:
     axes = op.Constant(value_ints=[dim])
     if len(x.shape) == 0:
         return op.Identity(x), op.Constant(value_int=0)
-    place = place_of(x, axis=dim, keepdims=1)
+    is_truth = x.dtype == ir.DataType.BOOL  # which ONNX compares as a number alone
+    place = place_of(op.Cast(x, to=ir.DataType.UINT8) if is_truth else x, axis=dim, keepdims=1)
     found = op.GatherElements(x, place, axis=dim)
     return (found, place) if keepdim else (op.Squeeze(found, axes), op.Squeeze(place, axes))
 

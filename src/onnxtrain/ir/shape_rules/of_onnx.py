@@ -9,12 +9,12 @@ import onnx_ir as ir
 
 from onnxtrain.errors import ShapeError
 from onnxtrain.ir.graphs import describe, source_of
-from onnxtrain.ir.shapes import OTHERS, Dim, Facts, constant_of, dims_of, fresh_dim, shape_rule
+from onnxtrain.ir.shapes import OTHERS, Dim, Facts, constant_of, dims_of, dtype_of, fresh_dim, shape_rule
 
 
 @shape_rule(OTHERS, domain=OTHERS)
 def ask_onnx(node: ir.Node) -> Sequence[Facts]:
-    """ONNX's own inference for a node without a rule."""
+    """ONNX's own inference for a node without a rule; it answers nothing about tensors of a type that is not known."""
     version = node.version or (node.graph.opset_imports.get(node.domain, 20) if node.graph else 20)
     try:
         schema = onnx.defs.get_schema(node.op_type, version, node.domain)
@@ -22,6 +22,8 @@ def ask_onnx(node: ir.Node) -> Sequence[Facts]:
         return [_stated(v) for v in node.outputs]
     proto = ir.serde.serialize_node(node)
     given = [v for v in node.inputs if v is not None]
+    if any(_is_of_no_type(v) for v in given):
+        return [_stated(v) for v in node.outputs]
     types = {str(v.name): _type_proto(v) for v in given}
     data = {
         str(v.name): onnx.numpy_helper.from_array(a)
@@ -40,11 +42,16 @@ def _stated(value: ir.Value) -> Facts:
     return Facts(value.dtype or ir.DataType.UNDEFINED, dims_of(value))
 
 
+def _is_of_no_type(value: ir.Value) -> bool:
+    """Whether a tensor's element type is not known."""
+    return (value.type is None or isinstance(value.type, ir.TensorType)) and not value.dtype
+
+
 def _type_proto(value: ir.Value) -> onnx.TypeProto:
     if value.type is not None and not isinstance(value.type, ir.TensorType):
         return ir.serde.serialize_type(value.type)
     dims = None if value.shape is None else [d if isinstance(d, int) else d.value for d in value.shape]
-    return onnx.helper.make_tensor_type_proto(int(value.dtype or 0), dims)
+    return onnx.helper.make_tensor_type_proto(int(dtype_of(value)), dims)
 
 
 def _from_proto(value: ir.Value, proto: onnx.TypeProto | None) -> Facts:
