@@ -407,6 +407,38 @@ def _regions_of_inference(x: Tensor) -> Tensor:
     return y + constant + _of_inference(x)
 
 
+def _parts_told_from_the_end_written(x: Tensor) -> Tensor:
+    y, rows = x * 2, x.shape[0]
+    y.narrow(-1, -2, 2).mul_(3)
+    y.narrow(0, 1 - rows, rows - 1).sub_(1)
+    y.narrow(0, -2, rows - 2 if rows == 3 else 2).exp_()
+    z = torch.complex(y, x)
+    z.narrow(1, -3, 2).mul_(2)
+    return z.real * z.imag
+
+
+def _axes_swapped_in_place(x: Tensor) -> Tensor:
+    y = x * 2
+    z = y.view_as(y)
+    z.swapdims_(0, 1)
+    z[0] *= 3
+    z.swapaxes_(axis0=-1, axis1=0)
+    z[0] += 1
+    torch.linalg.diagonal(y).mul_(2)
+    torch.linalg.diagonal(y.unsqueeze(-1), offset=-1, dim1=0, dim2=1).add_(3)
+    return y * z
+
+
+def _written_as_another_type(x: Tensor) -> Tensor:
+    constant, y, z = x.detach() * 1, x * 2, x.bfloat16()
+    constant.t().view(torch.int64)[1:].bitwise_and_(-(1 << 40))
+    bits = y.view(dtype=torch.int64)
+    bits[0].bitwise_and_(-(1 << 40))
+    halves = z.view(torch.float16)
+    halves *= x[0].half()
+    return constant * y.square() * z * halves.clamp(0, 1) * (bits > 0)
+
+
 PIECES = {
     piece.__name__.strip("_").replace("_", " "): piece
     for piece in (
@@ -461,6 +493,9 @@ PIECES = {
         _layers_made_in_the_call,
         _written_by_name,
         _regions_of_inference,
+        _parts_told_from_the_end_written,
+        _axes_swapped_in_place,
+        _written_as_another_type,
     )
 }
 
@@ -495,6 +530,12 @@ def test_a_number_made_of_sizes_needs_no_node_of_torch() -> None:
 def test_a_write_that_has_no_other_form_is_refused() -> None:
     module = Piece(lambda x: x.clone().unfold(0, 2, 1).mul_(2))
     with pytest.raises(CaptureError, match="shares memory"):
+        capture(module, (torch.randn(5, 4, dtype=torch.float64),), {})
+
+
+def test_a_write_to_what_is_read_as_numbers_of_another_width_is_refused() -> None:
+    module = Piece(lambda x: x + x.clone().view(torch.int32).bitwise_and_(-2).sum())
+    with pytest.raises(CaptureError, match=r"aten\.view\.dtype.*shares memory"):
         capture(module, (torch.randn(5, 4, dtype=torch.float64),), {})
 
 
@@ -612,6 +653,13 @@ def test_what_is_written_through_a_detached_name_has_no_history_under_the_other(
         return made, made * x, name * 3
 
     same_history(code, slice(1, None))
+
+
+def test_what_is_looked_at_as_another_type_has_no_gradient() -> None:
+    def code(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x * x.view(torch.int64).view(torch.float64), x.bfloat16().view(torch.float16)
+
+    same_history(code, slice(1))
 
 
 def test_strides_of_a_detached_tensor_pass_no_gradient() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -119,11 +119,21 @@ class Substitutes(TorchFunctionMode):
         made = _call(func, *args, **kwargs)
         if _is_uncounted(func):
             torch.autograd.graph.increment_version(written)
-        self._elsewhere.made(made, args, func in _DETACH)
+        self._elsewhere.made(made, args, is_detached := _detaches(func, args, kwargs))
         refuse_unnoticed(before, func.__name__)
-        if func in _DETACH:
+        if is_detached:
             self._hidden.detach(args[0])
         return made
+
+
+def _detaches(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a function gives the memory of its argument without gradient: as another type too."""
+    return func in _DETACH or (func is Tensor.view and _is_type(*args[1:], **kwargs))
+
+
+def _is_type(size: Any = None, *others: Any, dtype: torch.dtype | None = None) -> bool:
+    """Whether a tensor is to be looked at as another type."""
+    return dtype is not None or isinstance(size, torch.dtype)
 
 
 def _is_uncounted(func: Callable[..., Any]) -> bool:
@@ -313,6 +323,14 @@ def repeat_interleave(
 def data(self: Tensor) -> Tensor:
     """The tensor detached: what torch gives here would belong to no graph."""
     return uncounted(self.detach())
+
+
+@substitute(Tensor.view)
+def view(self: Tensor, *size: Any, dtype: torch.dtype | None = None) -> Any:
+    """As another type without gradient: a node of the graph would say that floats of floats have one."""
+    if not self.requires_grad or not _is_type(*size, dtype=dtype):
+        return NotImplemented
+    return self.detach().view(*size) if dtype is None else self.detach().view(dtype=dtype)
 
 
 @substitute(Tensor.detach_, torch.detach_)

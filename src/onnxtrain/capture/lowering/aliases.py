@@ -3,41 +3,29 @@
 from __future__ import annotations
 
 import copy
-import functools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch._functorch import predispatch
 from torch.fx import Node
 
-from onnxtrain.capture.lowering.complex_views import conjugated, scattered, whole_of
 from onnxtrain.capture.lowering.functional import functional_of, is_view_in_place, written_by
 from onnxtrain.capture.lowering.open_views import OpenViews
-from onnxtrain.capture.lowering.records import arguments_of, memory_of, name_of
+from onnxtrain.capture.lowering.records import arguments_of, given_for, memory_of
 from onnxtrain.capture.lowering.strides import (
     inverted,
     is_empty,
     offset_of,
     order_in_memory,
-    order_of_view,
     refuse_beyond,
     refused_strides,
 )
 from onnxtrain.capture.lowering.types import passes_gradient
 from onnxtrain.capture.lowering.writer import Writer
-from onnxtrain.errors import CaptureError
+from onnxtrain.capture.lowering.written_views import WrittenViews, refused_view
 
 aten = torch.ops.aten
-_SHAPES = frozenset(
-    (
-        *("view", "reshape", "_unsafe_view", "flatten", "unflatten", "unsqueeze", "squeeze", "view_as", "reshape_as"),
-        *("ravel", "unsqueeze_", "squeeze_", "contiguous", "alias", "detach", "to", "expand", "expand_as"),
-    )
-)
-_SPLITS = frozenset(("unbind", "split", "split_with_sizes", "chunk", "tensor_split", "unsafe_split", "unsafe_chunk"))
-_SPLITS_BY_NAME = {"hsplit": 1, "vsplit": 0, "dsplit": 2}  # whose axis is in the name
 
 
 class Aliases:
@@ -56,12 +44,13 @@ class Aliases:
         self._content: dict[Node, Any] = {}
         self._parents: dict[Node, Node] = {}
         self._cut: set[Node] = set()  # those whose gradient ends there, which their parents have
-        self._own: dict[Node, Any] = {}  # what was written to detached ones, whose gradient others do not have
+        self._own: dict[Node, Any] = {}  # what was written to those detached, whose gradient others do not have
         self._hooked: dict[Node, Any] = {}  # views whose gradient passes through hooks, and their content without these
         self._seen: dict[Node, int] = {}
         self._writes: dict[int, int] = {}
         self._first: dict[int, Node] = {}
         self._open = OpenViews(self._first, self._views_above)
+        self._written = WrittenViews(writer, issue, self.content)
 
     def add(self, node: Node, content: Any) -> None:
         """A recorded call, or input, has this content."""
@@ -71,7 +60,7 @@ class Aliases:
         if memory is None:
             return
         self._seen[node] = self._writes.get(memory, 0)
-        sources = [given] if (given := _given_for(node)) else node.all_input_nodes
+        sources = [given] if (given := given_for(node)) else node.all_input_nodes
         known = (source for source in sources if source in self._content)  # those within a vmap are not
         parent = next((a for a in known if memory_of(a.meta.get("val")) == memory), None)
         if parent is None and node.op == "call_function":
@@ -109,10 +98,10 @@ class Aliases:
 
     def _again(self, view: Node, parent: Node, above: Any) -> Any:
         """A view of what has another content now."""
-        if parent is _given_for(view):
+        if parent is given_for(view):
             return self._again_of_several(view)
         if parent not in view.all_input_nodes:
-            raise _refused(view)
+            raise refused_view(view)
         if view.target is operator.getitem:
             return self._writer.part(above, view.args[1])  # type: ignore[arg-type]
         if is_strided(view.target):
@@ -232,12 +221,14 @@ class Aliases:
         while current in self._parents:
             parent: Any = self._parents[current]
             if not isinstance(parent.meta["val"], torch.Tensor):
-                content, parent = self._inverse_of_part(current, parent, content), parent.args[0]
-            elif current.target is aten.detach.default:  # what is below gets no gradient of what is above
+                content, parent = self._written.several(current, parent, content), parent.args[0]
+            elif current.target is aten.detach.default:
                 self._own[current] = content
                 content = self._call(aten.detach.default, (content,))
             elif not _is_same(current, parent):
-                content = self._inverse(current, parent, content)
+                if current.target is aten.view.dtype:
+                    self._own[current] = content
+                content = self._written.whole(current, parent, content)
             written[parent], current = content, parent
         self._writes[memory] = self._writes.get(memory, 0) + 1
         for changed, now in written.items():
@@ -258,85 +249,12 @@ class Aliases:
         nothing = self._call(aten.sub.Tensor, (finite, self._call(aten.detach.default, (finite,))))
         return self._call(aten.add.Tensor, (content, nothing))
 
-    def _inverse(self, view: Node, parent: Node, content: Any) -> Any:
-        """The content of what a view is a view of, once the view has another."""
-        if parent is _given_for(view) and parent.meta["val"].numel() == view.meta["val"].numel():
-            return self._call(aten.reshape.default, (content, self._writer.sizes(self.content(parent))))
-        if not isinstance(view.target, torch._ops.OpOverload) or parent not in view.all_input_nodes:
-            raise _refused(view)
-        name, above, call = name_of(view.target), self.content(parent), self._call
-        given = {k: self.contents(v) for k, v in arguments_of(view).items()}
-        if name == "select":
-            return self._scatter(aten.select_scatter.default, above, content, given.get("dim"), given.get("index"))
-        if name == "slice":
-            rest = [given.get("dim", 0), given.get("start"), given.get("end"), given.get("step", 1)]
-            return self._scatter(aten.slice_scatter.default, above, content, *rest)
-        if name == "narrow":
-            end = self._sum(given["start"], given["length"])
-            return self._scatter(aten.slice_scatter.default, above, content, given["dim"], given["start"], end)
-        if name == "diagonal":
-            rest = [given.get("offset", 0), given.get("dim1", 0), given.get("dim2", 1)]
-            return call(aten.diagonal_scatter.default, (above, content, *rest))
-        if name == "unfold" and _are_apart(view, parent):
-            return self._inverse_of_windows(above, content, given["dimension"], given["size"], given["step"])
-        if (order := order_of_view(name, given, parent.meta["val"].dim())) is not None:
-            made = call(aten.permute.default, (content, inverted(order)))
-            return conjugated(name, made, call)
-        if (made := whole_of(name, above, content, call)) is not None:
-            return made
-        if name in _SHAPES and parent.meta["val"].numel() == view.meta["val"].numel():
-            return call(aten.reshape.default, (content, self._writer.sizes(above)))
-        raise _refused(view)
-
-    def _inverse_of_windows(self, above: Any, content: Any, dimension: int, size: int, step: int) -> Any:
-        """The tensor that windows were cut from: the places that are first in them, then those that are second, ..."""
-        axis = dimension % above.meta["val"].dim()
-        length = self._product(self._writer.sizes(content)[axis], step)
-        for place in range(size):
-            column = self._call(aten.select.int, (content, -1, place))
-            where = (axis, place, self._sum(length, place), step)
-            above = self._scatter(aten.slice_scatter.default, above, column, *where)
-        return above
-
-    def _inverse_of_part(self, part: Node, parts: Node, content: Any) -> Any:
-        """The tensor that was split, where one part of it has another content."""
-        above = self.content(parts.args[0])
-        index: Any = part.args[1]
-        dim = _axis_of_parts(parts)
-        if dim is None:
-            raise _refused(parts)
-        if name_of(parts.target) == "unbind":
-            return self._scatter(aten.select_scatter.default, above, content, dim, index)
-        sizes = [self._size_of_part(parts, i, dim) for i in range(index + 1)]
-        start = functools.reduce(self._sum, sizes[:-1], 0)
-        return self._scatter(aten.slice_scatter.default, above, content, dim, start, self._sum(start, sizes[-1]))
-
-    def _size_of_part(self, parts: Node, index: int, dim: int) -> Any:
-        size = parts.meta["val"][index].shape[dim]
-        if isinstance(size, int):
-            return size
-        return self._writer.call(aten.sym_size.int, (self._writer.part(self.content(parts), index), dim))
-
-    def _scatter(self, target: Any, above: Any, part: Any, dim: int | None, *rest: Any) -> Any:
-        return scattered(target, above, part, dim, rest, self._call)
-
     def _call(self, target: Any, args: tuple[Any, ...]) -> Any:
         return self._issue(target, args, {})
 
     def contents(self, structure: Any) -> Any:
         """A structure of recorded values, with what they contain now."""
         return torch.fx.map_arg(structure, self.content)
-
-    def _sum(self, first: Any, second: Any) -> Any:
-        return self._computed(operator.add, first, second)
-
-    def _product(self, first: Any, second: Any) -> Any:
-        return self._computed(operator.mul, first, second)
-
-    def _computed(self, compute: Callable[[Any, Any], Any], first: Any, second: Any) -> Any:
-        """A number of two, of which some are calls."""
-        is_number = not isinstance(first, Node) and not isinstance(second, Node)
-        return compute(first, second) if is_number else self._writer.call(compute, (first, second))
 
 
 def is_of_size(value: torch.Tensor, other: torch.Tensor) -> bool:
@@ -361,40 +279,9 @@ def _is_same(view: Node, of: Node) -> bool:
     )
 
 
-def _are_apart(windows: Node, whole: Node) -> bool:
-    """Whether windows of one known size share no element."""
-    given = arguments_of(windows)
-    sizes = (given["size"], given["step"])
-    return whole.meta["val"].dim() > 0 and all(isinstance(s, int) for s in sizes) and given["step"] >= given["size"]
-
-
-def _given_for(part: Node) -> Node | None:
-    """Of a call that makes a list of a list, ``broadcast_tensors`` say: what it was given for this one."""
-    call: Any = part.args[0] if part.target is operator.getitem else None
-    given = call.args[0] if isinstance(call, Node) and call.args else None
-    several = isinstance(given, list | tuple) and isinstance(call.meta.get("val"), list | tuple)
-    return given[part.args[1]] if several and len(given) == len(call.meta["val"]) else None  # type: ignore[index,return-value]
-
-
-def _axis_of_parts(parts: Node) -> int | None:
-    """The axis that a call has split a tensor along; None where it did something else."""
-    name, whole = name_of(parts.target), parts.args[0].meta["val"]  # type: ignore[union-attr]
-    if name in _SPLITS_BY_NAME:
-        return 0 if name == "hsplit" and whole.dim() == 1 else _SPLITS_BY_NAME[name]
-    return arguments_of(parts).get("dim", 0) % whole.dim() if name in _SPLITS else None
-
-
 def _is_all_of(view: Node, first: Node) -> bool:
     """Whether a view has all elements of the first tensor of its memory, or none of them has a gradient."""
     value, whole = view.meta["val"], first.meta["val"]
     if not (whole.is_floating_point() or whole.is_complex()) or view is first:
         return True
     return str(value.numel()) == str(whole.numel()) and order_in_memory(value) is not None
-
-
-def _refused(view: Node) -> CaptureError:
-    called = "torch.vmap" if view.target is predispatch._remove_batch_dim else view.target
-    return CaptureError(
-        f"the forward pass writes to what {called} returns, which shares memory with another tensor",
-        cure="write to a copy, y = x.clone(), or make a new tensor with torch.where, torch.cat or index_put",
-    )

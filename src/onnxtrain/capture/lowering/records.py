@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -28,3 +29,11 @@ def memory_of(value: Any) -> int | None:
     if torch._C._functorch.is_functorch_wrapped_tensor(value):  # under vmap, whose calls are recorded once more
         return None
     return value.untyped_storage()._cdata
+
+
+def given_for(part: Node) -> Node | None:
+    """Of a call that makes a list of a list, ``broadcast_tensors`` say: what it was given for this one."""
+    call: Any = part.args[0] if part.target is operator.getitem else None
+    given = call.args[0] if isinstance(call, Node) and call.args else None
+    several = isinstance(given, list | tuple) and isinstance(call.meta.get("val"), list | tuple)
+    return given[part.args[1]] if several and len(given) == len(call.meta["val"]) else None  # type: ignore[index,return-value]

@@ -54,7 +54,7 @@ def order_of_view(name: str, given: dict[str, Any], rank: int) -> list[int] | No
     if name in ("t", "t_", "numpy_T", "mT", "mH", "matrix_H", "adjoint"):
         pair = (0, 1) if name in ("t", "t_") else (-2, -1)
         return list(reversed(range(rank))) if name == "numpy_T" or rank < 2 else _swapped(rank, *pair)
-    if name in ("transpose", "transpose_", "swapaxes", "swapdims"):
+    if name.removesuffix("_") in ("transpose", "swapaxes", "swapdims"):
         pair = [v for k, v in given.items() if k in ("dim0", "dim1", "axis0", "axis1")]
         return _swapped(rank, *pair)
     if name in ("movedim", "moveaxis"):
