@@ -439,6 +439,17 @@ def _written_as_another_type(x: Tensor) -> Tensor:
     return constant * y.square() * z * halves.clamp(0, 1) * (bits > 0)
 
 
+def _part_that_a_tensor_tells_written(x: Tensor) -> Tensor:
+    y = x * 2
+    start = (x[:, 0] < 0).sum().clamp(max=1)
+    part = y.narrow(0, start, 2)
+    part[0].mul_(x[0, 1])
+    torch.narrow(y, -1, start - 3, 2).exp_()
+    z = torch.complex(y, x)
+    z.narrow(0, start, 2).add_(1)
+    return part * z.real[:2] * z.imag[1:3]
+
+
 PIECES = {
     piece.__name__.strip("_").replace("_", " "): piece
     for piece in (
@@ -493,6 +504,7 @@ PIECES = {
         _layers_made_in_the_call,
         _written_by_name,
         _regions_of_inference,
+        _part_that_a_tensor_tells_written,
         _parts_told_from_the_end_written,
         _axes_swapped_in_place,
         _written_as_another_type,
@@ -578,6 +590,13 @@ def test_changes_of_what_a_mapped_function_only_looks_at_are_refused(axis: int, 
 
 def test_strides_of_a_memory_that_is_not_known_are_refused() -> None:
     module = Piece(lambda x: x[:, :1].sum() + torch.empty_strided((3, 2), (4, 1)).as_strided((3,), (4,)).sum())
+    with pytest.raises(CaptureError, match="as_strided on a part"):
+        capture(module, (torch.randn(5, 4, dtype=torch.float64),), {})
+
+
+def test_strides_of_a_part_that_a_tensor_tells_are_refused() -> None:
+    """Where it begins is not known before it runs."""
+    module = Piece(lambda x: x.narrow(0, torch.argmax(x[:2, 0]), 2).as_strided((2,), (1,)))
     with pytest.raises(CaptureError, match="as_strided on a part"):
         capture(module, (torch.randn(5, 4, dtype=torch.float64),), {})
 

@@ -33,6 +33,7 @@ from onnxtrain.capture.hidden_changes import (
     write,
 )
 from onnxtrain.capture.lowering.records import memory_of
+from onnxtrain.capture.parts_at import PART_AT
 from onnxtrain.capture.replaced import replaced
 from onnxtrain.capture.source_lines import is_users
 from onnxtrain.errors import CaptureError
@@ -260,7 +261,9 @@ def narrow(input: Tensor, dim: int, start: int | Tensor, length: int) -> Any:
     if not isinstance(start, Tensor):
         return NotImplemented
     first = torch.where(start < 0, start + input.shape[dim], start)
-    return input.index_select(dim, first + torch.arange(length, device=input.device))
+    places = first + torch.arange(length, device=input.device)
+    is_mapped = bool(torch._C._functorch.get_interpreter_stack())
+    return input.index_select(dim, places) if is_mapped else PART_AT(input, dim, places)
 
 
 @substitute(Tensor.__bool__, Tensor.item)

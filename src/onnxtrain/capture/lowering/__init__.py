@@ -38,7 +38,6 @@ _AUTOCAST = torch.ops.higher_order.wrap_with_autocast
 _FILLED = ("normal_", "uniform_", "random_", "exponential_", "geometric_", "cauchy_", "log_normal_", "bernoulli_")
 _OVERWRITTEN = (*_FILLED, "fill_", "zero_", "copy_")  # nothing is left, yet it requires a gradient if it did: of zeros
 _KEEPING = frozenset((_ops.batch_norm.default, _ops.clone.default))  # what reads statistics where nobody else does
-_SAME = {_ops.item.default: _ops._local_scalar_dense.default}  # taken apart, an item would be another number
 
 
 class Lowering:
@@ -164,7 +163,7 @@ class Lowering:
         elif not (_is_hidden_view(node) and self._taken_apart(node, aliases)):
             _refuse_strides_of_a_part(node)
             args, kwargs = aliases.contents((node.args, dict(node.kwargs)))
-            aliases.add(node, self._issue(_SAME.get(target, target), args, kwargs, node.meta.get("val")))
+            aliases.add(node, self._issue(target, args, kwargs, node.meta.get("val")))
 
     def _stride(self, node: Node, aliases: Aliases) -> Any:
         """A stride of a recorded tensor: how many elements the axes have that lie within another."""

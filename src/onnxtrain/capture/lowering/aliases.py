@@ -24,6 +24,7 @@ from onnxtrain.capture.lowering.strides import (
 from onnxtrain.capture.lowering.types import passes_gradient
 from onnxtrain.capture.lowering.writer import Writer
 from onnxtrain.capture.lowering.written_views import WrittenViews, refused_view
+from onnxtrain.capture.parts_at import PART_AT
 
 aten = torch.ops.aten
 
@@ -134,7 +135,9 @@ class Aliases:
         if order is None or is_empty(part) or part.dtype != first.meta["val"].dtype:  # it reads others
             raise refused_strides()
         offset = given.get("storage_offset")
-        offset = offset_of(given["self"].meta["val"]) if offset is None else self.content(offset)
+        if offset is None and any(above.target is PART_AT for above in self._views_above(given["self"])):
+            raise refused_strides()
+        offset = offset_of(part) if offset is None else self.content(offset)
         refuse_beyond(given["size"], given["stride"], offset, first.meta["val"])
         memory = self.content(first)
         if is_detached:

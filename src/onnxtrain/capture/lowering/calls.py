@@ -22,9 +22,14 @@ from onnxtrain.capture.lowering.types import (
     stated,
 )
 from onnxtrain.capture.lowering.writer import Writer, identify_sizes
+from onnxtrain.capture.parts_at import PART_AT
 from onnxtrain.capture.source_lines import user_line
 from onnxtrain.errors import CaptureError, OnnxTrainError, first_line
 
+_SAME = {
+    torch.ops.aten.item.default: torch.ops.aten._local_scalar_dense.default,  # taken apart, it would be another number
+    PART_AT: torch.ops.aten.index_select.default,
+}
 Verdict: TypeAlias = Callable[[Node], bool | None]
 Walk: TypeAlias = Callable[[GraphModule, Sequence[Any]], Any]
 _REPORT = 'report this model; until then Options(fallback="eager") runs it in eager PyTorch'
@@ -67,6 +72,7 @@ class Calls:
         Raises:
             CaptureError: a call of the user's has no translation, and cannot stay whole.
         """
+        target = _SAME.get(target, target)
         if target in self._writer.origins:
             raise UnknownCallError(target)  # it is made of itself
         kwargs = stated(self._writer, target, args, kwargs, made)

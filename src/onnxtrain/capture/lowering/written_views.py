@@ -15,6 +15,7 @@ from onnxtrain.capture.lowering.complex_views import conjugated, scattered, whol
 from onnxtrain.capture.lowering.records import arguments_of, given_for, name_of
 from onnxtrain.capture.lowering.strides import inverted, order_of_view
 from onnxtrain.capture.lowering.writer import Writer
+from onnxtrain.capture.parts_at import PART_AT
 from onnxtrain.errors import CaptureError
 
 aten = torch.ops.aten
@@ -50,6 +51,8 @@ class WrittenViews:
         given = {k: torch.fx.map_arg(v, self._content) for k, v in arguments_of(view).items()}
         if (where := self._place(name, above, given)) is not None:
             return self._scatter(where[0], above, content, *where[1:])
+        if view.target is PART_AT:
+            return call(aten.index_copy.default, (above, given["dim"], given["index"], content))
         if name == "unfold" and _are_apart(view, parent):
             return self._of_windows(above, content, given["dimension"], given["size"], given["step"])
         if (order := order_of_view(name, given, parent.meta["val"].dim())) is not None:
