@@ -923,6 +923,26 @@ def _seeded_step(wrapped: ORTModule, eager: torch.nn.Module) -> None:
     torch.testing.assert_close(*gradients)
 
 
+@pytest.mark.parametrize("given", [True, False])
+def test_complex_numbers_are_refused(given: bool) -> None:
+    class Complex(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.real * 2 if given else torch.complex(x, x)
+
+        @staticmethod
+        def backward(ctx: Any, dy: Tensor) -> Tensor:  # type: ignore[override]
+            return torch.complex(dy, dy) if given else dy.real
+
+    class Applied(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return Complex.apply(torch.complex(x, x) if given else x).real  # type: ignore[no-untyped-call]
+
+    with pytest.raises(CaptureError, match=r"Complex, a torch.autograd.Function, takes or gives complex") as caught:
+        ORTModule(Applied())(torch.randn(3, 4))
+    assert __file__ in caught.value.source and "view_as_real" in caught.value.cure
+
+
 def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORTMODULE_ENABLE_CUSTOM_AUTOGRAD", "0")
     with pytest.raises(CaptureError, match=r"Scale, a torch.autograd.Function.*\n.*test_autograd_functions.py"):

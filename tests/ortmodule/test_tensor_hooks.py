@@ -237,6 +237,8 @@ class Hooked(torch.nn.Module):
             part.register_hook(self.keep)
             y.data.mul_(2)
             return part.sum()
+        elif self.how == "of complex numbers seen in part":
+            torch.fft.rfft(y)[0].register_hook(lambda g: g * 2)
         if self.how == "retained":
             y.retain_grad()
         elif self.how == "of an input":
@@ -332,6 +334,30 @@ def test_hooks_of_views_see_what_is_computed_from_these(name: str) -> None:
     torch.testing.assert_close(ours, theirs)
 
 
+class Spectrum(torch.nn.Module):
+    """Registers hooks of complex gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(4, 4)
+        self.seen: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.fft.rfft(self.first(x))
+        squares = h * h
+        h.register_hook(lambda g: g * (2 + 1j))
+        h.register_hook(lambda g: self.seen.append(g.clone()))
+        h.register_hook(lambda g: g.conj())
+        return torch.fft.irfft(squares, n=4).sum() + (h.real * x[:, :3]).sum()
+
+
+def test_hooks_of_complex_gradients() -> None:
+    wrapped, eager = pair(Spectrum())
+    for rows in (5, 3):
+        same_step(wrapped, eager, torch.randn(rows, 4))
+    torch.testing.assert_close(wrapped.seen, eager.seen)
+
+
 @pytest.mark.parametrize(
     ("how", "said"),
     [
@@ -343,6 +369,7 @@ def test_hooks_of_views_see_what_is_computed_from_these(name: str) -> None:
         ("removed", "removes a hook"),
         ("retained", "keep its gradient"),
         ("of a view, changed through data", "a view of which has a hook"),
+        ("of complex numbers seen in part", "of a view of complex numbers"),
     ],
 )
 def test_hooks_of_gradients_that_a_graph_cannot_call_are_refused(how: str, said: str) -> None:

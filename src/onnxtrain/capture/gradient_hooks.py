@@ -78,6 +78,8 @@ def register_hook(self: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Any:
         raise _refused("of an input or a parameter", "register it outside of the module, once")
     if any(isinstance(x, FakeTensor) for x in pytree.tree_leaves(list(_held_by(hook)))):
         raise _refused("that reads a tensor of the forward pass", "write a torch.autograd.Function that saves it")
+    if self.is_complex():
+        hook = _of_pairs(self, hook)
     earlier, call = getattr(self, HOOKS, (None, None))
     if earlier is not None and call is _call_of(self):
         earlier.append(hook)
@@ -90,9 +92,27 @@ def register_hook(self: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Any:
             _hook_view(self, hooks)
         else:
             with torch.enable_grad():
-                GradientHook.apply(self, hooks)
+                GradientHook.apply(torch.view_as_real(self) if self.is_complex() else self, hooks)
     setattr(self, HOOKS, (hooks, _call_of(self)))  # they, and the call whose result has them
     return _Handle()
+
+
+def _of_pairs(tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Callable[[Tensor], Tensor | None]:
+    """A hook of complex numbers as one of the pairs of real numbers that they are: no node of a graph takes others.
+
+    Raises:
+        CaptureError: the tensor is a view, or shows conjugates.
+    """
+    if tensor._is_view() or tensor.is_conj() or tensor.is_neg():
+        raise _refused(
+            "of a view of complex numbers", "register it for torch.view_as_real of it, and compute with that"
+        )
+
+    def of_pairs(gradient: Tensor) -> Tensor | None:
+        made = hook(torch.view_as_complex(gradient.contiguous()))
+        return None if made is None else torch.view_as_real(made.resolve_conj())
+
+    return of_pairs
 
 
 @contextlib.contextmanager

@@ -98,18 +98,28 @@ def record(cls: Any, apply: Callable[..., Any], args: tuple[Any, ...], kept: lis
 
     Raises:
         CaptureError: its forward pass needs the content of a tensor, or writes into one that is differentiated
-            without saying so.
+            without saying so; or it takes or gives complex numbers.
     """
     operands = _Operands(cls, args)
     with _without_content(operands.tensors, root) as bare:
         given = [_stand_in(t) for t in bare]
         returned = _returned(operands, apply, given)
         made = _Results(operands, returned, given)
+    _refuse_complex(made.recorded, operands.tensors)
     kept.append(made.recorded)
     handle = f"{made.recorded.call.name}#{next(_SERIAL)}"
     _RECORDED[handle] = made.recorded
     outputs = torch.ops.onnxtrain.python_op(operands.tensors, operands.sizes, handle)
     return made.restore([t if d else t.detach() for t, d in zip(outputs, made.differentiable, strict=True)])
+
+
+def _refuse_complex(made: Recorded, tensors: Sequence[torch.Tensor]) -> None:
+    """Raise where a call takes or gives complex numbers, which no input and no output of a node can be."""
+    if any(t.is_complex() for t in (*made.made, *tensors)):
+        raise CaptureError(
+            f"{made.call.name}, a torch.autograd.Function, takes or gives complex numbers, which no node does",
+            cure="pass torch.view_as_real(z) to it, and let it return that; torch.view_as_complex is part of the graph",
+        )
 
 
 class _Operands:
