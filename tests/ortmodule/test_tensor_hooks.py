@@ -358,6 +358,62 @@ def test_hooks_of_complex_gradients() -> None:
     torch.testing.assert_close(wrapped.seen, eager.seen)
 
 
+Registering = Callable[[torch.nn.Module, torch.Tensor], object]  # given a module and what its first layer gave
+_GRAPH = torch.autograd.graph
+
+
+class Registers(torch.nn.Module):
+    """Registers a hook of another kind."""
+
+    def __init__(self, register: Registering) -> None:
+        super().__init__()
+        self.first, self.register = torch.nn.Linear(4, 4), register
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        self.register(self, y)
+        return y.sin().sum()
+
+
+def _saving(module: torch.nn.Module, y: torch.Tensor) -> None:
+    with _GRAPH.saved_tensors_hooks(lambda t: t * 2, lambda t: t):
+        y.exp()
+
+
+OTHER_HOOKS: dict[str, tuple[Registering, str]] = {
+    "before a node": (lambda m, y: y.grad_fn.register_prehook(lambda g: (g[0] * 2,)), "hook of a node of autograd"),
+    "after a node": (lambda m, y: y.grad_fn.register_hook(lambda g, h: None), "hook of a node of autograd"),
+    "of a parameter's node": (
+        lambda m, y: y.grad_fn.next_functions[0][0].register_hook(lambda g, h: None),
+        "hook of a node of autograd",
+    ),
+    "of several": (lambda m, y: _GRAPH.register_multi_grad_hook((y, y.exp()), print), "of several tensors at once"),
+    "of any": (lambda m, y: _GRAPH.register_multi_grad_hook((y,), print, mode="any"), "of several tensors at once"),
+    "of what was added up": (lambda m, y: m.first.bias.register_post_accumulate_grad_hook(print), "was added up"),
+    "of what is saved": (_saving, "hooks of what autograd saves"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_HOOKS)
+def test_hooks_that_would_be_dropped_are_refused(name: str) -> None:
+    register, said = OTHER_HOOKS[name]
+    with pytest.raises(CaptureError, match=said) as caught:
+        ORTModule(Registers(register))(torch.randn(3, 4))
+    assert __file__ in caught.value.source and caught.value.cure
+
+
+def test_nodes_of_autograd_are_looked_at_and_what_is_saved_may_be_elsewhere() -> None:
+    def look(module: torch.nn.Module, y: torch.Tensor) -> None:
+        z = y.exp()
+        node: Any = z.grad_fn
+        assert isinstance(node, _GRAPH.Node) and node.name() in repr(node) and len(node.next_functions) > 0
+        assert node == z.grad_fn and hash(node) == hash(z.grad_fn) and x().grad_fn is None
+        with _GRAPH.save_on_cpu():
+            y.mul_(2)
+
+    same_step(*pair(Registers(look)), torch.randn(3, 4))
+
+
 @pytest.mark.parametrize(
     ("how", "said"),
     [

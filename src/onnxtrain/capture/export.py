@@ -15,6 +15,7 @@ from onnxtrain.capture import (  # noqa: F401  (substitutes)
     indexing,
     inference_regions,
     loss_functions,
+    node_hooks,
     normalization_layers,
 )
 from onnxtrain.capture.changed_parameters import ChangedParametersError

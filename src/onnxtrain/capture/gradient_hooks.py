@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch._subclasses import FakeTensor
+from torch.autograd import graph
 from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils import _pytree as pytree
@@ -70,12 +71,14 @@ def register_hook(self: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Any:
 
     Raises:
         CaptureError: the tensor is an input or a parameter, or was used and then written to, or differentiated;
-            or the hook reads others of the call.
+            or the hook reads others of the call, or waits for them.
     """
     if not self.requires_grad:
         return NotImplemented
     if self.is_leaf:
         raise _refused("of an input or a parameter", "register it outside of the module, once")
+    if getattr(hook, "__code__", None) and hook.__code__.co_filename == graph.__file__:
+        raise _refused("of several tensors at once", "register a hook for each of them, h.register_hook(...)")
     if any(isinstance(x, FakeTensor) for x in pytree.tree_leaves(list(_held_by(hook)))):
         raise _refused("that reads a tensor of the forward pass", "write a torch.autograd.Function that saves it")
     if self.is_complex():
