@@ -15,7 +15,7 @@ import torch
 from parity import captures, pair, same_step
 
 from onnxtrain import ModuleWithLoss, ORTModule
-from onnxtrain.errors import ModuleError
+from onnxtrain.errors import CaptureError, ModuleError
 
 
 class Net(torch.nn.Module):
@@ -74,6 +74,35 @@ def test_a_buffer_with_two_names_is_one() -> None:
     for _ in range(2):
         same_step(wrapped, eager, x())
     assert wrapped[1].calls.item() == eager[1].calls.item() == 4
+
+
+class Shared(torch.nn.Module):
+    """Two buffers in one memory, of which one is written."""
+
+    def __init__(self, part: slice, is_read: bool = True) -> None:
+        super().__init__()
+        memory = torch.zeros(3, 4)
+        self.weight, self.is_read = torch.nn.Parameter(torch.ones(4)), is_read
+        self.register_buffer("table", memory[:2])
+        self.register_buffer("part", memory[part])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.table[1].add_(1)
+        return (x * self.weight + (self.part if self.is_read else self.table).sum()).sum()
+
+
+def test_a_buffer_in_the_memory_of_one_that_is_written_is_refused() -> None:
+    with pytest.raises(CaptureError, match="writes to table, which shares memory with part") as caught:
+        ORTModule(Shared(slice(1, 3)))(torch.randn(2, 4))
+    assert __file__ in caught.value.source and "part.clone()" in caught.value.cure
+
+
+@pytest.mark.parametrize("module", [Shared(slice(2, 3)), Shared(slice(1, 3), is_read=False)], ids=["apart", "unread"])
+def test_buffers_that_do_not_meet_in_memory_are_their_own(module: Shared) -> None:
+    wrapped, eager = ORTModule(module), Shared(slice(2, 3), module.is_read)
+    for _ in range(2):
+        torch.testing.assert_close(wrapped(torch.ones(2, 4)), eager(torch.ones(2, 4)))
 
 
 def test_parameters_used_in_one_mode_only() -> None:

@@ -32,6 +32,7 @@ from onnxtrain.capture.rehearsal import Answers
 from onnxtrain.capture.replay import Path, Replay
 from onnxtrain.capture.rewritten import Contents, Copied, Rewritten
 from onnxtrain.capture.schema import Schema, flatten
+from onnxtrain.capture.shared_memory import refuse_shared
 from onnxtrain.capture.size_guards import Repeated
 from onnxtrain.capture.stand_ins import StandIns
 from onnxtrain.capture.substitutes import Substitutes
@@ -208,7 +209,7 @@ class FlatModule(torch.nn.Module):
         adopted = {name: self.get_buffer(name) for name in self.adopted}
         owners = {id(tensor): self.adopted[name] for name, tensor in adopted.items()}
         had, has = self._owned | self.adopted, owned_by(self.module) | adopted
-        elsewhere = FoundElsewhere(had, has)
+        elsewhere, all_of_them = FoundElsewhere(had, has), Versions(has)
         watch = Watch(self.module, self._ignored, self._names, owners, {c.place for c in self._counted})
         named = self.result.names = NamedValues(self._named)
         reads, unseen = Reads(self.module), HiddenChanges()
@@ -229,6 +230,7 @@ class FlatModule(torch.nn.Module):
         self.result.changed = inputs.changed()
         changed, written = parameters.written(), state.written()
         leaves = [t for t in changed.values() if t.is_leaf and t.requires_grad]
+        refuse_shared(had, has, all_of_them.written())
         changed_parameters.note(self.module, [*unseen.parameters, *leaves])
         if written:
             others = [*tensors_held(self.module), *(b.tensor for b in elsewhere.borrowed.values())]
