@@ -450,6 +450,15 @@ def _part_that_a_tensor_tells_written(x: Tensor) -> Tensor:
     return part * z.real[:2] * z.imag[1:3]
 
 
+def _complex_numbers_written_without_gradient(x: Tensor) -> Tensor:
+    y = torch.complex(x, x.detach())
+    with torch.no_grad():
+        y.mul_(2)
+        torch.view_as_real(y)[..., 0].add_(1)
+    y.detach().t()[1:].mul_(3j)
+    return (y * y).abs()
+
+
 PIECES = {
     piece.__name__.strip("_").replace("_", " "): piece
     for piece in (
@@ -504,6 +513,7 @@ PIECES = {
         _layers_made_in_the_call,
         _written_by_name,
         _regions_of_inference,
+        _complex_numbers_written_without_gradient,
         _part_that_a_tensor_tells_written,
         _parts_told_from_the_end_written,
         _axes_swapped_in_place,

@@ -70,7 +70,10 @@ class HiddenChanges:
         found += [t for t in sources if memory is not None and memory_of(t) == memory]
         wholes = [whole_of(t) for t in found if not is_made_in_call(t)]
         self.parameters += [t for t in wholes if t.is_leaf and isinstance(t, torch.nn.Parameter)]
-        if any(not t.is_floating_point() or (t.is_leaf and not isinstance(t, torch.nn.Parameter)) for t in wholes):
+        if any(
+            not (t.is_floating_point() or t.is_complex()) or (t.is_leaf and not isinstance(t, torch.nn.Parameter))
+            for t in wholes
+        ):
             raise hidden(name, "under torch.no_grad() or detached,")
         if wholes and hasattr(own, _UNCOUNTED) and _has_view_with_hooks(memory):
             raise hidden(name, "a view of which has a hook, through .data,")
