@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from parity import Applied, pair, same_step
 
 from onnxtrain import ORTModule
 
@@ -110,6 +111,7 @@ WHOLE = {
         x[None, None], scale_factor=(0.7, 0.8), mode="bilinear", antialias=True
     ),
     "gradients by counts": lambda x: F.embedding(torch.tensor([0, 1, 1, 3]), x, scale_grad_by_freq=True),
+    "distances of 0": lambda x: torch.cdist(x, x, compute_mode="use_mm_for_euclid_dist"),
     "a norm at zero": lambda x: torch.linalg.vector_norm(x * 0, 0.5, 1),
 }
 
@@ -118,6 +120,15 @@ WHOLE = {
 def test_what_torch_onnx_would_translate_otherwise(name: str) -> None:
     wrapped = compare(WHOLE[name], torch.randn(4, 6))
     assert "ATen(" in wrapped.graph("captured")
+
+
+@pytest.mark.parametrize("counts", [(10, 40), (40, 10)])
+@pytest.mark.parametrize("shape", [(), (2,)])
+def test_distances_of_few_and_of_many_rows(counts: tuple[int, int], shape: tuple[int, ...]) -> None:
+    """Of more than 25 they are by a product of matrices; that of a row to itself has gradient 0 either way."""
+    ours, eager = pair(Applied(lambda x: torch.cdist(x, x)))
+    for count in counts:
+        same_step(ours, eager, torch.randn(*shape, count, 3))
 
 
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic", "trilinear"])

@@ -125,3 +125,9 @@ def is_of_another_order(node: torch.fx.Node) -> bool:
     order: Any = node.args[1] if len(node.args) > 1 else 2.0
     scalar = node.args[0].meta["val"].dim() == 0  # type: ignore[union-attr]
     return scalar or bool(node.kwargs.get("dtype")) or order not in (1, 2, math.inf, -math.inf)
+
+
+@whole(aten._euclidean_dist.default)
+def has_a_root_of_zero(node: torch.fx.Node) -> bool:
+    """A distance of 0 (``torch.cdist`` of many rows) has gradient 0 in torch; that of the formula's root is none."""
+    return True
