@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from parity import Applied, captures, pair, same_step
+import torch.nn.functional as F
+from parity import Applied, Calls, captures, pair, same_step
 
 from onnxtrain.errors import OnnxTrainError
 
@@ -33,6 +34,17 @@ FLAT = {
     "deviation": lambda x: x.std(0),
     "deviation of all": lambda x: x.std(),
     "deviation and mean": lambda x: torch.std_mean(x, 1)[0],
+}
+HIDDEN = {
+    "filled": lambda b, shown: b.masked_fill(~shown, -torch.inf),
+    "chosen": lambda b, shown: torch.where(shown, b, -torch.inf),
+    "added": lambda b, shown: b + torch.zeros(shown.shape).masked_fill(~shown, -torch.inf),
+    "added twice": lambda b, shown: b + torch.ones(5, 5).tril().log() + shown.flip(-1).float().log(),
+    "written": lambda b, shown: (b + torch.zeros_like(shown, dtype=b.dtype)).index_put(
+        (~shown,), torch.tensor(-torch.inf)
+    ),
+    "in another type": lambda b, shown: b.half().masked_fill(~shown, -torch.inf).float(),
+    "all or nothing": lambda b, shown: b.masked_fill(shown.any(), -torch.inf),
 }
 STEEP = {"root": lambda y: (y * y).sqrt(), "logarithm": lambda y: y.abs().log(), "as it is": lambda y: y}
 
@@ -155,3 +167,52 @@ def test_products_of_nothing() -> None:
     wrapped, eager = pair(Product())
     for size in (3, 0, 2):
         same_step(wrapped, eager, torch.randn(size, 4, requires_grad=True), torch.randn(size, 5, 4))
+
+
+class Biased(torch.nn.Module):
+    """Attention with a learned bias, or the scores of another, under a mask."""
+
+    def __init__(self, hide: Callable[[Tensor, Tensor], Tensor], frozen: bool = False, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.bias = torch.nn.Parameter(torch.randn(2, 5, 5), requires_grad=not frozen)
+        self.hide, self.dropout = hide, dropout
+
+    def forward(self, q: Tensor, keep: Tensor) -> Tensor:
+        shown = (keep[:, None, :, None] & keep[:, None, None, :]).expand(-1, 2, -1, -1)
+        bias = self.bias + q @ q.mT if self.dropout else self.bias
+        return F.scaled_dot_product_attention(q, q, q, self.hide(bias, shown), self.dropout)
+
+
+KEEP = torch.arange(5)[None] < torch.tensor([[5], [3], [4]])
+
+
+@pytest.mark.parametrize("settings", [{}, {"frozen": True}, {"dropout": 0.25}], ids=str)
+@pytest.mark.parametrize("hide", HIDDEN)
+def test_a_query_that_sees_no_key_beside_a_learned_bias(hide: str, settings: dict[str, float]) -> None:
+    wrapped, eager = pair(Biased(HIDDEN[hide], **settings))
+    q = torch.randn(3, 2, 5, 4, requires_grad=True)
+    outputs = []
+    for module in (wrapped, eager):
+        torch.manual_seed(0)
+        outputs.append(module(q, KEEP))
+    torch.testing.assert_close(*outputs)
+    assert outputs[0].isfinite().all()
+    if not settings.get("dropout"):
+        same_step(wrapped, eager, q, KEEP)
+
+
+def test_a_query_that_sees_no_key_by_a_mask_that_is_given() -> None:
+    attend = pair(Calls(lambda q, mask: F.scaled_dot_product_attention(q, q, q, mask)))
+    mask = torch.zeros(3, 1, 5, 5).masked_fill(~KEEP[:, None, :, None], -torch.inf)
+    same_step(*attend, torch.randn(3, 2, 5, 4, requires_grad=True), mask)
+
+
+def test_a_bias_that_hides_no_key_costs_nothing() -> None:
+    """Penalties of finite numbers hide nothing altogether."""
+
+    def penalized(bias: Tensor, shown: Tensor) -> Tensor:
+        return bias + (1.0 - shown.float()) * torch.finfo(torch.float32).min
+
+    wrapped, eager = pair(Biased(penalized))
+    same_step(wrapped, eager, torch.randn(3, 2, 5, 4, requires_grad=True), KEEP)
+    assert "Where" not in wrapped.graph("captured") and "ReduceMax" not in wrapped.graph("captured")

@@ -7,10 +7,9 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from onnxtrain.capture import learned_masks
 from onnxtrain.capture.nodes import op, record_node
 from onnxtrain.capture.translations import number, translation, whole
-from onnxtrain.ir.functions import is_inner_gradient
-from onnxtrain.ir.traits import Trait, traits_of
 
 aten = torch.ops.aten
 
@@ -29,7 +28,7 @@ def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False,
     factor = (float(scale) if scale is not None else float(size) ** -0.5) if fixed else _scale_of(query, scale)
     if enable_gqa:
         key, value = _repeat_heads(query, key), _repeat_heads(query, value)
-    learned = _is_learned(attn_mask)
+    learned = learned_masks.is_learned(attn_mask)
     alike = query.shape[:2] == key.shape[:2] == value.shape[:2]  # else batches or heads are broadcast
     if dropout_p == 0.0 and not learned and fixed and alike:
         if attn_mask is None:
@@ -38,11 +37,9 @@ def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False,
         if not is_causal:
             mask = _additive(attn_mask, query) if attn_mask.dtype == ir.DataType.BOOL else attn_mask
             return record_node("MaskedScaledDotProductAttention", [query, key, value, mask], {"scale": factor})
-    if attn_mask is None or learned:  # among the terms of a learned one, rows that hide keys are looked for
-        return _plain_attention(query, key, value, attn_mask, float(dropout_p), bool(is_causal), factor)
-    seen, mask = _with_no_blind_query(attn_mask, query)
+    seen, mask = (_opened if learned else _with_no_blind_query)(attn_mask, query)
     made = _plain_attention(query, key, value, mask, float(dropout_p), bool(is_causal), factor)
-    return op.Where(seen, made, op.CastLike(number(0.0), query))
+    return made if seen is None else op.Where(seen, made, op.CastLike(number(0.0), query))
 
 
 def _as_a_batch(x: Any) -> Any:
@@ -76,48 +73,35 @@ def _additive(mask: Any, model: Any) -> Any:
     return op.Where(mask, op.CastLike(number(0.0), model), minus_infinity)
 
 
+def _opened(mask: Any, query: Any) -> tuple[Any, Any]:
+    """What ``_with_no_blind_query`` says, of a learned mask; of the queries nothing where no key can be hidden.
+
+    Keys are hidden by what is not learned alone: so fewer elements are looked at, and rows that hide keys are still
+    found among the terms of the mask.
+    """
+    shown = learned_masks.shown_keys(mask)
+    if shown is None:
+        return None, mask
+    seen = _any_key(shown)
+    return seen, learned_masks.opened(mask, seen)
+
+
+def _any_key(shown: Any) -> Any:
+    return op.Cast(op.ReduceMax(op.Cast(shown, to=ir.DataType.INT32), [-1], keepdims=1), to=ir.DataType.BOOL)
+
+
 def _with_no_blind_query(mask: Any, query: Any) -> tuple[Any, Any]:
     """Whether each query sees a key, and the mask to add, in which those that see none see all.
 
     Softmax of minus infinity alone is not a number; in torch such a query's result is 0, and so is its gradient.
     """
+    if mask is None:
+        return None, None
     if mask.dtype == ir.DataType.BOOL:
-        seen = op.Cast(op.ReduceMax(op.Cast(mask, to=ir.DataType.INT32), [-1], keepdims=1), to=ir.DataType.BOOL)
+        seen = _any_key(mask)
         return seen, _additive(op.Or(mask, op.Not(seen)), query)
     seen = op.Greater(op.ReduceMax(mask, [-1], keepdims=1), op.CastLike(number(float("-inf")), mask))
     return seen, op.Where(seen, mask, op.CastLike(number(0.0), mask))
-
-
-def _is_learned(mask: Any) -> bool:
-    """Whether a mask depends on a parameter or a floating input: fused kernels do not give it a gradient.
-
-    torch.export calls parameters ``p_...`` and our inputs ``tensors_...``.
-    """
-    todo, seen = [mask], set()
-    while todo:
-        value = todo.pop()
-        if value is None or id(value) in seen:
-            continue
-        seen.add(id(value))
-        node = value.producer()
-        if value.dtype == ir.DataType.BOOL:
-            continue
-        if node is None and str(value.name).startswith(("p_", "tensors_")) and value.dtype.is_floating_point():
-            return True
-        if node is not None and not _stops(node) and not _gives_integers(value, node):
-            todo.extend(node.inputs[:1] if node.op_type == "CastLike" else node.inputs)
-    return False
-
-
-def _stops(node: ir.Node) -> bool:
-    """Whether no gradient flows through a node; through a backward pass one does, once that is written out."""
-    return Trait.STOP in traits_of(node) and not is_inner_gradient(node)
-
-
-def _gives_integers(value: Any, node: ir.Node) -> bool:
-    if node.op_type == "Cast":
-        return not ir.DataType(node.attributes["to"].as_int()).is_floating_point()
-    return value.dtype is not None and not value.dtype.is_floating_point()
 
 
 def _repeat_heads(query: Any, value: Any) -> Any:
