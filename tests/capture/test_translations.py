@@ -56,6 +56,16 @@ CALLS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "a mean of everything": lambda x: x.mean(()),
     "a mean in another type": lambda x: x.mean(dtype=torch.float64),
     "softmax in another type": lambda x: x.half().softmax(1, dtype=torch.float32),
+    "logarithms of softmax in another type": lambda x: (
+        F.log_softmax(x.half(), 1, dtype=torch.float64)
+        + torch.special.softmax(x.half(), -1, torch.float32)
+        + F.softmin(x.half(), 0, dtype=torch.float32)
+        + torch.special.log_softmax(x.mean().half(), 0, dtype=torch.float64)
+    ),
+    "softmax of whole numbers": lambda x: (
+        x * torch.special.softmax((3 * x).long(), 1, dtype=torch.float32)
+        + x * torch.log_softmax(x > 0, 2, dtype=torch.float64)
+    ),
     "softmax of a number": lambda x: x.mean().softmax(0),
     "a range in between": lambda x: x.sum() * torch.arange(1, x.shape[1], 0.5),
     "a range of sizes": lambda x: x * torch.arange(2, 2 + x.shape[2], dtype=torch.float64),

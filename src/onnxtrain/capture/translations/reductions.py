@@ -65,12 +65,22 @@ def cumulative_sum(x, dim, dtype=None):
     return op.CumSum(x, op.Constant(value_int=dim)) if rank else op.Identity(x)
 
 
-@translation(aten.softmax.int)
+@translation(aten.softmax.int, aten.special_softmax.default)
 def softmax(x, dim, dtype=None):
     """One Softmax, in the type that is asked for; a number as a vector of one."""
+    return _normalized(op.Softmax, x, dim, dtype)
+
+
+@translation(aten.log_softmax.int, aten.special_log_softmax.default)
+def log_softmax(x, dim, dtype=None):
+    """One LogSoftmax, likewise: torch.onnx computes it in the type of what is given."""
+    return _normalized(op.LogSoftmax, x, dim, dtype)
+
+
+def _normalized(operator, x, dim, dtype) -> Any:
     rank = len(x.shape)
     x = x if dtype is None else op.Cast(x, to=dtype)
-    return op.Softmax(x, axis=dim) if rank else op.Squeeze(op.Softmax(op.Reshape(x, [1]), axis=0))
+    return operator(x, axis=dim) if rank else op.Squeeze(operator(op.Reshape(x, [1]), axis=0))
 
 
 @translation(aten.amax.default)
