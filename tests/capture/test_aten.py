@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -139,6 +140,27 @@ def test_scales_of_images_in_double_precision(mode: str) -> None:
     exact = compare(lambda x: F.interpolate(x[axes], scale_factor=1.5, mode=mode), images)
     wrapped = compare(lambda x: F.interpolate(x[axes], scale_factor=1.7, mode=mode), images)
     assert "ATen(" in wrapped.graph("captured") and "ATen(" not in exact.graph("captured")
+
+
+@pytest.mark.parametrize("scale", [1.7, 2.2, 0.7, 0.3, 1.1, 0.29])
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_scales_that_float32_does_not_hold(axes: int, scale: float) -> None:
+    """Sizes and the places that are nearest come of the scale as it is; an axis of the same size is copied."""
+    for mode in ("nearest", "nearest-exact", {1: "linear", 2: "bilinear", 3: "trilinear"}[axes]):
+        resize = partial(F.interpolate, scale_factor=scale, mode=mode)
+        wrapped, eager = pair(Applied(resize))
+        for length in (100, 17, 6):
+            same_step(wrapped, eager, torch.randn(1, 2, *(5,) * (axes - 1), length))
+        assert "ATen(" in wrapped.graph("captured")
+
+
+@pytest.mark.parametrize("scale", [2.0, 0.5, 1.5, 1.25])
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "linear"])
+def test_scales_that_float32_holds(mode: str, scale: float) -> None:
+    wrapped, eager = pair(Applied(partial(F.interpolate, scale_factor=scale, mode=mode)))
+    for length in (3, 17, 6):
+        same_step(wrapped, eager, torch.randn(1, 2, length))
+    assert ("ATen(" in wrapped.graph("captured")) == (mode == "linear" and scale == 1.25)
 
 
 @pytest.mark.parametrize("order", [1, 2, float("inf"), -float("inf")])

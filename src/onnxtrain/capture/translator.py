@@ -24,7 +24,7 @@ from onnxtrain.capture.lowering import ORIGINS, Lowering
 from onnxtrain.capture.onnx_graph import TRACED, UntranslatableError, onnx_model
 from onnxtrain.capture.quiet import loggers_at
 from onnxtrain.capture.replaced import ABSENT, replaced
-from onnxtrain.capture.translations import TRANSLATIONS, WHOLE, stays_whole
+from onnxtrain.capture.translations import APART, TRANSLATIONS, WHOLE, stays_whole
 from onnxtrain.errors import CaptureError
 
 Overload: TypeAlias = torch._ops.OpOverload
@@ -139,7 +139,9 @@ class _Whole:
     def __contains__(self, target: Any) -> bool:
         if target in self._found:
             return True
-        return target in WHOLE and target not in TRANSLATIONS and not has_translation(target, self._opset)
+        if target not in WHOLE or target in APART:
+            return False
+        return target not in TRANSLATIONS and not has_translation(target, self._opset)
 
 
 def _is_made_of_views(target: Any) -> bool:

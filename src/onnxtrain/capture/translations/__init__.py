@@ -36,13 +36,14 @@ def translation(*targets: Any) -> Callable[[Callable[..., Any]], Callable[..., A
 
 
 WHOLE: dict[Any, Callable[[torch.fx.Node], bool]] = {}
+APART: set[Any] = set()  # those of them whose other calls are taken apart
 
 
-def whole(*targets: Any) -> Callable[[Callable[..., bool]], Callable[..., bool]]:
+def whole(*targets: Any, or_apart: bool = False) -> Callable[[Callable[..., bool]], Callable[..., bool]]:
     """Register for which calls of an operator torch.onnx's translation is not what torch computes.
 
     The function takes the traced call (``torch.fx.Node``); where it says True the call becomes an ATen node. Calls of
-    an operator without a translation, which would be taken apart, always do.
+    an operator without a translation always do, unless the others are to be taken apart (``or_apart``).
     """
 
     def register(function: Callable[[torch.fx.Node], bool]) -> Callable[[torch.fx.Node], bool]:
@@ -50,6 +51,7 @@ def whole(*targets: Any) -> Callable[[Callable[..., bool]], Callable[..., bool]]
             if target in WHOLE:
                 raise ValueError(f"whether {target} stays whole is registered twice")
             WHOLE[target] = function
+            APART.update((target,) if or_apart else ())
         return function
 
     return register

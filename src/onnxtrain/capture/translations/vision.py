@@ -112,12 +112,27 @@ def has_a_scale_of_its_own(node: torch.fx.Node) -> bool:
     return bool(node.args[2]) or any(scale is not None for scale in (*node.args[3:], *node.kwargs.values()))
 
 
-@whole(aten.upsample_bilinear2d.vec, aten.upsample_bicubic2d.vec, aten.upsample_trilinear3d.vec)
+_RESIZED = ("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact1d")
+_RESIZED += ("_upsample_nearest_exact2d", "_upsample_nearest_exact3d")
+_RESIZED += ("upsample_bilinear2d", "upsample_bicubic2d", "upsample_trilinear3d")
+
+
+@whole(*(getattr(aten, name).vec for name in _RESIZED), or_apart=True)
 def has_a_scale_in_double_precision(node: torch.fx.Node) -> bool:
-    """Resize has scales in float32."""
-    scales = node.args[3] if len(node.args) > 3 else node.kwargs.get("scale_factors")
-    given: Any = [] if scales is None or node.meta["val"].dtype != torch.float64 else scales
-    return any(isinstance(s, float) and s != float(np.float32(s)) for s in given)
+    """Resize has scales in float32: of others sizes and nearest places come out differently, and weights of doubles."""
+    return any(s != float(np.float32(s)) for s in _scales(node))
+
+
+@whole(aten.upsample_linear1d.vec, or_apart=True)
+def may_leave_the_size(node: torch.fx.Node) -> bool:
+    """Taken apart, an axis that a scale leaves as it is would be interpolated, where torch copies it."""
+    return has_a_scale_in_double_precision(node) or any(1 < s < 1.5 for s in _scales(node))
+
+
+def _scales(node: torch.fx.Node) -> list[float]:
+    """The factors by which images are resized, those that are numbers; they come last."""
+    scales: Any = node.kwargs.get("scale_factors", node.args[-1])
+    return [s for s in scales if isinstance(s, float)] if isinstance(scales, list | tuple) else []
 
 
 @whole(aten.pixel_shuffle.default, aten.pixel_unshuffle.default)
