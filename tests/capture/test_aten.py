@@ -49,6 +49,9 @@ FUNCTIONS = {
         .square()
         .sum()
     ),
+    "a keyword of Python": lambda x: (
+        (x * torch.empty_like(x).random_(0, 5)).sum() + x.detach().clone().random_(2, 9).sum()
+    ),
     "an optional tensor": lambda x: torch.trapezoid(x.logcumsumexp(1), x.cummax(1)[0]).sum(),
 }
 

@@ -22,6 +22,7 @@ import torch
 from torch.fx import proxy as fx_proxy
 from torch.fx.experimental import proxy_tensor
 
+from onnxtrain.capture.graph_code import CODE_WHEN_RUN
 from onnxtrain.capture.known_calls import Count, known_calls
 from onnxtrain.capture.layouts import layouts
 from onnxtrain.capture.quiet import quiet
@@ -72,7 +73,7 @@ def recorder() -> Iterator[Count]:
 
     light = replaced(
         (fx_proxy, "CapturedTraceback", _Stack),
-        (torch.fx.GraphModule, "recompile", _compiled_when_called),
+        CODE_WHEN_RUN,
         (proxy_tensor, "_extract_tensor_metadata", lambda value: None),
         (proxy_tensor._ModuleStackTracer, "getattr", proxy_tensor.PythonKeyTracer.getattr),
         (_trace, "_replace_unbacked_bindings", lambda module: None),
@@ -124,19 +125,6 @@ def _has_raised(node: torch.fx.Node) -> bool:
     target: Any = node.target
     gives = isinstance(target, torch._ops.OpOverload) and bool(target._schema.returns)
     return gives and node.meta.get("val") is None and not node.users
-
-
-_RECOMPILE = torch.fx.GraphModule.recompile
-
-
-def _compiled_when_called(module: torch.fx.GraphModule) -> None:
-    """Code of a graph is made where somebody runs it."""
-
-    def forward(self: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
-        _RECOMPILE(self)
-        return type(self).forward(self, *args, **kwargs)
-
-    type(module).forward = forward
 
 
 def _unsolved(*, fake_mode: Any, **others: Any) -> None:

@@ -19,6 +19,7 @@ import onnx_ir as ir
 import torch
 
 from onnxtrain.capture import aten
+from onnxtrain.capture.graph_code import CODE_WHEN_RUN
 from onnxtrain.capture.library import has_translation
 from onnxtrain.capture.lowering import ORIGINS, Lowering
 from onnxtrain.capture.onnx_graph import TRACED, UntranslatableError, onnx_model
@@ -59,7 +60,7 @@ class Translator:
             CaptureError: an operator can neither be translated nor stay whole.
         """
         while True:
-            with _silence(), _without_wrong_references():
+            with _silence(), _without_wrong_references(), replaced(CODE_WHEN_RUN):
                 lowering = Lowering(self.program.graph_module, self._verdict, self._whole)
                 self.lowered = lowering.lowered()
             records = {call: aten.recorder_of(call) for call in lowering.kept}
