@@ -15,9 +15,11 @@ aten = torch.ops.aten
 
 @translation(aten.linear.default)
 def linear(x, weight, bias=None):
-    """One node, with or without a bias."""
+    """One node, with or without a bias; one of several rows is added to the product."""
     if bias is None:
         return record_node("LinearWithoutBias", [x, weight])
+    if len(bias.shape) > 1:
+        return op.Add(record_node("LinearWithoutBias", [x, weight]), bias)
     return record_node("Linear", [x, weight, bias])
 
 
