@@ -126,6 +126,23 @@ def test_what_torch_onnx_would_translate_otherwise(name: str) -> None:
     assert "ATen(" in wrapped.graph("captured")
 
 
+def test_what_has_no_gradient_in_eager_has_none() -> None:
+    """Not one that is not implemented, and the result requires none."""
+    for draw in (lambda x: torch.randint_like(x, 0, 5), lambda x: torch.randint_like(x, 7)):
+        compare(lambda x, draw=draw: (x * draw(x)).sum(), torch.randn(4, 6))
+    wrapped, eager = pair(Applied(lambda x: torch.histc(x, 3)))
+    same_step(wrapped, eager, torch.rand(2, 3))
+    assert not wrapped(torch.rand(2, 3)).requires_grad
+
+
+@pytest.mark.parametrize(
+    "shapes", [((4, 3), (4, 5)), ((6, 4, 3), (4, 5)), ((4, 3), (1, 5)), ((4, 3), ()), ((3,), (1,))]
+)
+def test_a_bias_of_several_rows(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    x, bias = map(torch.randn, shapes)
+    compare(F.linear, x, torch.randn(5, 3), bias)
+
+
 @pytest.mark.parametrize("counts", [(10, 40), (40, 10)])
 @pytest.mark.parametrize("shape", [(), (2,)])
 def test_distances_of_few_and_of_many_rows(counts: tuple[int, int], shape: tuple[int, ...]) -> None:

@@ -14,6 +14,8 @@ from onnxtrain.ir.graphs import DOMAIN
 from onnxtrain.ir.traits import PROBES
 
 ATEN = "ATen"
+# whose results have no gradient in eager PyTorch: of a factory, which its function hides from autograd, and of counts
+_WITHOUT_GRADIENT = frozenset(("aten::randint_like", "aten::histc"))
 
 
 def can_be_node(node: torch.fx.Node) -> bool:
@@ -40,6 +42,8 @@ def recorder_of(node: torch.fx.Node) -> Callable[..., Any]:
         attributes |= {"arguments": arguments, "keywords": keywords, "results": count}
         if torch.Tag.nondeterministic_seeded in target.tags:
             attributes["seeded"] = 1
+        if target._schema.name in _WITHOUT_GRADIENT:
+            inputs = [record_node("Detach", [x]) for x in inputs]
         made = record_node(ATEN, inputs, attributes, outputs=count)
         values = made if isinstance(made, tuple) else (made,)
         if target.name() in PROBES:
