@@ -60,6 +60,38 @@ def test_clamp_of_other_types(dtype: torch.dtype) -> None:
     _compare(lambda x: x.to(dtype).clamp(-1, 1) * x.to(dtype).clamp(max=1) + x, CORNERS)
 
 
+NONE = torch.nan
+NUMBERS = torch.tensor([[1.0, NONE, -2.0, NONE], [0.5, 9.0, 1.0, NONE]])
+BOUNDS = torch.tensor([[NONE, 0.0, 1.0, NONE], [2.0, NONE, 1.0, 1.0]])
+NO_NUMBERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "clamp": lambda x: x.clamp(-1, 1),
+    "clamp from below": lambda x: x.clamp(min=0),
+    "clamp from above": lambda x: x.clamp(max=0.0),
+    "the larger": lambda x: torch.maximum(x, BOUNDS),
+    "the smaller": lambda x: torch.minimum(BOUNDS, x * 2),
+    "a step": lambda x: torch.heaviside(x.detach(), BOUNDS) + 0 * x.nan_to_num(),
+}
+
+
+@pytest.mark.parametrize("name", NO_NUMBERS)
+def test_what_is_no_number(name: str) -> None:
+    function = NO_NUMBERS[name]
+    ours, eager = _step(ORTModule(Calls(function))), _step(function)
+    torch.testing.assert_close(ours, eager, equal_nan=True)
+
+
+@pytest.mark.parametrize("clamp", [{"max": BOUNDS}, {"min": BOUNDS}, {"min": BOUNDS, "max": BOUNDS + 1}], ids=str)
+def test_a_bound_that_is_no_number(clamp: dict[str, Tensor]) -> None:
+    found = ORTModule(Calls(lambda x: x.clamp(**clamp)))(NUMBERS)
+    torch.testing.assert_close(found, NUMBERS.clamp(**clamp), equal_nan=True)
+
+
+def _step(function: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    x = NUMBERS.clone().requires_grad_()
+    y = function(x)
+    return [y.detach(), *torch.autograd.grad(y, x, torch.ones_like(y))]
+
+
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 def test_saturated_probabilities(reduction: str) -> None:
     """A sigmoid of 40 is 1 in float32: the right label costs nothing, the wrong one 100."""

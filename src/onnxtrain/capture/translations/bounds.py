@@ -70,8 +70,13 @@ def clamp_by_tensors(x, min=None, max=None):
 
 def _within(x: Any, low: Any, high: Any) -> Any:
     if low is not None:
-        x = op.Where(op.Less(x, low), low, x)
-    return x if high is None else op.Where(op.Greater(x, high), high, x)
+        x = op.Where(_or_is_none(op.Less(x, low), low), low, x)
+    return x if high is None else op.Where(_or_is_none(op.Greater(x, high), high), high, x)
+
+
+def _or_is_none(exceeded: Any, bound: Any) -> Any:
+    """Where a bound is exceeded, or is no number: then the result is none."""
+    return op.Or(exceeded, op.IsNaN(bound)) if bound.dtype.is_floating_point() else exceeded
 
 
 @translation(aten.clamp_max.Tensor)

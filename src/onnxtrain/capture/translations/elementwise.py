@@ -65,6 +65,12 @@ def hardsigmoid(x):
     return op.HardSigmoid(x, alpha=1 / 6, beta=0.5)
 
 
+@translation(aten.heaviside.default)
+def heaviside(x, values):
+    """1 above 0 and the values at 0; what is no number is not above it."""
+    return op.Where(op.Equal(x, like(0, x)), values, op.CastLike(op.Greater(x, like(0, x)), x))
+
+
 def _alike(x: Any, y: Any) -> tuple[Any, Any, Any]:
     """Operands of one type, of which one may be a number; and that whose type is known."""
     if not isinstance(x, ir.Value) or x.dtype is None:

@@ -196,29 +196,41 @@ def where(ctx: Context, dy: Value, condition: Value, a: Value, b: Value) -> Any:
 
 @gradient("Max", "Min")
 def extreme(ctx: Context, dy: Value, *operands: Value) -> Any:
-    """dy shared equally among the operands that attain the extreme."""
+    """dy shared equally among the operands that attain the extreme; of two, whole to both where one is no number."""
     op = ctx.op
     if len(operands) == 1:
         return dy
+    if len(operands) == 2:
+        a, b = operands
+        zero, share = op.like(0.0, dy), op.Where(op.Equal(a, b), dy * 0.5, dy)
+        less, more = op.Where(op.Less(a, b), zero, share), op.Where(op.Greater(a, b), zero, share)
+        return (less, more) if ctx.node.op_type == "Max" else (more, less)
     hits = [op.cast(op.Equal(x, ctx.y), shapes.dtype_of(dy)) for x in operands]
-    share = dy / (op.Sum(*hits) if len(hits) > 2 else hits[0] + hits[1])
+    share = dy / op.Sum(*hits)
     return tuple(share * hit for hit in hits)
 
 
 @gradient("Clip")
 def clip(ctx: Context, dy: Value, x: Value, low: Value | None = None, high: Value | None = None) -> Any:
-    """dx = dy within the bounds, bounds included; a bound that is exceeded gets dy, the upper one where they cross."""
+    """dx = dy within the bounds, bounds included; a bound that is exceeded gets dy, the upper one where they cross.
+
+    What is no number is not within them.
+    """
     op, zero = ctx.op, ctx.op.like(0.0, dy)
+    if low is None and high is None:
+        return dy
+    inside = [op.GreaterOrEqual(x, low)] if low is not None else []
+    inside += [op.LessOrEqual(x, high)] if high is not None else []
+    dx = op.Where(inside[0] if len(inside) == 1 else op.And(*inside), dy, zero)
     above = None if high is None else op.Greater(x, high)
     if low is None:
-        return dy if above is None else (op.Where(above, zero, dy), None, op.Where(above, dy, zero))
+        return dx, None, op.Where(above, dy, zero)
     below = op.Less(x, low)
-    if high is None or above is None:
-        return op.Where(below, zero, dy), op.Where(below, dy, zero)
+    if above is None:
+        return dx, op.Where(below, dy, zero)
     crossed = op.Greater(low, high)
-    outside, at_high = op.Or(below, above), op.Or(above, crossed)
     at_low = op.And(below, op.Not(crossed))
-    return op.Where(outside, zero, dy), op.Where(at_low, dy, zero), op.Where(at_high, dy, zero)
+    return dx, op.Where(at_low, dy, zero), op.Where(op.Or(above, crossed), dy, zero)
 
 
 @gradient("Mod")
