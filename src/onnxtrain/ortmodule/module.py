@@ -33,15 +33,8 @@ _LIBRARIES = ("torch", "transformers")
 _LOG = logging.getLogger(__name__)
 _OWN = frozenset(  # the class too: fully_shard gives its module another one
     (
-        "_wrapped",
-        "_ort_options",
-        "_ort_chosen",
-        "_ort_debug_options",
-        "_ort_sessions",
-        "_ort_fallback",
-        "_ort_last",
-        "forward",
-        "__class__",
+        *("_wrapped", "forward", "__class__", "_ort_options", "_ort_chosen", "_ort_debug_options"),
+        *("_ort_sessions", "_ort_fallback", "_ort_last"),
     )
 )
 _SHARED = (

@@ -14,18 +14,7 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from onnxtrain.capture import (
-    ARGUMENT,
-    Answers,
-    Key,
-    Kind,
-    Path,
-    can_be_counted,
-    count,
-    line_that_draws,
-    names_read,
-    rehearse,
-)
+from onnxtrain.capture import ARGUMENT, Answers, Key, Kind, Path, count, line_that_draws, names_read, rehearse
 from onnxtrain.compiler import uncollected
 from onnxtrain.engine import randomness
 from onnxtrain.engine.path_check import MissedError
@@ -42,7 +31,7 @@ from onnxtrain.options import Options
 from onnxtrain.ortmodule.checks import check_devices, check_hooks, check_sharding
 from onnxtrain.ortmodule.contents import Contents, collections_read, settled, settles
 from onnxtrain.ortmodule.guards import Call, Inspector
-from onnxtrain.ortmodule.paths import can_follow, difference, integers, too_many, varying
+from onnxtrain.ortmodule.paths import can_follow, difference, integers, numbers_varying, too_many, varying
 from onnxtrain.ortmodule.reasons import always_another, differences
 from onnxtrain.ortmodule.session import Entry, Session
 
@@ -232,7 +221,8 @@ class Sessions:
         """What a call returns on a graph that is captured for it; None where only eager PyTorch can tell."""
         self._check(call)
         kwargs = self.inspector.ordered(kwargs)
-        spec, varying = call.schema.spec, self._varying_numbers(call)
+        spec, fixed = call.schema.spec, self._fixed.get(call.schema.spec, frozenset())
+        varying = numbers_varying(call.schema, (e.call.schema for e in self.entries)) - fixed
         if not varying:
             return self._on_new_graph(call, args, kwargs)
         before = self._numbers.get(spec, frozenset())
@@ -243,7 +233,7 @@ class Sessions:
         except CaptureError as error:
             _LOG.info("a number among the inputs steers the forward pass, so each value has a graph: %s", error.what)
             self._numbers[spec] = before
-            self._fixed[spec] = self._fixed.get(spec, frozenset()) | varying
+            self._fixed[spec] = fixed | varying
             return self._on_new_graph(call, args, kwargs)
         except Exception:  # the module's own
             self._numbers[spec] = before
@@ -256,14 +246,6 @@ class Sessions:
                 return None if entry is None else self._run(entry, call, args, kwargs)
             except MissedError:  # what it computes is off by a rounding error, which decides
                 return None
-
-    def _varying_numbers(self, call: Call) -> frozenset[int]:
-        """Positions of numbers that had another value in an earlier call of the same structure."""
-        spec = call.schema.spec
-        now = dict(filter(lambda pair: can_be_counted(pair[1]), call.schema.constants))
-        earlier = [dict(e.call.schema.constants) for e in self.entries if e.call.schema.spec == spec]
-        varying = {i for i, v in now.items() for c in earlier if can_be_counted(c.get(i)) and c[i] != v}
-        return frozenset(varying - self._fixed.get(spec, frozenset()))
 
     def _capture(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry | None:
         """A graph for a call; None where eager PyTorch alone can tell what it returns."""
