@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import linecache
 from collections.abc import Callable
@@ -617,3 +618,45 @@ def test_a_tensor_of_a_cache_is_left() -> None:
         x = torch.randn(rows, 4)
         torch.testing.assert_close(wrapped(x), eager(x))
         torch.testing.assert_close(module.aux, eager.aux)
+
+
+class Meter:
+    def __init__(self) -> None:
+        self.sum, self.count = 0.0, 0
+
+    def update(self, value: float) -> None:
+        self.sum, self.count = self.sum + value, self.count + 1
+
+
+class Nested(Base):
+    """Leaves more in collections within others, and objects in a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.history: Any = {"train": {"loss": [], "rows": {}}, "layers": ([], [1.0])}
+        self.meters = collections.defaultdict(Meter)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = (x @ self.weight).square().mean()
+        train, layers = self.history["train"], self.history["layers"]
+        train["loss"].append(y)
+        train["rows"][x.shape[0]] = y.item()
+        layers[0].append(x.shape[0])
+        self.meters["loss"].update(y.item())
+        return y * layers[1][0]
+
+
+def test_what_is_left_in_collections_within_others() -> None:
+    module = Nested().double()
+    eager = copy.deepcopy(module)
+    wrapped = ORTModule(module)
+    for step, rows in enumerate((3, 5, 3, 6, 4)):
+        for model in (module, eager):
+            if step == 2:
+                model.history["train"]["loss"].clear()
+                model.history["layers"][1][0] = 2.0
+        x = torch.randn(rows, 4, dtype=torch.float64)
+        torch.testing.assert_close(wrapped(x), eager(x))
+        torch.testing.assert_close(module.history, eager.history)
+        (ours,), (theirs,) = module.meters.values(), eager.meters.values()
+        assert type(ours.sum) is float and ours.sum == pytest.approx(theirs.sum) and ours.count == theirs.count

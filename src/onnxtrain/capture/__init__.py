@@ -23,6 +23,7 @@ from onnxtrain.capture.attribute_reads import (
     is_scalar,
     may_change,
     owners_of,
+    within,
 )
 from onnxtrain.capture.autocast import Autocast, device_of, device_types
 from onnxtrain.capture.autograd_functions import Functions
@@ -296,5 +297,6 @@ __all__ = [
     "start_of",
     "trace",
     "translate",
+    "within",
     "write_back",
 ]

@@ -229,7 +229,7 @@ def _settings_in(level: list[Settings]) -> list[Settings]:
         new: dict[int, Settings] = {}
         for path, steps, _, table in level:
             for name, value in may_hold(table):
-                for item, held in _within(value):
+                for item, held in within(value):
                     if id(held) not in found and id(held) not in new and _is_configuration(held):
                         new[id(held)] = Settings(path, (*steps, name, *item), held, attributes_of(held))
         found |= new
@@ -250,18 +250,18 @@ def items_of(value: Any) -> Iterable[tuple[tuple[Item, ...], Any]]:
     return [((Item(key),), held) for key, held in pairs]
 
 
-def _within(value: Any, around: tuple[Item, ...] = ()) -> Iterator[tuple[tuple[Item, ...], Any]]:
+def within(value: Any, around: tuple[Item, ...] = ()) -> Iterator[tuple[tuple[Item, ...], Any]]:
     """A value, and what is in collections within it, with where."""
     yield around, value
     for item, held in items_of(value) if len(around) < _DEPTH else ():
         if type(held) not in _SIMPLE:
-            yield from _within(held, (*around, *item))
+            yield from within(held, (*around, *item))
 
 
 def owner_at(part: Any, steps: Iterable[str | Item]) -> Any:
     """The object to which steps lead from a part of a module."""
     for step in steps:
-        part = part[step.key] if isinstance(step, Item) else attribute(part, step)
+        part = attribute(part, step)
     return part
 
 
@@ -272,9 +272,12 @@ def attributes_of(owner: Any) -> Mapping[str, Any]:
     return {**{n: getattr(owner, n) for n in slots if hasattr(owner, n)}, **table} if slots else table
 
 
-def attribute(owner: Any, name: str) -> Any:
-    """An attribute as it stands on its owner; None where it is gone."""
-    return attributes_of(owner).get(name)
+def attribute(owner: Any, name: str | Item) -> Any:
+    """An attribute as it stands on its owner, or what is in a collection; None where it is gone."""
+    if not isinstance(name, Item):
+        return attributes_of(owner).get(name)
+    is_there = name.key in owner if isinstance(owner, dict) else name.key < len(owner)
+    return owner[name.key] if is_there else None
 
 
 @functools.cache

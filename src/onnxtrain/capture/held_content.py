@@ -1,6 +1,6 @@
 """What is in the collections that a module holds, however deep, and in arrays and queues: a graph changes none of it.
 
-Lists and dicts that are attributes are left out: what a call leaves there a graph leaves again (``left_behind``).
+Lists and dicts are left out: what a call leaves there a graph leaves again (``left_in_collections``).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class HeldContent:
     Args:
         tables: the attributes of modules and of the objects that they hold, with the place of these.
         ignored: names of attributes that are left out.
-        is_left: whether a graph leaves again what a call leaves in the lists and dicts that are attributes.
+        is_left: whether a graph leaves again what a call leaves in lists and dicts.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ def _within(label: str, value: Any, seen: dict[int, Any], is_left: bool) -> Iter
         yield label, value
     for item, inner in items_of(value):
         if id(inner) not in seen and (isinstance(inner, (*_COLLECTIONS, tuple)) or is_array(inner)):
-            yield from _within(label + "".join(map(str, item)), inner, seen, is_left=False)
+            yield from _within(label + "".join(map(str, item)), inner, seen, is_left)
 
 
 def _tensors_in(content: Any) -> set[int]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from torch.utils import _pytree as pytree
 from onnxtrain.capture.attribute_reads import (
     Attribute,
     Reads,
+    attribute,
     attributes_of,
     can_be_watched,
     is_number,
@@ -27,8 +27,9 @@ from onnxtrain.capture.attribute_reads import (
     settings_of,
 )
 from onnxtrain.capture.held_content import HeldContent
+from onnxtrain.capture.left_in_collections import LeftInCollections, is_another_number
 from onnxtrain.capture.owned_tensors import OWN, names_of
-from onnxtrain.capture.places import LEFT, Kind, Place, fill, line_that_sets, put, take
+from onnxtrain.capture.places import Kind, Place, fill, line_that_sets, put, take
 from onnxtrain.capture.reached_code import line_that_writes
 from onnxtrain.capture.schema import SYMBOLS, can_be_counted, flatten
 from onnxtrain.capture.source_lines import is_librarys
@@ -86,12 +87,11 @@ class Watch:
         held = [(Place(path, "", Kind.SET, steps), o, table) for path, steps, o, table in settings_of(module)]
         parts = [(Place(path, "", Kind.SET), m, m.__dict__) for path, m in self._modules]
         self._owners = [(place, owner, dict(table)) for place, owner, table in (*parts, *held)]  # with what they have
-        self._held = HeldContent(((place, table) for place, _, table in self._owners), self._ignored)
+        tables = [(place, table) for place, _, table in self._owners]
+        self._held = HeldContent(tables, self._ignored)
         self._buffers = [dict(m._buffers) for _, m in self._modules]
         self._parts = [tuple(map(dict, _tables_of_parts(m))) for _, m in self._modules]
-        self._content = {
-            id(v): (v, v.copy()) for _, _, table in self._owners for n, v in table.items() if _is_collection(n, v)
-        }
+        self._collections = LeftInCollections(module, tables, self._ignored)
         self._hooks = [
             (vars(m)[n], vars(m)[n].copy()) for _, m in self._modules for n in _TABLES if vars(m).get(n) is not None
         ]
@@ -104,7 +104,7 @@ class Watch:
 
         Raises:
             NumberError: a number was changed, which a graph would not change again.
-            SetUpError: there are layers or parameters that were not there.
+            SetUpError: there are layers or parameters that were not there, or other objects in a dict.
         """
         parameters = {place: part for place, part, before in self._parts_made() if _is_parameter_anew(before, part)}
         self.refuse_parts(parameters)
@@ -122,7 +122,11 @@ class Watch:
         buffers, left, reformed = self._buffers_written()
         left |= {place: parameter.detach() for place, parameter in parameters.items()}
         left |= self._attributes_set(reads)
-        left = {place: value for place, value in left.items() if _can_be_left(value)}
+        lost = [place for place, value in left.items() if not _can_be_left(value)]
+        if made := [place for place in lost if place.kind is Kind.UPDATE]:
+            labels = [place.label for place in made]
+            raise SetUpError(labels, f"puts an object in {', '.join(labels)}", self._line(made[0]))
+        left = {place: value for place, value in left.items() if place not in lost}
         return Changes(buffers, left, parameters, reformed)
 
     def _attributes_set(self, reads: Reads | None) -> dict[Place, Any]:
@@ -137,7 +141,7 @@ class Watch:
             for name, now in attributes_of(owner).items():
                 old, new = before.get(name, _ABSENT), self._replaced.get(id(now), now)
                 is_forgotten = reads is not None and reads.is_forgotten(owner, name) and is_scalar(new)
-                if name in self._ignored or (new is old and id(new) not in self._content and not is_forgotten):
+                if name in self._ignored or (new is old and new not in self._collections and not is_forgotten):
                     continue
                 own = dataclasses.replace(place, name=name)
                 if is_forgotten:
@@ -149,6 +153,8 @@ class Watch:
                     counting.append(error)
         if counting:
             raise NumberError.of_all(counting)
+        for place, held in self._collections.inner():
+            left |= self._collections.left(place, held, self._replaced, self._counts)
         return left
 
     def _buffers_written(self) -> tuple[dict[str, torch.Tensor], dict[Place, Any], dict[str, CaptureError]]:
@@ -202,7 +208,7 @@ class Watch:
             if place in self._counted:
                 return {place: new}
             is_read = reads is not None and reads.is_read(owner, place.name)
-            if _is_another_number(old, new) or (is_read and can_be_counted(old) and isinstance(new, SYMBOLS)):
+            if is_another_number(old, new) or (is_read and can_be_counted(old) and isinstance(new, SYMBOLS)):
                 raise self._counts(place, place.label, old, new)
             if (is_number(old) and is_number(new) and old == new) or self._are_the_same_weights(old, new):
                 return {}
@@ -212,23 +218,14 @@ class Watch:
             is_first = old is _ABSENT or (old is None and is_librarys(type(owner).__module__))
             kind = Kind.SET if _holds_tensors(new) else Kind.MARK if is_first else Kind.FLIP
             return {dataclasses.replace(place, kind=kind): new}
-        _, content = self._content.get(id(new), (new, None))
-        if content is None:
-            return {}
-        table, now = _entries(content), {k: self._replaced.get(id(v), v) for k, v in _entries(new).items()}
-        for key in (k for k in table if k in now and _is_another_number(table[k], now[k])):
-            raise self._counts(place, f"{place.label}[{key!r}]", table[key], now[key])
-        if isinstance(content, dict):
-            changed = {k: v for k, v in now.items() if k not in content or content[k] is not v}
-            return {dataclasses.replace(place, kind=Kind.UPDATE): changed} if changed else {}
-        return _left_in_list(dataclasses.replace(place, kind=Kind.EXTEND), content, list(now.values()))
+        return self._collections.left(place, new, self._replaced, self._counts)
 
     def _counts(self, place: Place, label: str, old: Any, new: Any) -> NumberError:
         return NumberError(
             f"the forward pass changes the number {label} from {old} to {new}; a graph would not do so again",
             source=self._line(place),
-            cure=f"make it a buffer, self.register_buffer({place.name!r}, torch.tensor({old})), or count outside of "
-            f"forward; where nothing is computed from it, Options(ignored_attributes=({place.name!r},))",
+            cure=f"make it a buffer, self.register_buffer({place.attribute!r}, torch.tensor({old})), or count outside "
+            f"of forward; where nothing is computed from it, Options(ignored_attributes=({place.attribute!r},))",
             places=[place] if label == place.label else [],
         )
 
@@ -237,14 +234,14 @@ class Watch:
             f"the forward pass reads {place.label} and sets it to something else; a graph would not do so again",
             source=self._line(place),
             cure="set it outside of forward, or let a text tell which it is; where nothing is computed from it, "
-            f"Options(ignored_attributes=({place.name!r},))",
+            f"Options(ignored_attributes=({place.attribute!r},))",
         )
 
     def _line(self, place: Place) -> str:
         """Where code sets an attribute: that of its owner, or of a module that may hold it."""
         kinds = dict.fromkeys((type(place.owner(self._module)), *(type(m) for _, m in self._modules)))
-        line = next(filter(None, (line_that_sets(kind, place.name) for kind in kinds)), "")
-        return line or line_that_writes(self._module, place.name)
+        line = next(filter(None, (line_that_sets(kind, place.attribute) for kind in kinds)), "")
+        return line or line_that_writes(self._module, place.attribute)
 
     def _are_the_same_weights(self, old: Any, new: Any) -> bool:
         """Whether both hold the same of the module's parameters and buffers: the list that recurrent layers keep."""
@@ -274,8 +271,7 @@ class Watch:
                 fill(table, content)
         for (_, module), buffers in zip(self._modules, self._buffers, strict=True):
             fill(module._buffers, buffers)
-        for collection, content in self._content.values():
-            fill(collection, content)
+        self._collections.take_back()
 
         def settle() -> None:
             for do in again:
@@ -287,27 +283,6 @@ class Watch:
 def _tables_of_parts(module: torch.nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
     """The parameters and the layers of a module; torch.export gives others for a layer that has two names."""
     return module.__dict__["_parameters"], module.__dict__["_modules"]
-
-
-def _entries(collection: list[Any] | dict[Any, Any]) -> dict[Any, Any]:
-    return collection if isinstance(collection, dict) else dict(enumerate(collection))
-
-
-def _left_in_list(place: Place, content: list[Any], new: list[Any]) -> dict[Place, Any]:
-    """What a list has more than it had, or all that it has.
-
-    Raises:
-        CaptureError: some of it is what it had, at which a graph does not look.
-    """
-    if len(new) >= len(content) and all(map(operator.is_, content, new)):
-        more = new[len(content) :]
-        return {place: more} if more else {}
-    if {*map(id, content)} & {*map(id, new)}:
-        raise CaptureError(
-            f"the forward pass changes a part of the list {place.label}; a graph would not look what else is in it",
-            cure=f"let it set a new one, self.{place.name} = [...], or change it outside of forward",
-        )
-    return {dataclasses.replace(place, kind=Kind.FILL): list(new)}
 
 
 def _are_equal(old: Any, new: Any) -> bool:
@@ -338,9 +313,10 @@ def places_read(
     found = []
     for place in (p for p in places if p.kind is not Kind.BUFFER):  # those are inputs of a graph
         owner = place.owner(module)
-        if can_be_watched(type(owner), place.name) and (type(owner), place.name) not in attributes:
+        name = place.name
+        if isinstance(name, str) and can_be_watched(type(owner), name) and (type(owner), name) not in attributes:
             continue
-        leaves = pytree.tree_leaves(getattr(owner, place.name, None))
+        leaves = pytree.tree_leaves(attribute(owner, name))
         held = (t for t in leaves if isinstance(t, torch.Tensor) and t.layout == torch.strided and t.numel())
         if any(t.untyped_storage().data_ptr() in memories for t in held):
             found.append(place)
@@ -349,7 +325,7 @@ def places_read(
 
 def line_that_leaves(module: torch.nn.Module, place: Place) -> str:
     """Where code leaves something: that of the owner's class, or else what the module's can reach."""
-    return line_that_sets(type(place.owner(module)), place.name) or line_that_writes(module, place.name)
+    return line_that_sets(type(place.owner(module)), place.attribute) or line_that_writes(module, place.attribute)
 
 
 def refuse_read(module: torch.nn.Module, places: Sequence[Place]) -> None:
@@ -358,16 +334,8 @@ def refuse_read(module: torch.nn.Module, places: Sequence[Place]) -> None:
         raise CaptureError(
             f"the forward pass reads a tensor of {place.label} and leaves another there: state that is no buffer",
             source=line_that_leaves(module, place),
-            cure=f"make it a buffer: self.register_buffer({place.name!r}, ...) with its first content",
+            cure=f"make it a buffer: self.register_buffer({place.attribute!r}, ...) with its first content",
         )
-
-
-def _is_collection(name: str, value: Any) -> bool:
-    return name not in OWN and type(value) in LEFT
-
-
-def _is_another_number(old: Any, new: Any) -> bool:
-    return is_number(old) and is_number(new) and old != new
 
 
 def _can_be_left(value: Any) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from onnxtrain.capture.attribute_reads import Item, owner_at, slots_of
+from onnxtrain.capture.attribute_reads import Item, attribute, owner_at, slots_of
 from onnxtrain.capture.source_lines import codes_within, line_that_changes, lines_of
 
 LEFT = (
@@ -49,20 +49,25 @@ class Place:
 
     Args:
         path: of the submodule.
-        name: of the attribute.
+        name: of the attribute; where it is a collection within one, its place there.
         kind: how it is left.
-        steps: that lead from the submodule to an object that it holds, where the attribute is on that.
+        steps: that lead from the submodule to an object or a collection that it holds, where the attribute is on that.
     """
 
     path: str
-    name: str
+    name: Any  # a text, or an Item
     kind: Kind
     steps: tuple[str | Item, ...] = ()
 
     @property
     def label(self) -> str:
         """As the user would write it: ``layers.0.loss``."""
-        return ".".join(filter(None, (self.path, *map(str, self.steps), self.name))).replace(".[", "[")
+        return ".".join(filter(None, (self.path, *map(str, self.steps), str(self.name)))).replace(".[", "[")
+
+    @property
+    def attribute(self) -> str:
+        """The name of the attribute, of which it may be within."""
+        return next((str(step) for step in (self.name, *reversed(self.steps)) if not isinstance(step, Item)), "")
 
     def owner(self, module: torch.nn.Module) -> Any:
         """The submodule, or the object that it holds."""
@@ -74,11 +79,11 @@ def leave(module: torch.nn.Module, places: Iterable[Place], values: Iterable[Any
     for place, value in zip(places, values, strict=True):
         owner = place.owner(module)
         if place.kind is Kind.EXTEND:
-            getattr(owner, place.name).extend(value)
+            attribute(owner, place.name).extend(value)
         elif place.kind is Kind.FILL:
-            getattr(owner, place.name)[:] = value
+            attribute(owner, place.name)[:] = value
         elif place.kind is Kind.UPDATE:
-            held = getattr(owner, place.name)
+            held = attribute(owner, place.name)
             for key, entry in value.items():  # Counter.update adds
                 held[key] = entry
         elif place.kind is Kind.BUFFER:

@@ -25,6 +25,7 @@ from onnxtrain.capture import (
     is_foreign,
     is_librarys,
     owners_of,
+    within,
 )
 from onnxtrain.ortmodule.values import BY_VALUE, Same, is_compared, told_apart
 
@@ -123,6 +124,7 @@ def collections_read(module: torch.nn.Module, captured: Captured) -> list[Named]
     left = {(id(place.owner(module)), place.name): place for place in captured.left}
     made = captured.outputs.restore([Same(None)] * captured.outputs.tensors) if left else ((), (), ())
     constants = dict(zip(captured.left, made[1], strict=True))  # in the places of tensors something else
+    extended = frozenset(id(attribute(place.owner(module), place.name)) for place in captured.left)
     state, found = attributes_carried(module), []
     for owner in owners_of(module):
         for name, value in attributes_of(owner).items():
@@ -130,11 +132,24 @@ def collections_read(module: torch.nn.Module, captured: Captured) -> list[Named]
                 continue
             place, label = left.get((id(owner), name)), f"{type(owner).__name__}.{name}"
             if place is None or place.kind is Kind.SET:  # what it has now is not what this call has read
-                found.append(Named(label, functools.partial(attribute, owner, name)))
+                found.append(Named(label, functools.partial(_but, owner, name, extended)))
             elif place.kind in (Kind.FILL, Kind.UPDATE):  # a constant may be read before it is another
                 keys = [k for k, v in _pairs(constants[place]) if type(v) in BY_VALUE]
                 found.append(Named(label, functools.partial(_part, owner, name, keys)))
     return found
+
+
+def _but(owner: Any, name: str, extended: Collection[int]) -> Any:
+    """What an attribute is, without lists and dicts within it that calls extend."""
+    value = attribute(owner, name)
+    return _without(value, extended) if any(id(x) in extended for _, x in within(value)) else value
+
+
+def _without(value: Any, extended: Collection[int]) -> Any:
+    if id(value) in extended or not isinstance(value, list | tuple | dict):
+        return None if id(value) in extended else value
+    held = [_without(x, extended) for x in (value.values() if isinstance(value, dict) else value)]
+    return dict(zip(value, held, strict=True)) if isinstance(value, dict) else held
 
 
 def _part(owner: Any, name: str, keys: Sequence[Any]) -> list[Any]:

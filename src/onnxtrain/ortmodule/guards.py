@@ -112,7 +112,7 @@ class Inspector:
         self._state = -1
         self._left: set[tuple[int, str]] = set()
         self._read: set[tuple[type, str]] = set()
-        self._filled: dict[tuple[int, str], tuple[Any, bool]] = {}  # of lists and dicts of which a call leaves more
+        self._filled: dict[tuple[int, Any], tuple[Any, bool]] = {}  # of lists and dicts of which a call leaves more
         self._flat: dict[tuple[str, ...], tuple[Schema, list[str]]] = {}
         self._device_types = device_types()
         self._may_move = len(self._device_types) > 1
@@ -252,7 +252,8 @@ class Inspector:
             if place.kind is Kind.SET:
                 self._left.add((id(owner), place.name))
             elif place.kind in (Kind.UPDATE, Kind.EXTEND):
-                is_asked = asks_length(owner, place.name) or asks_length(self.module, place.name)
+                part = self.module.get_submodule(place.path)
+                is_asked = any(asks_length(x, place.attribute) for x in (owner, part, self.module))
                 if is_asked or place.kind is Kind.UPDATE or not attribute(owner, place.name):
                     self._filled[id(owner), place.name] = owner, is_asked
         self._watch()
