@@ -486,3 +486,12 @@ def test_a_batch_of_one_is_looked_at_as_often_as_it_has_elements() -> None:
     for labels in ([2], [0], [2], [1, 3], [3, 1]):
         same_step(wrapped, module, doubles(len(labels), 4), torch.tensor(labels))
     assert "in eager PyTorch" not in wrapped.explain()
+
+
+def test_numbers_in_tensors_as_texts() -> None:
+    def told(x: torch.Tensor) -> tuple[torch.Tensor, str]:
+        return x, f"{x.mean():.3f} {(x > 0).sum():3d} {(x > 0).any()}"
+
+    wrapped, eager = pair(Applied(told))
+    for x in (doubles(3), doubles(3), doubles(4)):
+        assert wrapped(x)[1] == eager(x)[1]
