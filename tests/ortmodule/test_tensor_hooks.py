@@ -432,3 +432,16 @@ def test_hooks_of_gradients_that_a_graph_cannot_call_are_refused(how: str, said:
     with pytest.raises(CaptureError, match=said) as caught:
         ORTModule(Hooked(how))(torch.randn(3, 4, requires_grad=True))
     assert __file__ in caught.value.source and caught.value.cure
+
+
+def test_hooks_that_the_modules_own_library_registers() -> None:
+    """Transformers' hooks for hidden states stay where the first call has put them."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 50, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    wrapped, eager = pair(GPT2LMHeadModel(GPT2Config(**sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)))
+    ids = torch.randint(50, (3, 9))
+    for is_training, asked in ((True, True), (False, True), (True, False), (False, False), (True, True)):
+        wrapped.train(is_training), eager.train(is_training)
+        found, known = (m(ids, output_hidden_states=asked, use_cache=False) for m in (wrapped, eager))
+        torch.testing.assert_close(found.logits, known.logits)
+        torch.testing.assert_close(found.hidden_states, known.hidden_states)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from onnxtrain.capture import is_librarys
 from onnxtrain.errors import DeviceError, ModuleError, OptionError
 from onnxtrain.options import Options
 from onnxtrain.ortmodule.debug import DebugOptions
@@ -113,7 +114,8 @@ def hook_errors(module: torch.nn.Module, policy: str) -> Iterator[ModuleError]:
     """Hooks of submodules, one error for each: they would run once, while the module is captured, and never again.
 
     The module's own hooks run at every call, and so do hooks of parameters. Forward hooks that only compute on tensors
-    become part of the graph: with the policy ``"auto"``, where their code says so; with ``"trace"``, all; with any,
+    become part of the graph: with the policy ``"auto"``, where their code says so, and those that the module's own
+    library registers; with ``"trace"``, all; with any,
     hooks of ``torch.nn.utils`` (weight normalization), and those whose function has a true attribute
     ``onnxtrain_traceable``.
     """
@@ -141,14 +143,21 @@ def _hooks(module: torch.nn.Module, tables: Sequence[tuple[str, str]]) -> Iterat
 
 def _is_traceable(hook: Any, module: torch.nn.Module, policy: str) -> bool:
     """Whether a forward hook of a submodule may become part of the graph."""
-    if policy == "trace" or (policy == "auto" and is_of_tensors_only(hook, module)):
-        return True
     function = getattr(hook, "__func__", hook)
+    if policy == "trace" or (policy == "auto" and (is_of_tensors_only(hook, module) or _is_own(function, module))):
+        return True
     if getattr(function, TRACEABLE, False) or getattr(hook, TRACEABLE, False):
         return True
     return str(getattr(function, "__module__", type(hook).__module__)).startswith("torch.nn.utils") or str(
         type(hook).__module__
     ).startswith("torch.nn.utils")
+
+
+def _is_own(function: Any, module: torch.nn.Module) -> bool:
+    """Whether a hook is of the library that the module is of, whose code registers it (``output_hidden_states``)."""
+    home, kind = str(getattr(function, "__module__", "")), type(module).__module__
+    package = home.partition(".")[0]
+    return package == kind.partition(".")[0] != "torch" and is_librarys(home)
 
 
 def _name(hook: Any) -> str:
