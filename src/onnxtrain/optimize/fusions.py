@@ -82,7 +82,14 @@ def _rank(value: ir.Value) -> int | None:
     return None if value.shape is None else len(value.shape)
 
 
+_ROUNDING = {"float16": 1e-3, "bfloat16": 1e-2}
+
+
 def _is(value: ir.Value | None, number: float) -> bool:
     """Whether a value is a constant scalar, up to the rounding of its type."""
     content = shapes.constant_of(value)
-    return content is not None and content.size == 1 and bool(np.isclose(content.item(), number, rtol=1e-3))
+    return (
+        content is not None
+        and content.size == 1
+        and bool(np.isclose(content.item(), number, rtol=_ROUNDING.get(content.dtype.name, 1e-6)))
+    )
