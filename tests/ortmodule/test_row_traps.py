@@ -544,6 +544,32 @@ def test_no_label_at_all_has_no_mean() -> None:
         assert torch.allclose(wrapped(ids, mask, given), eager(ids, mask, given), equal_nan=True)
 
 
+def two_of_each(m: Model, ids: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
+    places = torch.stack([mask.sum(1) - 1, mask.sum(1) // 2], 1)
+    x = m.layers(m.words(ids), mask)[torch.arange(ids.shape[0]).repeat_interleave(2), places.reshape(-1)]
+    return F.cross_entropy(m.head(x), labels[:, :1].clamp(0).expand(-1, 2).reshape(-1))
+
+
+def all_but_the_last(m: Model, ids: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
+    x = m.layers(m.words(ids), mask)[torch.arange(ids.shape[0] - 1), mask.sum(1)[:-1] - 1]
+    return F.cross_entropy(m.head(x), labels[:-1, 0].clamp(0))
+
+
+@pytest.mark.parametrize("read", [two_of_each, all_but_the_last])
+def test_tokens_that_are_not_one_of_each_sequence(read: Callable[..., Any]) -> None:
+    steps(Model(kernel, read), batch(), batch((2, 7)), batch((9, 9, 9, 4)))
+
+
+def within(m: Model, ids: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
+    x, inner = m.layers(m.words(ids), mask)[:, 1:-1], mask[:, 1:-1].to(m.words.weight.dtype)
+    mean = (x * inner[..., None]).sum(1) / inner.sum(1, keepdim=True).clamp(1)
+    return F.cross_entropy(m.head(mean), labels[:, 0].clamp(0))
+
+
+def test_a_slice_that_leaves_no_token() -> None:
+    steps(Model(kernel, within), batch(), batch((2, 2), 2), batch((1, 2), 2), batch((5, 3), 5))
+
+
 def test_one_token_and_one_sequence() -> None:
     model = Model(kernel, by_labels)
     steps(model, batch(), batch((1,), 1), batch((1, 1), 1), batch((1,), 5))

@@ -270,7 +270,8 @@ class Liveness:
         mask = None if shapes.attribute(node, "batch_dims", 0) else chosen_by(indices)
         if mask is not None:
             return self._ends_at_chosen(node, data, mask)
-        space, found = self._space(data), places(indices, shapes.attribute(node, "batch_dims", 0))
+        batch_dims, batch = shapes.attribute(node, "batch_dims", 0), shapes.known_dims(data)[0]
+        space, found = self._space(data), places(indices, batch_dims, batch)
         if space is None or found is None:
             return False
         return self._pick(node, data, Rows((0, 1), frozenset({Listed(space, str(found.name), self.source(found))})))

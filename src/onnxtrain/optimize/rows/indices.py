@@ -66,25 +66,31 @@ def chosen_by(indices: Value) -> Value | None:
     return mask if node.op_type == "Transpose" or dims[1] == 1 else None
 
 
-def places(indices: Value, batch_dims: int) -> Value | None:
-    """The place of one token for each sequence: all indices behind the batch, or beside a count of it."""
+def places(indices: Value, batch_dims: int, batch: shapes.Dim) -> Value | None:
+    """The place of one token for each sequence: all indices behind the batch, or beside a count of it.
+
+    Args:
+        indices: of GatherND.
+        batch_dims: its attribute.
+        batch: how many sequences there are.
+    """
     if batch_dims == 1:
         return indices if all(d == 1 for d in shapes.known_dims(indices)[1:]) else None
-    return _last_column(indices) if batch_dims == 0 else None
+    return _last_column(indices, batch) if batch_dims == 0 else None
 
 
-def _last_column(indices: Value) -> Value | None:
+def _last_column(indices: Value, batch: shapes.Dim) -> Value | None:
     """The second of two columns of indices whose first counts the batch: ``[[0, p0], [1, p1], ...]``."""
     node = indices.producer()
     if node is None or node.op_type != "Concat" or len(node.inputs) != 2 or shapes.rank(indices) != 2:
         return None
     first, second = node.inputs
     assert first is not None
-    return second if _counts(first) else None
+    return second if shapes.known_dims(first)[0] == batch and _counts(first, batch) else None
 
 
-def _counts(value: Value) -> bool:
-    """Whether a value is 0, 1, 2, ... under views."""
+def _counts(value: Value, batch: shapes.Dim) -> bool:
+    """Whether a value is 0, 1, 2, ... under views, each of a number of sequences once."""
     node = value.producer()
     while node is not None and node.op_type in ("Unsqueeze", "Reshape", "Expand", "Cast", "Squeeze"):
         if node.inputs[0] is None:
@@ -93,4 +99,4 @@ def _counts(value: Value) -> bool:
     if node is None or node.op_type != "Range":
         return False
     start, step = (shapes.data_of(node.inputs[i]) for i in (0, 2))
-    return start == 0 and step == 1
+    return start == 0 and step == 1 and shapes.known_dims(node.outputs[0]) == (batch,)

@@ -288,8 +288,11 @@ class Evaluator:
         inner = op.Reshape(self.mask(reason.inner), op.Concat(batch, op.ints(-1), axis=0))
         width = op.size(inner, 1)
         place = op.Sub(tokens, start)
-        inside = op.Min(op.Max(place, op.ints(0)), op.Sub(width, op.ints(1)))
-        return op.And(chosen, op.Gather(inner, inside, axis=1))
+        inside = op.Min(op.Max(place, op.ints(0)), width)
+        beyond = op.Expand(
+            op.constant(False, ir.DataType.BOOL), op.Concat(batch, op.ints(1), axis=0)
+        )  # if there is none
+        return op.And(chosen, op.Gather(op.Concat(inner, beyond, axis=1), inside, axis=1))
 
     def _factor(self, reason: NonZero) -> Value:
         op, factor = self.op, self.named[reason.factor]
