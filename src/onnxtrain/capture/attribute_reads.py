@@ -24,7 +24,8 @@ _OWN = frozenset(torch.nn.Module().__dict__)
 OWN = _OWN - {"training"}
 _COLLECTIONS = (list, dict, set, collections.deque)
 NAMESPACES = ("types", "argparse")  # of Python, whose classes are no one's: what is in them counts as read
-_DEPTH = 6  # how deep configuration objects are looked into, and collections in each of them
+_DEPTH = 6  # how deep objects of nobody's library are looked into, and collections in each of them
+_DEPTH_OF_LIBRARIES = 3  # how deep those of libraries are, whose inside is their own
 _MANY = 1000  # items of a collection
 _SIMPLE = frozenset((*PLAIN, torch.dtype, torch.device, torch.Tensor, torch.nn.Parameter, types.FunctionType))
 
@@ -225,12 +226,14 @@ def configurations(tables: Iterable[Mapping[str, Any]]) -> list[Any]:
 
 def _settings_in(level: list[Settings]) -> list[Settings]:
     found: dict[int, Settings] = {}
-    for _ in range(_DEPTH):
+    for depth in range(_DEPTH):
         new: dict[int, Settings] = {}
         for path, steps, _, table in level:
             for name, value in may_hold(table):
                 for item, held in within(value):
-                    if id(held) not in found and id(held) not in new and _is_configuration(held):
+                    is_deep = depth >= _DEPTH_OF_LIBRARIES or len(item) > 1
+                    is_known = id(held) in found or id(held) in new
+                    if not is_known and (are_settings if is_deep else _is_configuration)(held):
                         new[id(held)] = Settings(path, (*steps, name, *item), held, attributes_of(held))
         found |= new
         level = list(new.values())
