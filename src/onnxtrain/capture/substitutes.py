@@ -331,7 +331,7 @@ def data(self: Tensor) -> Tensor:
 @substitute(Tensor.view)
 def view(self: Tensor, *size: Any, dtype: torch.dtype | None = None) -> Any:
     """As another type without gradient: a node of the graph would say that floats of floats have one."""
-    if not self.requires_grad or not _is_type(*size, dtype=dtype):
+    if not _is_type(*size, dtype=dtype) or not self.requires_grad:
         return NotImplemented
     return self.detach().view(*size) if dtype is None else self.detach().view(dtype=dtype)
 
