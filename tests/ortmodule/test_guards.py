@@ -171,15 +171,18 @@ def test_an_attribute_that_cannot_be_compared_set_through_the_wrapper_captures_a
     assert captures(wrapped) == 2
 
 
+class Table(Net):
+    """Holds a tensor that is no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.ones(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.table
+
+
 def test_another_tensor_in_an_attribute_needs_a_graph() -> None:
-    class Table(Net):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = torch.ones(3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return super().forward(x) * self.table
-
     wrapped, eager = pair(Table())
     same_step(wrapped, eager, x())
     for module in (wrapped.module, eager):
@@ -592,14 +595,6 @@ def test_state_that_is_reset_through_the_wrapper_needs_one_graph() -> None:
 
 @pytest.mark.parametrize("change", ["data", "numpy", "another"])
 def test_a_tensor_of_an_attribute_is_read_at_every_call(change: str) -> None:
-    class Table(Net):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = torch.ones(3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return super().forward(x) * self.table
-
     wrapped, eager = pair(Table())
     same_step(wrapped, eager, x())
     for module in (wrapped.module, eager):

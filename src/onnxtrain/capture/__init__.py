@@ -34,7 +34,6 @@ from onnxtrain.capture.convert import Refusals, to_graph
 from onnxtrain.capture.descriptions import PLAIN
 from onnxtrain.capture.export import export
 from onnxtrain.capture.flat_module import PREFIX, FlatModule
-from onnxtrain.capture.found_elsewhere import adopt, is_adopted
 from onnxtrain.capture.given import Change, Given, at, change
 from onnxtrain.capture.left_behind import Watch, places_read, refuse_read
 from onnxtrain.capture.left_outside import LeftOutsideError
@@ -256,7 +255,6 @@ __all__ = [
     "Start",
     "Traced",
     "Watch",
-    "adopt",
     "are_settings",
     "arguments_of",
     "asks_length",
@@ -275,7 +273,6 @@ __all__ = [
     "device_of",
     "device_types",
     "flatten",
-    "is_adopted",
     "is_array",
     "is_batch",
     "is_collection",

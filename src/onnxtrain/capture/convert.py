@@ -250,14 +250,12 @@ def _is_of_some_alone(text: str, some: sympy.Expr) -> bool:
     found = set(_OF_CONTENT.findall(text))
     if not found:
         return False
-    less = _parse(
-        _OF_CONTENT.sub(r"(\g<0> - 1)", text)
-    )  # in which a symbol that is more than 0 stands for one that may be
+    less = _parse(_OF_CONTENT.sub(r"(\g<0> - 1)", text))  # a number that is parsed is more than 0, one less may be 0
+    if less is None:
+        return True
     counts = {n: sympy.Symbol(n, integer=True, nonnegative=True) for n in found}
-    told: Any = (
-        None if less is None else less.subs({s: counts[s.name] + 1 for s in less.free_symbols if s.name in counts})
-    )
-    return told is None or not told.is_nonnegative or str(told) != str(some)
+    told: Any = less.subs({s: counts[s.name] + 1 for s in less.free_symbols if s.name in counts})
+    return not told.is_nonnegative or str(told) != str(some)
 
 
 def _parse(text: str) -> sympy.Expr | None:

@@ -16,7 +16,7 @@ from onnxtrain.capture.attribute_reads import Attribute, Reads
 from onnxtrain.capture.autocast import Autocast
 from onnxtrain.capture.autograd_functions import Functions
 from onnxtrain.capture.carried import Carried, carried_by, carry, exchanged, numbers_carried, refuse_written, unchanged
-from onnxtrain.capture.found_elsewhere import Borrowed, FoundElsewhere, adopt
+from onnxtrain.capture.found_elsewhere import Borrowed, FoundElsewhere, largest_in_memory_of
 from onnxtrain.capture.given import Change, Given
 from onnxtrain.capture.hidden_changes import HiddenChanges, Versions, hidden
 from onnxtrain.capture.host_random import HostGenerators, seeds_refused
@@ -152,7 +152,7 @@ class FlatModule(torch.nn.Module):
         Raises:
             CaptureError: a gradient is computed for it.
         """
-        tensor = adopt(tensor, [*tensors_held(self.module), *self.result.names.tensors()])
+        tensor = largest_in_memory_of(tensor, [*tensors_held(self.module), *self.result.names.tensors()])
         if tensor.requires_grad:
             raise hidden("the forward pass", "one that is trained and no parameter of the module,")
         name = f"_adopted_{len(self.adopted)}"
@@ -200,10 +200,7 @@ class FlatModule(torch.nn.Module):
         mode: Any = get_proxy_mode()
         self.result.tracked = mode.tracer.tensor_tracker, frozenset(map(id, tensors))
         inputs = Contents([t.clone() if i in self.copied else t for i, t in enumerate(tensors)])
-        args, kwargs = self._inputs.restore(
-            [inputs.tensors[self.repeated.get(i, i)] for i in range(len(tensors))],
-            number=lambda index, tensor: replay.counted(self._given[index], tensor),
-        )
+        args, kwargs = self._arguments(inputs, replay)
         given, buffers = Given(args, kwargs), dict(self.module.named_buffers())
         parameters = Versions(dict(self.module.named_parameters()))
         adopted = {name: self.get_buffer(name) for name in self.adopted}
@@ -239,6 +236,11 @@ class FlatModule(torch.nn.Module):
         self.result.written = {n: n in changed and t.requires_grad for n, t in owned.items() if n not in buffers}
         shown = self._shown(result, changes, given, inputs, replay, elsewhere)
         return (*shown, *(changes.buffers.get(name, tensor).clone() for name, tensor in owned.items()))
+
+    def _arguments(self, inputs: Contents, replay: Replay) -> Any:
+        """What the module is called with: tensors, and numbers that may be others, which the call looks at first."""
+        tensors = [inputs.tensors[self.repeated.get(i, i)] for i in range(len(inputs.tensors))]
+        return self._inputs.restore(tensors, number=lambda index, tensor: replay.counted(self._given[index], tensor))
 
     def _settle(self, settle: Callable[[], None]) -> None:
         with unchanged(self.module):  # the graph has yet to read it

@@ -23,7 +23,6 @@ from onnxtrain.capture.lowering.records import memory_of
 
 Tensors = Mapping[str, torch.Tensor]
 _VIEWS = frozenset(("T", "mT", "H", "mH", "data", "real", "imag"))  # attributes that are tensors of the same content
-_ADOPTED = "_onnxtrain_adopted"  # the attribute of a tensor that calls change in place
 _is_read_by_dynamo = torch.compiler.is_dynamo_compiling  # this code, where bodies of control flow are recorded
 
 
@@ -62,30 +61,14 @@ class AdoptedError(GivenUpError):
         self.tensor = tensor
 
 
-def adopt(tensor: torch.Tensor, others: Iterable[torch.Tensor] = ()) -> torch.Tensor:
-    """From now on a tensor is one that calls change: an input of each graph that reads it, whatever its content.
-
-    Args:
-        tensor: it.
-        others: those in its memory are changed with it.
-
-    Returns:
-        The largest of them.
-    """
-    alike = [tensor, *in_memory_of(tensor, others)]
-    for changed in alike:
-        setattr(changed, _ADOPTED, True)
-    return max(alike, key=torch.numel)
+def largest_in_memory_of(tensor: torch.Tensor, others: Iterable[torch.Tensor]) -> torch.Tensor:
+    """The largest of a tensor and those of others that are in its memory, and are changed with it."""
+    return max([tensor, *in_memory_of(tensor, others)], key=torch.numel)
 
 
 def in_memory_of(tensor: torch.Tensor, others: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """Those of others that are in a tensor's memory; none without content is."""
     return [t for t in others if _is_in_memory(t) and _memory(t) == _memory(tensor)]
-
-
-def is_adopted(tensor: torch.Tensor) -> bool:
-    """Whether calls change a tensor that is no buffer."""
-    return hasattr(tensor, _ADOPTED)
 
 
 class FoundElsewhere:

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from onnxtrain.capture.assertions import is_librarys_check
 from onnxtrain.capture.schema import can_be_counted
+from onnxtrain.capture.sizes_as_numbers import KINDS
 from onnxtrain.capture.source_lines import is_users
 from onnxtrain.errors import CaptureError
 
@@ -165,7 +166,6 @@ _WITH_NUMBERS = frozenset(
         *("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_max_pool1d", "adaptive_max_pool2d", "tensor_split"),
     )
 )
-_KINDS: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 _INDEXED = (Tensor.__getitem__, Tensor.__setitem__)
 
 
@@ -196,7 +196,7 @@ class Looks(TorchFunctionMode):
             return seen if isinstance(seen, bool) else self._at(func.__name__, way, seen, lambda: func(*args, **kwargs))
         if func is Tensor.__format__ and not args[0].dim():  # as its number
             number = self.__torch_function__(Tensor.item, types, args[:1])
-            return format(_KINDS.get(type(number), type(number))(number), *args[1:])
+            return format(KINDS.get(type(number), type(number))(number), *args[1:])
         args, kwargs = self._with_numbers(func, args, kwargs)
         made = func(*args, **kwargs)
         self._after(func, args, kwargs, made)

@@ -21,15 +21,15 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from onnxtrain.capture.replaced import replaced
 from onnxtrain.capture.source_lines import expects, is_between, is_foreign, is_users
 
-_KINDS: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+KINDS: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 
 
 @contextlib.contextmanager
 def sizes_as_numbers() -> Iterator[None]:
     """Within it the user's code, and no other, takes sizes for numbers."""
-    texts = [(kind, name, _of_number(kind, name)) for kind in _KINDS for name in ("__repr__", "__format__", "__hash__")]
+    texts = [(kind, name, _of_number(kind, name)) for kind in KINDS for name in ("__repr__", "__format__", "__hash__")]
     answers = [(kind, name, _answered(getattr(kind, name))) for kind in (torch.SymInt, torch.SymFloat) for name in _ASK]
-    classes = [(kind, "__getattribute__", _attribute) for kind in _KINDS]
+    classes = [(kind, "__getattribute__", _attribute) for kind in KINDS]
     with replaced(*texts, *answers, *classes, *_ARITHMETIC), _kinds_of_numbers():
         yield
 
@@ -41,7 +41,7 @@ def _of_number(kind: type, name: str) -> Callable[..., Any]:
     def asked(self: Any, *args: Any) -> Any:
         frame = sys._getframe(1)
         is_asked = is_users(frame.f_code.co_filename) and not (name == "__hash__" and expects(frame, TypeError))
-        return getattr(_KINDS[kind], name)(_KINDS[kind](self), *args) if is_asked else whole(self, *args)
+        return getattr(KINDS[kind], name)(KINDS[kind](self), *args) if is_asked else whole(self, *args)
 
     return asked
 
@@ -107,7 +107,7 @@ def _by_bits(name: str) -> Callable[[Any, Any], Any]:
 
 
 def _as_array(self: Any, dtype: Any = None, copy: bool | None = None) -> Any:
-    return np.asarray(_KINDS[type(self)](self), dtype)
+    return np.asarray(KINDS[type(self)](self), dtype)
 
 
 _SIZE: Any = torch.SymInt
@@ -128,12 +128,12 @@ _ARITHMETIC: tuple[tuple[type, str, Callable[..., Any]], ...] = (
     (torch.SymFloat, "is_integer", lambda self: float(self).is_integer()),
     (torch.SymBool, "__float__", lambda self: float(bool(self))),
     (torch.SymBool, "__index__", lambda self: int(bool(self))),
-    *((kind, "__array__", _as_array) for kind in _KINDS),
+    *((kind, "__array__", _as_array) for kind in KINDS),
 )
 
 
 def _is_instance(value: Any, kinds: Any) -> bool:
-    return isinstance(value, kinds) or (type(value) in _KINDS and isinstance(_KINDS[type(value)](), kinds))
+    return isinstance(value, kinds) or (type(value) in KINDS and isinstance(KINDS[type(value)](), kinds))
 
 
 class _Number(type):
@@ -164,7 +164,7 @@ NUMBERS = {f"__{kind.__name__}__": _Number(kind.__name__, (kind,), {}) for kind 
 
 def _class_of(value: Any, asking: types.FrameType) -> type:
     """The class of a value, or of the number that a size is: what stands for it in the module that asks."""
-    found = _KINDS.get(type(value), type(value))
+    found = KINDS.get(type(value), type(value))
     stated = asking.f_globals.get(found.__name__) if found in (int, float) else None
     return stated if isinstance(stated, _Number) else found
 
@@ -211,4 +211,4 @@ def _kinds_of_numbers() -> Iterator[None]:
                 del table[name]
 
 
-__all__ = ["NUMBERS", "sizes_as_numbers"]
+__all__ = ["KINDS", "NUMBERS", "sizes_as_numbers"]

@@ -82,14 +82,12 @@ def _rank(value: ir.Value) -> int | None:
     return None if value.shape is None else len(value.shape)
 
 
-_ROUNDING = {"float16": 1e-3, "bfloat16": 1e-2}
+_ROUNDING = {"float16": 1e-3, "bfloat16": 1e-2}  # of others less
 
 
 def _is(value: ir.Value | None, number: float) -> bool:
     """Whether a value is a constant scalar, up to the rounding of its type."""
     content = shapes.constant_of(value)
-    return (
-        content is not None
-        and content.size == 1
-        and bool(np.isclose(content.item(), number, rtol=_ROUNDING.get(content.dtype.name, 1e-6)))
-    )
+    if content is None or content.size != 1:
+        return False
+    return bool(np.isclose(content.item(), number, rtol=_ROUNDING.get(content.dtype.name, 1e-6)))

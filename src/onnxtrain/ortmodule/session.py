@@ -17,7 +17,6 @@ from onnxtrain.capture import (
     Carried,
     Numbers,
     Path,
-    adopt,
     at,
     change,
     copies,
@@ -148,9 +147,6 @@ class ModuleTensors(Owned):
         self._parameters = [self._place(name) for name in signature.parameters]
         self._buffers = [self._place(name) for name in signature.buffers]
         self._updated = [self._place(name) for name in signature.buffer_updates]
-        for name in signature.buffer_updates.keys() & borrowed.keys():  # known already, but of a graph that was kept
-            if isinstance(tensor := borrowed[name], torch.Tensor):
-                adopt(tensor)
 
     @property
     def device(self) -> str:

@@ -289,9 +289,7 @@ class Evaluator:
         width = op.size(inner, 1)
         place = op.Sub(tokens, start)
         inside = op.Min(op.Max(place, op.ints(0)), width)
-        beyond = op.Expand(
-            op.constant(False, ir.DataType.BOOL), op.Concat(batch, op.ints(1), axis=0)
-        )  # if there is none
+        beyond = op.Expand(op.constant(False, ir.DataType.BOOL), op.Concat(batch, op.ints(1), axis=0))  # of no token
         return op.And(chosen, op.Gather(op.Concat(inner, beyond, axis=1), inside, axis=1))
 
     def _factor(self, reason: NonZero) -> Value:
