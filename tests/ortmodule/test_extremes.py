@@ -216,3 +216,26 @@ def test_a_bias_that_hides_no_key_costs_nothing() -> None:
     wrapped, eager = pair(Biased(penalized))
     same_step(wrapped, eager, torch.randn(3, 2, 5, 4, requires_grad=True), KEEP)
     assert "Where" not in wrapped.graph("captured") and "ReduceMax" not in wrapped.graph("captured")
+
+
+def test_an_output_without_gradient_whose_derivative_is_infinite():
+    """An entropy that nobody uses, of probabilities that are 0, is no part of the gradients."""
+
+    class Policy(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(3, 3)
+
+        def forward(self, x):
+            p = torch.softmax(self.layer(x) * 1e4, -1)
+            return p, -(p * p.log()).sum(-1), p.sin()
+
+    ours, eager = pair(Policy().double())
+    for used in (0, 2, 0):  # by the last one, two outputs are expected to receive gradients
+        x = torch.randn(4, 3, dtype=torch.float64)
+        for module in (ours, eager):
+            module.zero_grad()
+            module(x)[used].square().sum().backward()
+        for one, other in zip(ours.parameters(), eager.parameters(), strict=True):
+            assert torch.isfinite(other.grad).all()
+            assert torch.equal(one.grad, other.grad)

@@ -209,7 +209,7 @@ def versions() -> tuple[str, ...]:
 def _to_bytes(graph: ForwardGraph) -> bytes:
     s = graph.signature
     rows = [dataclasses.astuple(row) for row in graph.layers]
-    fields = (s.user_inputs, s.parameters, s.buffers, s.outputs, s.buffer_updates, rows)
+    fields = (s.user_inputs, s.parameters, s.buffers, s.outputs, s.buffer_updates, s.views, rows)
     model = graph.model.clone()
     model.metadata_props[_SIGNATURE] = json.dumps(fields)
     for node in model.graph.all_nodes():
@@ -221,10 +221,10 @@ def _to_bytes(graph: ForwardGraph) -> bytes:
 
 def _from_bytes(payload: bytes) -> ForwardGraph:
     model = ir.from_proto(onnx.load_model_from_string(payload))
-    user_inputs, parameters, buffers, outputs, updates, rows = json.loads(model.metadata_props.pop(_SIGNATURE))
+    user_inputs, parameters, buffers, outputs, updates, views, rows = json.loads(model.metadata_props.pop(_SIGNATURE))
     for node in model.graph.all_nodes():
         for name, exact in json.loads(node.metadata_props.pop(_EXACT, "{}")).items():
             node.attributes[name] = ir.Attr(name, node.attributes[name].type, exact)
     infer_graph(model.graph)  # the content of shape tensors is not part of the file
-    signature = Signature(tuple(user_inputs), tuple(parameters), tuple(buffers), tuple(outputs), updates)
+    signature = Signature(tuple(user_inputs), tuple(parameters), tuple(buffers), tuple(outputs), updates, views=views)
     return ForwardGraph(model, signature, tuple(Layers(*row) for row in rows))

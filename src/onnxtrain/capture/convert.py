@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import onnx_ir as ir
@@ -12,6 +12,7 @@ import torch
 
 from onnxtrain.capture import aten, exact_constants, hidden_sizes
 from onnxtrain.capture.flat_module import PREFIX
+from onnxtrain.capture.lowering.records import memory_of
 from onnxtrain.capture.onnx_graph import TRACED
 from onnxtrain.capture.python_op import recorded
 from onnxtrain.capture.translator import Translator
@@ -90,9 +91,31 @@ def _graph(
     owned = [str(v.name) for v in model.graph.inputs[len(input_names) :]]  # the trained ones first
     untrained = {n.removeprefix(PREFIX) for n, is_trained in {**buffers, **borrowed}.items() if not is_trained}
     parameters, kept = (tuple(n for n in owned if (n in untrained) == is_kept) for is_kept in (False, True))
-    signature = Signature(tuple(input_names), parameters, kept, tuple(names[:count]), updates)
+    views = _views(ep, input_names, names[:count], borrowed)
+    signature = Signature(tuple(input_names), parameters, kept, tuple(names[:count]), updates, views=views)
     assert signature.inputs == tuple(str(v.name) for v in model.graph.inputs), "inputs come in the graph's order"
     return ForwardGraph(ir.Model(model.graph, ir_version=10), signature)
+
+
+def _views(
+    program: torch.export.ExportedProgram, input_names: Sequence[str], outputs: Sequence[str], borrowed: Collection[str]
+) -> dict[str, str]:
+    """Of each output that lies in the memory of an input, or of an output before it, the name of that.
+
+    A constant is made anew in each call, but for those that are others' tensors.
+    """
+    signature = program.graph_signature
+    names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    names |= {n: c for n, c in signature.inputs_to_lifted_tensor_constants.items() if c in borrowed}
+    names |= dict(zip(signature.user_inputs, input_names, strict=True))
+    *inputs, returned = (n for n in program.graph.nodes if n.op in ("placeholder", "output"))
+    lies = {memory_of(n.meta["val"]): names[n.name] for n in inputs if n.name in names}
+    found = dict[str, str]()
+    for name, node in zip(outputs, returned.args[0], strict=False):
+        memory = memory_of(node.meta["val"])
+        if memory is not None and (first := lies.setdefault(memory, name)) != name:
+            found[name] = first
+    return found
 
 
 def _infer(graph: ir.Graph) -> dict[ir.Node, ShapeError]:

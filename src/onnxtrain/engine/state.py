@@ -148,21 +148,37 @@ class State:
         self._check_padding(given)
         self.bound.learn_padding(self.inputs, given)
         self._choose(received)
-        plan = self.compiled.plan
-        received_dys = dict(given) if self.verification is not None else {}
+        self._reached = self.bound.reached(received)
+        is_partial = any(given[name] is None for name in self.compiled.plan.output_gradients)
+        kept = dict(given) if is_partial or self.verification is not None else {}
         if self.compiled.executable.added:
             users = (self.read[name] for name in self.bound.signature.user_inputs)
             self._memories = memories([*users, *(dy for dy in dys if dy is not None)])
-        seeds = [self._seed(given[name], name) for name in plan.output_gradients]
-        del dys, given
-        self._reached, self._results = self.bound.reached(received), [None] * len(plan.gradients)
-        self._walk, self.saved = self.compiled.executable.walk(self.saved, seeds, self._results), None
+        del dys
+        self._begin_walk(given)
+        if is_partial:
+            self._made = self.rest()
+            if not all(bool(x.isfinite().all()) for x in self._made.values() if x is not None):
+                self._choose(received, exactly=True)
+                self._begin_walk(dict(kept))
+                self._made = self.rest()
         if self.verification is not None:
             self._made = self.rest()
-            self.verification.check_backward(received_dys, self._made)
+            self.verification.check_backward(kept, self._made)
             self.verification = None  # a retained graph may be walked again
         elif self.compiled is not self._parted:
             self._made = self.rest()  # its segments are others than those of the nodes of autograd
+
+    def _begin_walk(self, given: dict[str, torch.Tensor | None]) -> None:
+        """Begin the backward pass for these gradients of the outputs, which are not kept here.
+
+        One that did not arrive is zeros, which is as good as none unless they meet an infinite derivative.
+        """
+        plan = self.compiled.plan
+        seeds = [self._seed(given[name], name) for name in plan.output_gradients]
+        given.clear()
+        self._results = [None] * len(plan.gradients)
+        self._walk, self.saved = self.compiled.executable.walk(self.saved, seeds, self._results), None
 
     def give(self, gradients: dict[str, torch.Tensor | None]) -> None:
         """Have these gradients of all differentiable inputs, in order, taken part by part."""
@@ -280,18 +296,24 @@ class State:
                     cure="run the backward pass first, or modify a copy",
                 )
 
-    def _choose(self, received: tuple[str, ...]) -> None:
+    def _choose(self, received: tuple[str, ...], exactly: bool = False) -> None:
         """Take the variant for the outputs that received a gradient; run forward again where its values are missing.
 
         They are after a backward pass, which frees them or writes over them, and where too few outputs were expected.
+
+        Args:
+            received: their names.
+            exactly: whether it has to be for these alone; otherwise it may be for more of them.
         """
-        bound, is_expected = self.bound, {*received} <= self.chosen.asked
-        bound.expected.learn(received)
+        bound, is_expected = self.bound, {*received} <= self.chosen.asked and not exactly
+        if not exactly:
+            bound.expected.learn(received)
         if is_expected and self.saved is not None:
             return
         self._check_unchanged()
         if not is_expected:
-            own = tuple(n for n in bound.expected.names if n in self.like)  # others were read late, and go back alone
+            wanted = received if exactly else bound.expected.names
+            own = tuple(n for n in wanted if n in self.like)  # others were read late, and go back alone
             self.chosen = bound.choose(self.read, self.differentiable, own)
         with randomness.replayed(self.random or randomness.state()):
             _, self.saved = self._execute()

@@ -49,6 +49,8 @@ class Signature:
         origins: for each output the parameters and user inputs through which torch says that it requires a gradient,
             though the gradient may be zero and what they give optimized away; None where the graph itself says it. Of a
             short graph those of the whole one.
+        views: of each output that lies in the memory of an input, or of an output before it, the name of that; others
+            have memory of their own.
     """
 
     user_inputs: tuple[str, ...]
@@ -60,6 +62,7 @@ class Signature:
     rows: tuple[str, ...] = ()
     casts: dict[str, Cast] = dataclasses.field(default_factory=dict)
     origins: dict[str, frozenset[str]] | None = None
+    views: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def inputs(self) -> tuple[str, ...]:

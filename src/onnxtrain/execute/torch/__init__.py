@@ -10,8 +10,9 @@ import torch
 
 from onnxtrain.errors import BackendError, first_line
 from onnxtrain.execute.base import Backend, Executable, Footprint, Timing
-from onnxtrain.execute.torch.codegen import added_of, compile_plan
+from onnxtrain.execute.torch.codegen import compile_plan
 from onnxtrain.execute.torch.footprint import footprint
+from onnxtrain.execute.torch.memory import added_of
 from onnxtrain.execute.torch.program import Program
 from onnxtrain.execute.torch.registry import lowering_of
 from onnxtrain.execute.torch.timing import Clock

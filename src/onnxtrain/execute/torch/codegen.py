@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import itertools
 import types
@@ -12,10 +11,19 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxtrain.execute.torch.dtypes import as_tensor
-from onnxtrain.execute.torch.expressions import NAMES, Names, constant_text, data_text, dim_text, is_known, symbols_of
+from onnxtrain.execute.torch.expressions import (
+    NAMES,
+    Names,
+    constant_text,
+    data_text,
+    dim_text,
+    is_known,
+    sizes_of,
+    symbols_of,
+)
 from onnxtrain.execute.torch.kept import kept_between
 from onnxtrain.execute.torch.lowerings.recurrent import is_fused
-from onnxtrain.execute.torch.memory import Groups, reusable, settled, unshared
+from onnxtrain.execute.torch.memory import Groups, mistakable, reusable, settled, unshared
 from onnxtrain.execute.torch.program import Program
 from onnxtrain.execute.torch.registry import lowering_of, needed_lowering
 from onnxtrain.execute.torch.sizes_on_host import nodes_on_host
@@ -55,20 +63,6 @@ def compile_plan(plan: Plan, device: str, added: Mapping[str, int], keeps: bool)
     return writer.forward(plan, [str(v.name) for v in saved], sizes), reader.backward(plan, saved, sizes, weights)
 
 
-def added_of(plan: Plan) -> dict[str, int]:
-    """The inputs whose gradients a lowering can add to what there is of them already, and their places among all."""
-    if plan.backward is None:
-        return {}
-    results = {str(v.name): v for v in plan.backward.graph.outputs}
-    count, found = collections.Counter(plan.gradients.values()), dict[str, int]()
-    for place, (name, gradient) in enumerate(plan.gradients.items()):
-        node = results[gradient].producer() if count[gradient] == 1 and not results[gradient].uses() else None
-        lowering = None if node is None else lowering_of(node)
-        if lowering is not None and "into" in lowering.wants:
-            found[name] = place
-    return found
-
-
 def _written_out(model: ir.Model) -> ir.Model:
     """The model without nodes that stand for others which have lowerings; itself where there are none."""
     model = expand_nodes(model, is_fused)
@@ -95,12 +89,7 @@ def _weights(writer: _Writer, saved: Sequence[ir.Value], names: Iterable[str]) -
 
 
 def _bindable(graph: ir.Graph) -> set[str]:
-    return set().union(*map(_sizes_of, itertools.chain(graph.inputs, (v for n in graph for v in n.outputs))))
-
-
-def _sizes_of(value: ir.Value) -> set[str]:
-    """The sizes that a value's shape names."""
-    return {str(d.value) for d in shapes.dims_of(value) or () if isinstance(d, ir.SymbolicDim)}
+    return set().union(*map(sizes_of, itertools.chain(graph.inputs, (v for n in graph for v in n.outputs))))
 
 
 class _Writer:
@@ -149,10 +138,18 @@ class _Writer:
         self._body(keep=set(self.graph.inputs), held={v for node in self.kept for v in node.outputs})
         by_name = {str(v.name): v for v in [*self.graph.inputs, *self.results]}
         outputs = [*signature.outputs, *signature.buffer_updates.values()]
+        self._set_apart([by_name[n] for n in signature.outputs], signature.views)
         names = [[self._tensor(by_name[n]) for n in part] for part in (outputs, saved)]
         lists = [f"[{', '.join(part)}]" for part in (names[0], [*names[1], *self.kept.values()])]
         self.lines.append(f"return {lists[0]}, {lists[1]}, ({''.join(s + ', ' for s in sizes)})")
         return self._program("forward", "inputs")
+
+    def _set_apart(self, outputs: Sequence[ir.Value], views: Mapping[str, str]) -> None:
+        """Lines that give the user's outputs memory of their own, where theirs may be that of others."""
+        held = [*self.graph.inputs, *(v for n in self.nodes for v in n.inputs if v is not None and _is_constant(v))]
+        for value, others in mistakable(self.nodes, self.lowerings, outputs, held, views).items():
+            name = self._tensor(value)
+            self.lines.append(f"{name} = apart({', '.join((name, *dict.fromkeys(map(self._tensor, others))))})")
 
     def backward(
         self, plan: Plan, saved: Sequence[ir.Value], sizes: Sequence[str], weights: Mapping[str, list[ir.Value]]
@@ -209,7 +206,7 @@ class _Writer:
         inputs = self.graph.inputs
         given = [*(shapes.dims_of(v) or () for v in inputs), *(shapes.data_of(v) for v in inputs)]
         outer = set().union(*(symbols_of(d) for d in given if d is not None), set())
-        return (self.symbols & outer).difference(*map(_sizes_of, inputs))
+        return (self.symbols & outer).difference(*map(sizes_of, inputs))
 
     def _results(self, needed: Sequence[str] | None) -> list[ir.Value]:
         """The graph outputs that must exist as tensors: all but saved shape tensors that nobody reads."""
@@ -235,7 +232,7 @@ class _Writer:
 
     def _shows(self, read: dict[ir.Node, set[str]], sizes: set[str], known: Collection[str]) -> ir.Value | None:
         """A value that is not computed, but the first to show a size that is read."""
-        bound = set(known).union(*map(_sizes_of, self.graph.inputs))
+        bound = set(known).union(*map(sizes_of, self.graph.inputs))
         if self.symbols <= bound:
             return None
         first: dict[str, ir.Value] = {}
@@ -243,7 +240,7 @@ class _Writer:
             if missing := first.keys() & (read.get(node, set()) - bound):
                 return first[min(missing)]
             for value in node.outputs:
-                shown = _sizes_of(value)
+                shown = sizes_of(value)
                 bound |= shown if node in read and value in self.live else set()
                 for size in shown:
                     first.setdefault(size, value)

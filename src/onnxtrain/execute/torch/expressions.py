@@ -75,6 +75,11 @@ def symbols_of(data: shapes.Data) -> set[str]:
     return set().union(*(d.free_symbols() for d in parts if isinstance(d, ir.SymbolicDim)), set())
 
 
+def sizes_of(value: ir.Value) -> set[str]:
+    """The sizes that a value's shape names."""
+    return {str(d.value) for d in shapes.dims_of(value) or () if isinstance(d, ir.SymbolicDim)}
+
+
 def is_known(data: shapes.Data | None) -> bool:
     """Whether every part of the content can be written as an expression."""
     if data is None:
@@ -136,7 +141,14 @@ def _tensor(content: Any, code: int) -> torch.Tensor:
     return torch.tensor(content, dtype=torch_dtype(code))
 
 
+def _apart(tensor: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+    """The tensor; a copy where it lies in the memory of one of the others, or some of its elements in one place."""
+    is_expanded = any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
+    return tensor.clone() if is_expanded or any(torch._C._is_alias_of(tensor, x) for x in others) else tensor
+
+
 NAMES: Mapping[str, Any] = {
+    "apart": _apart,
     "host": _host,
     "tensor": _tensor,
     "inf": math.inf,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 from collections.abc import Collection, Mapping, Sequence
 
 import onnx_ir as ir
 
-from onnxtrain.execute.torch.registry import Lowering
+from onnxtrain.execute.torch.registry import Lowering, lowering_of
 from onnxtrain.ir import shapes
+from onnxtrain.ir.graphs import Plan
 from onnxtrain.ir.python_calls import is_call
 
 
@@ -70,6 +72,34 @@ def unshared(
     return {v for v in alone if not _may_overlap(v, made, lowerings)}
 
 
+def mistakable(
+    nodes: Sequence[ir.Node],
+    lowerings: Mapping[ir.Node, Lowering],
+    outputs: Sequence[ir.Value],
+    held: Sequence[ir.Value],
+    views: Mapping[str, str],
+) -> dict[ir.Value, list[ir.Value]]:
+    """The outputs that are to have memory of their own and may not, with the values whose memory theirs may be.
+
+    Args:
+        nodes: the program in order.
+        lowerings: how each node runs.
+        outputs: what the program gives away.
+        held: the values that outlive it otherwise: its inputs, and constants that it reads.
+        views: of each output that lies in the memory of an input or of another output, the name of that.
+    """
+    groups = Groups(nodes, lowerings)
+    made = {v: n for n in nodes for v in n.outputs}
+    memories = {v: views.get(str(v.name), str(v.name)) for v in outputs}
+    own, found = {str(v.name) for v in outputs}, dict[ir.Value, list[ir.Value]]()
+    for index, value in enumerate(outputs):
+        beside = [*held, *(v for v in outputs[:index] if memories[v] != memories[value])]
+        others = [v for v in beside if v is not value and groups.root(v) is groups.root(value)]
+        if memories[value] in own and (others or _may_overlap(value, made, lowerings)):
+            found[value] = others
+    return found
+
+
 def settled(
     nodes: Sequence[ir.Node], lowerings: Mapping[ir.Node, Lowering], sets: Sequence[Collection[ir.Value]]
 ) -> list[int]:
@@ -88,6 +118,20 @@ def _may_overlap(value: ir.Value, made: Mapping[ir.Value, ir.Node], lowerings: M
             return True
         node = made.get(node.inputs[0]) if node.inputs and node.inputs[0] is not None else None
     return False
+
+
+def added_of(plan: Plan) -> dict[str, int]:
+    """The inputs whose gradients a lowering can add to what there is of them already, and their places among all."""
+    if plan.backward is None:
+        return {}
+    results = {str(v.name): v for v in plan.backward.graph.outputs}
+    count, found = collections.Counter(plan.gradients.values()), dict[str, int]()
+    for place, (name, gradient) in enumerate(plan.gradients.items()):
+        node = results[gradient].producer() if count[gradient] == 1 and not results[gradient].uses() else None
+        lowering = None if node is None else lowering_of(node)
+        if lowering is not None and "into" in lowering.wants:
+            found[name] = place
+    return found
 
 
 _COMMUTATIVE = ("Add", "Mul")

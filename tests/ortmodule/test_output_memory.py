@@ -1,0 +1,69 @@
+"""Whose memory outputs lie in: their own, unless eager PyTorch gives a view."""
+
+import pytest
+import torch
+from parity import Calls
+
+from onnxtrain import Options, ORTModule
+
+BACKENDS = ("torch", "onnxruntime", "reference")
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+NEW = {
+    "clone": lambda x: (x.clone(), x.clone(), x.clone()[0], x.t().clone()),
+    "value_and_copy": lambda x: (lambda h: (h, h.clone()))(x.abs()),
+    "constants": lambda x: (torch.zeros(3), torch.zeros(3), torch.full((3,), 2.0), torch.tensor([1.0, 2.0])),
+    "expanded": lambda x: (x[:1].expand(4, 4).contiguous(), x.sum().expand(3, 3).contiguous(), x.repeat(1, 1)),
+    "parts": lambda x: (x.index_select(0, torch.arange(4)), torch.cat([x]), torch.stack([x]), x[torch.tensor([0, 1])]),
+    "copy_of_same_type": lambda x: (x.to(torch.float32, copy=True), x.t().contiguous(), x.t().reshape(16)),
+    "nothing_to_do": lambda x: (x + 0, x * 1, x.relu(), x.clamp(-1e9, 1e9), x.tril(10), x.roll(0), x[:1].sum(0)),
+    "split_copy": lambda x: x.clone().unbind(0),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", NEW)
+def test_what_eager_makes_anew_lies_in_memory_of_its_own(name, backend):
+    """Whoever writes to an output changes neither the input, nor another output, nor what the next call returns."""
+    model, x = ORTModule(Calls(NEW[name]), Options(backend=backend)), torch.rand(4, 4)
+    want, given = [y.clone() for y in NEW[name](x)], x.clone()
+    for _ in range(2):
+        made = model(x)
+        for index, (y, wanted) in enumerate(zip(made, want, strict=True)):
+            assert torch.allclose(y, wanted), index
+            y.fill_(7.0)
+        assert torch.equal(x, given)
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_views_stay_views(trained):
+    """A part of an input is a part of it still; parts of one new tensor are parts of one."""
+    model = ORTModule(Calls(lambda x: (x.view(-1), x[0], x.abs(), x.detach())), Options())
+    x = torch.rand(4, 4, requires_grad=trained)
+    flat, first, new, detached = model(x)
+    assert _memory(flat) == _memory(first) == _memory(detached) == _memory(x) != _memory(new)
+
+
+def test_a_copy_before_a_write_after_a_graph_break():
+    """What was copied is what it was, though the tensor changes in the next piece."""
+
+    def step(memory):
+        old = memory.clone()
+        torch._dynamo.graph_break()
+        memory.add_(1.0)
+        return memory - old
+
+    assert torch.allclose(torch.compile(step, backend="onnxtrain")(torch.rand(3)), torch.ones(3))
+
+
+def test_the_cache_knows_views(tmp_path):
+    """A recalled graph has the memory that a traced one has."""
+    for _ in range(2):
+        model = ORTModule(Calls(lambda x: (x.clone(), x.view(-1))), Options(cache_dir=tmp_path))
+        x = torch.rand(2, 2)
+        copy, view = model(x)
+        assert _memory(view) == _memory(x) != _memory(copy)
