@@ -383,9 +383,9 @@ def test_many_graphs_are_announced(caplog: pytest.LogCaptureFixture) -> None:
     wrapped = ORTModule(Net())
     with caplog.at_level(logging.WARNING, "onnxtrain"):
         for step in range(8):
-            wrapped.tick = step
+            wrapped.module.dropout.p = step / 16
             wrapped(x())
-    assert "8 graphs" in caplog.text and "attribute tick was 6 and is 7" in caplog.text
+    assert "8 graphs" in caplog.text and "attribute p was 0.375 and is 0.4375" in caplog.text
 
 
 class AsksForGradients(torch.nn.Module):
@@ -662,3 +662,74 @@ class WithMask:
 
     def __post_init__(self) -> None:
         self.mask = self.x > 0
+
+
+class _Keeper(torch.nn.Module):
+    """A module that keeps its own optimizer, and counts its steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+        self.optimizer = torch.optim.AdamW(self.layer.parameters(), lr=1e-3)
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
+        self.steps, self.last, self.phase = 0, None, torch.zeros(())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).square().mean()
+
+
+class _Scheduled(_Keeper):
+    """One that reads the schedule."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (1 + self.schedule.last_epoch)
+
+
+class _Whole(_Keeper):
+    """One that reads all that it has at once."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (1 + vars(self)["steps"])
+
+
+@pytest.mark.parametrize("kind", [_Keeper, _Scheduled, _Whole])
+def test_what_training_changes_and_the_forward_pass_does_not_read(kind: type[_Keeper]) -> None:
+    """Counters, losses, optimizers and schedules that a module keeps need no graph of their own, unless it reads them."""
+    module, eager = kind(), kind()
+    eager.layer.load_state_dict(module.layer.state_dict())
+    wrapped = ORTModule(module)
+    for _ in range(4):
+        x = torch.randn(3, 4)
+        loss, want = wrapped(x), eager(x)
+        torch.testing.assert_close(loss, want)
+        loss.backward()
+        want.backward()
+        for one in (module, eager):
+            one.optimizer.step()
+            one.schedule.step()
+            one.steps, one.last, one.phase = one.steps + 1, float(want.detach()), want.detach()
+    assert captures(wrapped) == 1 if kind is _Keeper else captures(wrapped) > 1
+
+
+def test_an_attribute_that_another_mode_reads() -> None:
+    """What evaluation alone reads is looked at from then on."""
+
+    class Model(torch.nn.Module):
+        scale = 1.0
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.temperature = torch.nn.Linear(4, 4), "warm"
+            self.factor = torch.ones(())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.layer(x)
+            return y if self.training else y * self.factor
+
+    wrapped, x = ORTModule(Model()), torch.randn(2, 4)
+    for factor in (1.0, 2.0, 3.0):
+        wrapped.train()
+        wrapped(x)
+        wrapped.factor = torch.tensor(factor)
+        wrapped.eval()
+        torch.testing.assert_close(wrapped(x), wrapped.module.layer(x) * factor)

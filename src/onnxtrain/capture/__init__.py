@@ -13,6 +13,7 @@ import torch
 
 from onnxtrain.capture.attribute_reads import (
     OWN,
+    apart_from_training,
     are_settings,
     attribute,
     attributes_of,
@@ -221,7 +222,7 @@ def translate(
     refuse_read(traced.flat.module, places_read(traced.flat.module, result.left, constants, result.read))
     others = {name.removeprefix(PREFIX): b.tensor for name, b in borrowed.items()}
     lent = {**others, **traced.flat.adopted, **traced.flat.carried}
-    seen = result.left, result.given, result.rewritten, result.path, lent, frozenset(result.read)
+    seen = result.left, result.given, result.rewritten, result.path, lent, frozenset(result.read), result.unread
     return Captured(graph, traced.inputs, result.schema, result.sources, guards(), *seen, kept)
 
 
@@ -255,6 +256,7 @@ __all__ = [
     "Start",
     "Traced",
     "Watch",
+    "apart_from_training",
     "are_settings",
     "arguments_of",
     "asks_length",

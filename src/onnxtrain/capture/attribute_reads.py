@@ -8,7 +8,7 @@ import functools
 import inspect
 import numbers
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -24,6 +24,7 @@ _OWN = frozenset(torch.nn.Module().__dict__)
 OWN = _OWN - {"training"}
 _COLLECTIONS = (list, dict, set, collections.deque)
 NAMESPACES = ("types", "argparse")  # of Python, whose classes are no one's: what is in them counts as read
+_OF_TRAINING = ("torch.optim.", "torch.amp.grad_scaler")
 _DEPTH = 6  # how deep objects of nobody's library are looked into, and collections in each of them
 _DEPTH_OF_LIBRARIES = 3  # how deep those of libraries are, whose inside is their own
 _MANY = 1000  # items of a collection
@@ -125,6 +126,10 @@ class Reads:
     def _put(self, name: str, owner: Any) -> None:
         self.set.add((id(owner), name))
 
+    def unread(self) -> frozenset[Attribute]:
+        """Those of users' own classes that were not read, though reads of them were noted."""
+        return frozenset(a for a in self._wanted if a not in self.found and not is_librarys(a[0].__module__))
+
     def is_read(self, owner: Any, name: str) -> bool:
         """Whether an attribute was read before it was set."""
         return (type(owner), name) in self.found
@@ -180,7 +185,20 @@ def may_change(value: Any) -> bool:
 def _is_watched(value: Any) -> bool:
     """Whether reads of a value are told: it may change, or be a function or a constant that a call exchanges."""
     is_elsewhere = isinstance(value, str | torch.nn.Module | type) or _is_configuration(value)
-    return not is_elsewhere or may_change(value)
+    return not is_elsewhere or may_change(value) or _is_of_training(value)
+
+
+def _is_of_training(value: Any) -> bool:
+    """Whether a value is an optimizer, a schedule or a scaler of losses, which are others after every step."""
+    return any(c.__module__.startswith(_OF_TRAINING) for c in type(value).__mro__)
+
+
+def apart_from_training(modules: Iterable[torch.nn.Module], read: Container[Attribute]) -> Iterator[Mapping[str, Any]]:
+    """The attributes of each module but for the optimizers and the like among them that no graph reads."""
+    for module in modules:
+        held = ((n, v) for n, v in may_hold(vars(module)) if (type(module), n) not in read)
+        unread = {n for n, v in held if _is_of_training(v)}
+        yield {n: v for n, v in vars(module).items() if n not in unread} if unread else vars(module)
 
 
 def is_array(value: Any) -> bool:

@@ -39,6 +39,7 @@ class Captured:
         borrowed: the tensors that the graph reads beside the module's, by the names that its signature has for them:
             they themselves, or where they are found.
         read: the attributes that the call read and that are collections, numbers or tensors.
+        unread: those of users' classes that it did not read.
         kept: the file of the graph cache that holds the graph; None where there is none.
     """
 
@@ -53,6 +54,7 @@ class Captured:
     path: Path = dataclasses.field(default_factory=Path)
     borrowed: Mapping[str, torch.Tensor | Carried] = dataclasses.field(default_factory=dict)
     read: frozenset[Attribute] = frozenset()
+    unread: frozenset[Attribute] = frozenset()
     kept: str | None = None
 
     @property

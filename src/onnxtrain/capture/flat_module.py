@@ -27,7 +27,7 @@ from onnxtrain.capture.looks import Look
 from onnxtrain.capture.named_values import NamedValues
 from onnxtrain.capture.owned_tensors import names_of, owned_by, tensors_held
 from onnxtrain.capture.places import Place
-from onnxtrain.capture.reached_code import Named
+from onnxtrain.capture.reached_code import Named, unread
 from onnxtrain.capture.rehearsal import Answers
 from onnxtrain.capture.replay import Path, Replay
 from onnxtrain.capture.rewritten import Contents, Copied, Rewritten
@@ -62,6 +62,7 @@ class Result:
         outside: where it left a tensor outside of the module.
         borrowed: the tensors that it read and that are neither the module's nor given to it.
         read: the attributes that it read and that are collections, numbers or tensors.
+        unread: those of users' classes that it did not read.
         names: what Python code has under names, as it was before the call.
         tracked: what the trace recorded of tensors that there still are, and the identities of its inputs.
     """
@@ -83,6 +84,7 @@ class Result:
         self.outside: LeftOutsideError | None = None
         self.borrowed: tuple[Borrowed, ...] = ()
         self.read: set[Attribute] = set()
+        self.unread: frozenset[Attribute] = frozenset()
         self.names = NamedValues(())
         self.tracked: tuple[Mapping[torch.Tensor, Any], frozenset[int]] = ({}, frozenset())
 
@@ -223,7 +225,7 @@ class FlatModule(torch.nn.Module):
             raise
         finally:
             self.result.settle = functools.partial(self._settle, watch.take_back())
-        self.result.read = reads.found
+        self.result.read, self.result.unread = reads.found, unread(self.module, reads)
         self.result.changed = inputs.changed()
         changed, written = parameters.written(), state.written()
         leaves = [t for t in changed.values() if t.is_leaf and t.requires_grad]

@@ -16,7 +16,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from onnxtrain.capture.attribute_reads import are_settings, attributes_of, configurations, items_of, owners_of
+from onnxtrain.capture.attribute_reads import (
+    Attribute,
+    Reads,
+    are_settings,
+    attributes_of,
+    configurations,
+    items_of,
+    owners_of,
+)
 from onnxtrain.capture.descriptions import PLAIN
 from onnxtrain.capture.source_lines import codes_within, is_foreign, is_librarys, is_users, line_that_changes, lines_of
 
@@ -27,6 +35,7 @@ _OF_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 WITHIN = "what is in "
 _OPAQUE = (type, torch.Tensor, torch.nn.Module)  # whose attributes are looked up elsewhere
+_WHOLES = frozenset(("__dict__", "__getstate__", "copy", "deepcopy", "dumps", "pickle", "vars"))  # read all attributes
 _Key = tuple[int, str]  # the identity of a table or a cell, and the name there
 
 
@@ -75,6 +84,22 @@ def line_that_writes(module: torch.nn.Module, name: str) -> str:
     walk = _walk(module)
     walk.run()
     return line_that_changes(itertools.chain.from_iterable(map(lines_of, walk.functions)), rf"\b{re.escape(name)}\b")
+
+
+def unread(module: torch.nn.Module, reads: Reads) -> frozenset[Attribute]:
+    """The attributes of users' classes that a call has not read; none where code may read all of an object at once.
+
+    Args:
+        module: the module.
+        reads: what the call read of it.
+    """
+    found = reads.unread()
+    if not found:
+        return found
+    walk = _walk(module)
+    walk.run()
+    codes = itertools.chain.from_iterable(codes_within(f.__code__) for f in walk.functions)
+    return found if all(_WHOLES.isdisjoint(code.co_names) for code in codes) else frozenset()
 
 
 def _walk(module: torch.nn.Module) -> _Walk:

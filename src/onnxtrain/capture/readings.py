@@ -33,6 +33,7 @@ from onnxtrain.capture.descriptions import Describer, TooMuchError, code_digest
 from onnxtrain.capture.host_random import HostGenerators
 from onnxtrain.capture.left_outside import left_by, take_out
 from onnxtrain.capture.like_layers import names_within
+from onnxtrain.capture.reached_code import unread
 from onnxtrain.capture.recorder import recording
 from onnxtrain.capture.rehearsal import fill_caches, untouched
 from onnxtrain.capture.schema import flatten
@@ -59,12 +60,14 @@ class Reading:
         digest: SHA-256 of all of it.
         settle: does to the module what the call did to it, but for tensors.
         attributes: those among it that are collections, numbers or tensors.
+        unread: attributes of users' classes that it did not read.
         tensors: those among it that are neither the module's nor the call's, in the order in which they were read.
     """
 
     digest: str
     settle: Callable[[], None]
     attributes: frozenset[Attribute]
+    unread: frozenset[Attribute]
     tensors: tuple[torch.Tensor, ...]
 
 
@@ -119,7 +122,7 @@ def _reading(
         raise UnreadableError(watched.unreadable)
     found = "\n".join((state, *sorted(watched.found), *calls.found, f"again {repeated_among(tensors)}"))
     digest, others = hashlib.sha256(found.encode()).hexdigest(), (*of_module.tensors, *watched.tensors)
-    return Reading(digest, taken_back[0], frozenset(reads.found), others)
+    return Reading(digest, taken_back[0], frozenset(reads.found), unread(module, reads), others)
 
 
 def _state(module: torch.nn.Module, describer: Describer, ignored: Collection[str]) -> str:

@@ -109,7 +109,9 @@ def flatten(
         UnsupportedDataError: a leaf is neither a tensor, one of ``CONSTANTS``, nor an object of tensors.
     """
     known = given or {}
-    leaves, spec = pytree.tree_flatten(data, (lambda x: id(x) in known) if known else None)
+    sizes = (torch.Size,) if role == "output" else ()  # which torch takes apart as tuples and puts together as such
+    is_apart = (lambda x: isinstance(x, sizes) or id(x) in known) if known or sizes else None
+    leaves, spec = pytree.tree_flatten(data, is_apart)
     flat = _Flat(data, role, like, known)
     changing = frozenset(i for i in (numbers or {}).get(spec, ()) if can_be_counted(leaves[i]))
     for index, leaf in enumerate(leaves):
@@ -194,6 +196,8 @@ def is_opened(value: Any) -> bool:
 
 def _open(leaf: Any) -> dict[str, Any] | None:
     """The state of an object that is nothing but its attributes, or of a dict of a class of its own."""
+    if isinstance(leaf, torch.Size):
+        return {"sizes": tuple(leaf)}
     if isinstance(leaf, dict):
         return {"entries": dict(leaf), "attributes": dict(getattr(leaf, "__dict__", {}))}
     if isinstance(leaf, _RECORDS) or type(leaf).__module__ == _CACHES:
@@ -217,6 +221,8 @@ def _can_cross(value: Any) -> bool:
 
 def _close(kind: type, state: dict[str, Any]) -> Any:
     """An object of a class with this state, made without its constructor."""
+    if issubclass(kind, torch.Size):
+        return kind(state["sizes"])
     if issubclass(kind, dict):
         made = kind.__new__(kind)
         dict.update(made, state["entries"])

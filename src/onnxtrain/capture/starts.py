@@ -85,7 +85,8 @@ class Start:
         self._read.settle()
         fields = (kept.outputs, kept.sources, kept.guards, kept.left, kept.given, kept.rewritten)
         borrowed = {n: self._read.tensors[x] if isinstance(x, int) else x for n, x in kept.borrowed.items()}
-        return Captured(graph, self._inputs, *fields, borrowed=borrowed, read=self._read.attributes, kept=kept.graph)
+        read, unread = self._read.attributes, self._read.unread
+        return Captured(graph, self._inputs, *fields, borrowed=borrowed, read=read, unread=unread, kept=kept.graph)
 
     def _kept(self) -> Kept | None:
         payload = self._cache.read(self._name)

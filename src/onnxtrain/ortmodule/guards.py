@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
 from onnxtrain.capture import (
@@ -23,19 +22,18 @@ from onnxtrain.capture import (
     Kind,
     Numbers,
     Schema,
+    apart_from_training,
     asks_length,
     attribute,
     attributes_carried,
     attributes_of,
-    can_be_carried,
-    can_be_counted,
     configurations,
     device_types,
     flatten,
     may_change,
     named_parameters,
 )
-from onnxtrain.ortmodule.values import is_compared, is_immutable, shown, told_apart
+from onnxtrain.ortmodule.values import form_of, is_compared, is_immutable, shown, told_apart, told_by_identity
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _BLIND = {
@@ -112,6 +110,8 @@ class Inspector:
         self._state = -1
         self._left: set[tuple[int, str]] = set()
         self._read: set[tuple[type, str]] = set()
+        self._unread: frozenset[tuple[type, str]] = frozenset()  # by all graphs, of which there is none at first
+        self._is_first = True
         self._filled: dict[tuple[int, Any], tuple[Any, bool]] = {}  # of lists and dicts of which a call leaves more
         self._flat: dict[tuple[str, ...], tuple[Schema, list[str]]] = {}
         self._device_types = device_types()
@@ -187,7 +187,7 @@ class Inspector:
     def _tensors(self) -> list[Hashable]:
         """Tensors of attributes, which graphs read: which ones, and of what form."""
         held = [t for t in (read() for read in self._constants) if isinstance(t, torch.Tensor)]
-        return list(map(_told_by_identity, held))
+        return list(map(told_by_identity, held))
 
     def _content(self) -> list[Hashable]:
         """What a call may ask of what it extends: whether there is something in a list, or how much, or the keys."""
@@ -196,7 +196,7 @@ class Inspector:
 
     def _forms(self) -> list[Hashable]:
         """What state is but for its content, which is an input of graphs."""
-        return [_form_of(attribute(owner, name), self._own) for (_, name), owner in self._carried.items()]
+        return [form_of(attribute(owner, name), self._own) for (_, name), owner in self._carried.items()]
 
     def _devices(self) -> list[torch.device]:
         return list({p.device for p in self._owned}) if self._may_move else []
@@ -217,7 +217,7 @@ class Inspector:
         self._owned = [p for t in self._tables for p in t.values() if p is not None]
         owners = [m for m in modules if not _is_blind(m)]
         hooks = [t[name] for t in tables[1:] for name in _HOOKS]  # the root's own run outside the graph
-        settings = configurations(tables)
+        settings = configurations(apart_from_training(modules, self._read))
         self._sized = [*tables, *map(_table_of, settings), *(h for h in hooks if h)]
         self._sizes = list(map(len, self._sized))
         self._hook_count = RemovableHandle.next_id  # torch counts every hook that is registered anywhere
@@ -226,6 +226,7 @@ class Inspector:
         self._own = {id(t) for t in self._owned} if self._carried else frozenset()
         held = [(w, n) for w in (*modules, *settings) for n, v in attributes_of(w).items() if _is_kept(n, v)]
         held = [(w, n) for w, n in held if not (self._is_only_left(w, n) or (id(w), n) in self._carried)]
+        held = [(w, n) for w, n in held if not self._is_unread(w, n)]
         self._constants = [functools.partial(attribute, w, n) for w, n in held]
         labels = [tuple(n for n, v in attributes_of(w).items() if self._is_watched(w, n, v)) for w in watched]
         self._reads = [_reader(w, n) for n, w in zip(labels, watched, strict=True) if n]
@@ -244,8 +245,11 @@ class Inspector:
 
         Unless a graph reads them.
         """
-        self._read |= captured.read
-        if not captured.left and not self._left:
+        fresh = captured.read - self._read
+        self._read |= fresh
+        unread = captured.unread if self._is_first else self._unread & captured.unread
+        self._unread, self._is_first = unread - self._read, False
+        if not (captured.left or self._left or fresh or self._unread):
             return
         for place in captured.left:
             owner = place.owner(self.module)
@@ -264,9 +268,14 @@ class Inspector:
 
     def _is_watched(self, owner: Any, name: str, value: Any) -> bool:
         """Whether an attribute of a module or of a configuration is compared."""
-        if name in OWN or name in self._ignored or name in _stamps(owner) or not is_compared(value):
+        is_another_matter = name in self._ignored or name in _stamps(owner) or self._is_unread(owner, name)
+        if name in OWN or is_another_matter or not is_compared(value):
             return False
         return not ((id(owner), name) in self._carried or (may_change(value) and self._is_only_left(owner, name)))
+
+    def _is_unread(self, owner: Any, name: str) -> bool:
+        """Whether no graph reads an attribute, and what is put there can be no part of state that graphs set anew."""
+        return (type(owner), name) in self._unread and not self._carried
 
     def _is_only_left(self, owner: Any, name: str) -> bool:
         """Whether graphs set an attribute and none of them reads it."""
@@ -348,26 +357,6 @@ def _is_blind(module: torch.nn.Module) -> bool:
 def _table_of(owner: Any) -> dict[str, Any]:
     """The attributes of an object; empty where its class has places for them."""
     return getattr(owner, "__dict__", {})
-
-
-def _told_by_identity(tensor: torch.Tensor) -> Hashable:
-    """Which tensor it is, and of what form: graphs read its content at every call, unless it lies in no memory."""
-    version = None if tensor.layout == torch.strided or tensor.is_inference() else tensor._version
-    return id(tensor), tensor.dtype, tensor.shape, tensor.device, tensor.requires_grad, version
-
-
-def _form_of(value: Any, owned: Collection[int]) -> Hashable:
-    """What state is; of tensors that graphs have as inputs, what is not their content."""
-    if can_be_counted(value):
-        return type(value)
-    leaves, spec = pytree.tree_flatten(value)
-    told = []
-    for x in leaves:
-        if can_be_carried(x, owned):
-            told.append((x.dtype, x.shape, x.device, x.requires_grad))
-        else:
-            told.append(_told_by_identity(x) if isinstance(x, torch.Tensor) else told_apart(x))
-    return spec, tuple(told)
 
 
 def _is_kept(name: str, value: Any) -> bool:

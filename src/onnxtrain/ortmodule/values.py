@@ -10,12 +10,13 @@ import fractions
 import functools
 import types
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
-from onnxtrain.capture import PLAIN, is_collection
+from onnxtrain.capture import PLAIN, can_be_carried, can_be_counted, is_collection
 
 BY_VALUE = frozenset((*PLAIN, torch.dtype, torch.device, torch.layout, torch.memory_format))
 _WRITTEN = (fractions.Fraction, decimal.Decimal, range)  # what their text says is all of them
@@ -108,4 +109,24 @@ def _parts_of(value: Any) -> Sequence[Any] | None:
     return None
 
 
-__all__ = ["BY_VALUE", "Same", "is_compared", "is_immutable", "shown", "told_apart"]
+def told_by_identity(tensor: torch.Tensor) -> Hashable:
+    """Which tensor it is, and of what form: graphs read its content at every call, unless it lies in no memory."""
+    version = None if tensor.layout == torch.strided or tensor.is_inference() else tensor._version
+    return id(tensor), tensor.dtype, tensor.shape, tensor.device, tensor.requires_grad, version
+
+
+def form_of(value: Any, owned: Collection[int]) -> Hashable:
+    """What state is; of tensors that graphs have as inputs, what is not their content."""
+    if can_be_counted(value):
+        return type(value)
+    leaves, spec = pytree.tree_flatten(value)
+    told = []
+    for x in leaves:
+        if can_be_carried(x, owned):
+            told.append((x.dtype, x.shape, x.device, x.requires_grad))
+        else:
+            told.append(told_by_identity(x) if isinstance(x, torch.Tensor) else told_apart(x))
+    return spec, tuple(told)
+
+
+__all__ = ["BY_VALUE", "Same", "form_of", "is_compared", "is_immutable", "shown", "told_apart", "told_by_identity"]
