@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from compiled import captures, compiled, piece, same_steps
 from parity import captures as graphs_of
 from parity import pair, same_step
@@ -163,10 +164,18 @@ def view_written_across(self: Layers, x: Tensor) -> Any:
     return self.second(y.flatten(1).t().reshape(-1, 4))
 
 
+def read_after_a_write(self: Layers, x: Tensor) -> Any:
+    y = x * 1
+    first = y[1:].detach()
+    y.mul_(2)
+    torch._dynamo.graph_break()
+    return self.second(F.layer_norm(first, (4,))) + self.first(y)[1:]
+
+
 BREAKS = [
     *((f, one) for f in (printing, branch_on_content, loop_over_a_number, view_across, buffer_across)),
     *((f, one) for f in (dropout_across, numpy_across, no_grad_across, autocast_across, nested_outputs)),
-    *((f, one) for f in (function_outside, strides_across, view_written_across)),
+    *((f, one) for f in (function_outside, strides_across, view_written_across, read_after_a_write)),
     *((f, two) for f in (in_place_across, written_with_gradient)),
 ]
 
@@ -218,6 +227,18 @@ def data_of(self: Layers, x: Tensor) -> Any:
     return self.second(h) * h.data.max()
 
 
+def written_unseen(self: Layers, x: Tensor) -> Any:
+    """Writes that torch does not count: through ``.data``, and to several tensors at once."""
+    y = x * 3
+    torch._foreach_add_([x], 1.0)
+    x.data.mul_(0.5)
+    return y, self.second(x)
+
+
+def mapped(self: Layers, x: Tensor) -> Any:
+    return torch.vmap(lambda row, w: (row * w).sum())(self.first(x), x), torch.vmap(lambda row: row.view(2, 2))(x)
+
+
 def nothing_given(self: Layers, x: Tensor) -> Any:
     h = torch.zeros(3, 4)
     torch._dynamo.graph_break()
@@ -242,6 +263,8 @@ WHOLE = (
     statistics,
     autocast_inside,
     data_of,
+    written_unseen,
+    mapped,
     nothing_given,
 )
 
@@ -263,6 +286,32 @@ def test_a_view_of_an_input_shares_its_memory() -> None:
     view, _ = made(x)
     view.add_(1)
     assert x.eq(1).all()
+
+
+WRITTEN = [
+    lambda x, y: F.relu(x, True),
+    lambda x, y: F.elu(x, 1.0, True),
+    lambda x, y: F.hardtanh(x, -1.0, 1.0, True),
+    lambda x, y: F.dropout(x, 0.5, False, True),
+    lambda x, y: torch.add(y, 1, out=x),
+    lambda x, y: torch.max(y.expand(3, 4), 0, out=(x, torch.zeros(4, dtype=torch.long)))[0],
+    lambda x, y: x.contiguous(),
+]
+
+
+@pytest.mark.parametrize("program", WRITTEN)
+def test_what_a_call_returns_as_it_is_is_the_same_tensor(program: Callable[..., Any]) -> None:
+    inputs = [(torch.linspace(-2, 2, 4), torch.arange(4.0)) for _ in range(2)]
+    run, (x, y) = compiled(program), inputs[0]
+    assert run(x, y) is x
+    program(*inputs[1])
+    torch.testing.assert_close(*inputs)
+
+
+def test_weights_in_one_memory_that_was_written_before() -> None:
+    layer = torch.nn.Linear(4, 4)
+    torch.nn.utils.vector_to_parameters(torch.arange(20.0), layer.parameters())
+    same_steps(lambda: lambda x: layer(x), one)
 
 
 def test_what_is_written_after_another_call_is_no_matter() -> None:

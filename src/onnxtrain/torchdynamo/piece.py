@@ -20,9 +20,10 @@ from onnxtrain.ortmodule.describe import explain
 from onnxtrain.ortmodule.fallback import FallbackState
 from onnxtrain.ortmodule.session import Session
 from onnxtrain.ortmodule.sessions import Sessions
-from onnxtrain.torchdynamo.inputs import Input, inputs_of, is_written
+from onnxtrain.torchdynamo.inputs import Input, inputs_of
 from onnxtrain.torchdynamo.outside import outputs_of
 from onnxtrain.torchdynamo.program import PRIVATE, Program
+from onnxtrain.torchdynamo.writes import example, memory, written
 
 _LOG = logging.getLogger(__name__)
 _ALIVE: weakref.WeakSet[Piece] = weakref.WeakSet()
@@ -40,7 +41,8 @@ class Piece:
 
     def __init__(self, graph: torch.fx.GraphModule, examples: Sequence[Any], options: Options) -> None:
         whole, self._held = lifted(graph)
-        self.inputs: tuple[Input, ...] = inputs_of(whole, [*examples, *self._held])
+        memories = written(whole)
+        self.inputs: tuple[Input, ...] = inputs_of(whole, [*examples, *self._held], memories)
         self.place = place_of(whole)
         self.number, self.calls = next(_NUMBERS), 0
         self._outputs = outputs_of(whole)
@@ -49,7 +51,9 @@ class Piece:
         ignored = (*options.ignored_attributes, *PRIVATE)
         self.options = dataclasses.replace(options, static_shapes=static, ignored_attributes=ignored)
         self._written = [i for i, x in enumerate(self.inputs) if x.is_written]
-        self._computes = bool(self._outputs.kept) or any(x.node is not None and is_written(x.node) for x in self.inputs)
+        self._computes = bool(self._outputs.kept) or any(
+            memory(example(x.node)) in memories for x in self.inputs if x.node
+        )
         self._fallback = FallbackState(self.options)
         self._program: Program | None = None
         self._sessions: Sessions | None = None
@@ -193,7 +197,7 @@ def forget() -> None:
 
 def lifted(graph: torch.fx.GraphModule) -> tuple[torch.fx.Graph, list[torch.Tensor]]:
     """A copy of a graph whose own tensors (those of an optimizer) are inputs behind the others, and these tensors."""
-    made = torch.fx.Graph()
+    made = torch.fx.Graph(graph)  # whose bodies of operators are its attributes
     made.output(made.graph_copy(graph.graph, {}))
     own = [node for node in made.nodes if node.op == "get_attr"]
     named = {node.target: functools.reduce(getattr, node.target.split("."), graph) for node in own}

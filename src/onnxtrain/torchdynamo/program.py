@@ -13,9 +13,9 @@ from torch.fx import traceback
 from torch.utils import _pytree as pytree
 
 from onnxtrain.torchdynamo.inputs import Input, Role
+from onnxtrain.torchdynamo.writes import BODIES, FUNCTION
 
 PRIVATE = ("_graph", "_inputs", "_slots", "_written")  # attributes that say nothing that calls do not
-_BODIES = frozenset(("tag_activation_checkpoint", "wrap"))  # what calls a graph as it is
 
 
 class Slot(NamedTuple):
@@ -173,9 +173,9 @@ class _Run(torch.fx.Interpreter):
         if target is autocast_mode._exit_autocast:
             return self._autocasts.pop().__exit__(None, None, None)
         if isinstance(target, torch._ops.HigherOrderOperator):
-            if name in _BODIES:
+            if name in BODIES:
                 return _Run(args[0]).outputs(args[1:])
-            if name == "autograd_function_apply":
+            if name == FUNCTION:
                 return _applied(args[0], args[1], kwargs).apply(*args[2:])
         return super().call_function(target, args, kwargs)
 
