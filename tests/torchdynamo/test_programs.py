@@ -227,6 +227,13 @@ def data_of(self: Layers, x: Tensor) -> Any:
     return self.second(h) * h.data.max()
 
 
+def views_without_gradients(self: Layers, x: Tensor) -> Any:
+    h = self.first(x)
+    with torch.no_grad():
+        v, (w, _) = h.view(-1), h.chunk(2)
+    return h, v, v[1:], w, h.view(-1)
+
+
 def written_unseen(self: Layers, x: Tensor) -> Any:
     """Writes that torch does not count: through ``.data``, and to several tensors at once."""
     y = x * 3
@@ -263,6 +270,7 @@ WHOLE = (
     statistics,
     autocast_inside,
     data_of,
+    views_without_gradients,
     written_unseen,
     mapped,
     nothing_given,

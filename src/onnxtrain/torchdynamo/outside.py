@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Node
 
+from onnxtrain.torchdynamo.modes import Modes, modes_of
 from onnxtrain.torchdynamo.writes import example, function, memory
 
 _VIEWS = frozenset(
@@ -34,10 +35,12 @@ class Call(NamedTuple):
     Args:
         node: the call.
         itself: what it returns as it is: a tensor that it wrote; None for a view or a size.
+        modes: how gradients are recorded there.
     """
 
     node: Node
     itself: Node | None
+    modes: Modes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +86,8 @@ def outputs_of(graph: torch.fx.Graph) -> Outputs:
             kept.append(node)
         else:
             calls |= needed
-    made = (Call(node, same.get(node)) for node in sorted(calls, key=order.__getitem__))
+    modes = modes_of(graph)
+    made = (Call(node, same.get(node), modes[node]) for node in sorted(calls, key=order.__getitem__))
     return Outputs(listed, tuple(kept), tuple(made))
 
 
@@ -140,4 +144,5 @@ def _made(call: Call, known: Mapping[Node, Any]) -> Any:
     kwargs: Any = torch.fx.map_arg(call.node.kwargs, known.__getitem__)
     target = call.node.target
     function = target if callable(target) else getattr(args[0], target)
-    return function(*(args if callable(target) else args[1:]), **kwargs)
+    with call.modes.entered():
+        return function(*(args if callable(target) else args[1:]), **kwargs)
