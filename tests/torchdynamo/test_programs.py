@@ -48,6 +48,19 @@ class Cubed(torch.autograd.Function):
         return 5 * dy * ctx.saved_tensors[0]
 
 
+class Doubled(torch.autograd.Function):
+    """Twice its argument, in place."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        return 3 * dy
+
+
 def one(rows: int = 3) -> tuple[Tensor]:
     return (torch.randn(rows, 4),)
 
@@ -227,6 +240,12 @@ def data_of(self: Layers, x: Tensor) -> Any:
     return self.second(h) * h.data.max()
 
 
+def dirty(self: Layers, x: Tensor) -> Any:
+    h = self.first(x)
+    y = h * 1
+    return Doubled.apply(y) + self.second(h), y
+
+
 def views_without_gradients(self: Layers, x: Tensor) -> Any:
     h = self.first(x)
     with torch.no_grad():
@@ -270,6 +289,7 @@ WHOLE = (
     statistics,
     autocast_inside,
     data_of,
+    dirty,
     views_without_gradients,
     written_unseen,
     mapped,
@@ -302,6 +322,7 @@ WRITTEN = [
     lambda x, y: F.hardtanh(x, -1.0, 1.0, True),
     lambda x, y: F.dropout(x, 0.5, False, True),
     lambda x, y: torch.add(y, 1, out=x),
+    lambda x, y: Doubled.apply(x),
     lambda x, y: torch.max(y.expand(3, 4), 0, out=(x, torch.zeros(4, dtype=torch.long)))[0],
     lambda x, y: x.contiguous(),
 ]

@@ -186,6 +186,7 @@ def _applied(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, sett
     torch's own keeps what a call saves beside the class, where the next call's takes its place.
     """
     fixed = frozenset(settings.get("non_differentiable_idx", ()))
+    dirty = frozenset(settings.get("dirty_idx", ()))
 
     class DynamoFunction(torch.autograd.Function):
         @staticmethod
@@ -195,6 +196,7 @@ def _applied(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, sett
             ctx.others = [None if isinstance(x, torch.Tensor) else x for x in leaves]
             ctx.save_for_backward(*(x for x in leaves if isinstance(x, torch.Tensor)))
             listed = made if isinstance(made, tuple | list) else (made,)
+            ctx.mark_dirty(*(x for i, x in enumerate(listed) if i in dirty))
             ctx.mark_non_differentiable(*(x for i, x in enumerate(listed) if i in fixed))
             return made
 
