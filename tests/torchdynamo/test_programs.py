@@ -261,6 +261,18 @@ def written_unseen(self: Layers, x: Tensor) -> Any:
     return y, self.second(x)
 
 
+def shaped_in_place(self: Layers, x: Tensor) -> Any:
+    h = self.first(x)
+    first = h[0]
+    h.unsqueeze_(0).add_(1)
+    return h, first
+
+
+def data_given(self: Layers, x: Tensor) -> Any:
+    self.second.weight.data = self.first.weight * 0.5
+    return self.second(x)
+
+
 def mapped(self: Layers, x: Tensor) -> Any:
     return torch.vmap(lambda row, w: (row * w).sum())(self.first(x), x), torch.vmap(lambda row: row.view(2, 2))(x)
 
@@ -292,6 +304,8 @@ WHOLE = (
     dirty,
     views_without_gradients,
     written_unseen,
+    shaped_in_place,
+    data_given,
     mapped,
     nothing_given,
 )
@@ -460,6 +474,28 @@ def test_two_names_for_one_memory_are_refused() -> None:
     x = torch.zeros(3)
     with pytest.raises(CaptureError, match="x is modified in place and shares memory with y"):
         compiled(function)(x, x[:])
+
+
+def test_what_is_written_beside_another_input() -> None:
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        x.add_(1)
+        return x * y
+
+    whole, other = torch.arange(6.0), torch.arange(6.0)
+    made = compiled(function)(whole[:3], whole[3:])
+    torch.testing.assert_close(made, function(other[:3], other[3:]))
+    torch.testing.assert_close(whole, other)
+
+
+def test_tensors_of_inference_mode_are_written() -> None:
+    @torch.inference_mode()
+    def function(x: Tensor) -> Tensor:
+        return x.add_(1) * 2
+
+    with torch.inference_mode():
+        x = torch.zeros(3)
+    torch.testing.assert_close(compiled(function)(x), torch.full((3,), 2.0))
+    assert x.eq(1).all()
 
 
 def test_an_error_names_the_line() -> None:

@@ -30,7 +30,7 @@ def refuse_shared(had: Mapping[str, torch.Tensor], has: Mapping[str, torch.Tenso
     used = {n: t for n, t in had.items() if n in has and _is_used(node_of(mode.tracer, has[n]))}
     for name in filter(used.__contains__, written):  # a view that torch knows counts what is written to its whole
         own = used[name]
-        beside = {id(t) for t in in_memory_of(own, used.values()) if t is not own and _overlap(own, t)}
+        beside = {id(t) for t in in_memory_of(own, used.values()) if t is not own and overlap(own, t)}
         if (read := next((n for n, t in used.items() if id(t) in beside), None)) is not None:
             raise CaptureError(
                 f"the forward pass writes to {name}, which shares memory with {read}",
@@ -44,7 +44,7 @@ def _is_used(node: torch.fx.Node | None) -> bool:
     return node is not None and (node.op != "placeholder" or bool(node.users))
 
 
-def _overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
+def overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Whether there may be elements that two tensors of one memory both have: of flattened weights there are none."""
     (start, end), (other_start, other_end) = map(_extent, (first, second))
     return start < other_end and other_start < end
@@ -67,4 +67,4 @@ def _line_of_write(graph: torch.fx.Graph, tensor: torch.Tensor) -> str:
     return ""
 
 
-__all__ = ["refuse_shared"]
+__all__ = ["overlap", "refuse_shared"]

@@ -7,7 +7,7 @@ of, and gradients find their way.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +24,20 @@ _VIEWS = frozenset(
         *("unsqueeze", "squeeze", "expand", "expand_as", "broadcast_to", "detach", "view_as_real", "view_as_complex"),
         *("split", "split_with_sizes", "chunk", "tensor_split", "unbind", "hsplit", "vsplit", "dsplit"),
         *("float", "double", "half", "bfloat16", "long", "int", "bool", "type", "cpu", "cuda", "type_as"),
+    )
+)
+_OTHER_SHAPE = frozenset(
+    (
+        "t_",
+        "transpose_",
+        "squeeze_",
+        "unsqueeze_",
+        "swapaxes_",
+        "swapdims_",
+        "as_strided_",
+        "resize_",
+        "resize_as_",
+        "set_",
     )
 )
 _LARGEST = 64  # calls
@@ -77,11 +91,11 @@ def outputs_of(graph: torch.fx.Graph) -> Outputs:
     listed = tuple(listed) if isinstance(listed, tuple | list) else (listed,)
     nodes = [x for x in dict.fromkeys(listed) if isinstance(x, Node)]
     order = {node: i for i, node in enumerate(graph.nodes)}
-    same = _same(graph)
+    same, reshaped = _same(graph), _reshaped(graph)
     kept: list[Node] = []
     calls: set[Node] = set()
     for node in sorted(nodes, key=order.__getitem__):
-        needed = _calls(node, kept, same)
+        needed = _calls(node, kept, same, reshaped)
         if needed is None:
             kept.append(node)
         else:
@@ -101,7 +115,14 @@ def _same(graph: torch.fx.Graph) -> dict[Node, Node]:
     return {node: source for node, source in earlier if source is not None and source is not node}
 
 
-def _calls(node: Node, known: Collection[Node], same: Mapping[Node, Node]) -> set[Node] | None:
+def _reshaped(graph: torch.fx.Graph) -> set[Node]:
+    """What has another shape in the end: of that, a view made after the graph would be one of another tensor."""
+    calls = (node for node in graph.nodes if function(node) in _OTHER_SHAPE and node.all_input_nodes)
+    changed = {id(example(node.all_input_nodes[0])) for node in calls}
+    return {node for node in graph.nodes if isinstance(example(node), torch.Tensor) and id(example(node)) in changed}
+
+
+def _calls(node: Node, known: Collection[Node], same: Mapping[Node, Node], reshaped: Set[Node]) -> set[Node] | None:
     """The calls that make a value of inputs and known values without computing anything; None where there are none."""
     found: set[Node] = set()
     waiting = [node]
@@ -110,7 +131,8 @@ def _calls(node: Node, known: Collection[Node], same: Mapping[Node, Node]) -> se
         if current.op == "placeholder" or current in known or current in found:
             continue
         sources = [same[current]] if current in same else _sources(current)
-        if sources is None or len(found) > _LARGEST:
+        is_lost = current not in same and not reshaped.isdisjoint(sources or ())
+        if sources is None or is_lost or len(found) > _LARGEST:
             return None
         found.add(current)
         waiting += sources

@@ -165,6 +165,9 @@ class _Run(torch.fx.Interpreter):
         name = getattr(target, "__name__", "")
         if name == "_get_data_attr":
             return args[0].data
+        if name == "set_" and args[0].shape == args[1].shape:  # x.data = y: its content, which has no history
+            args[0].data.copy_(args[1])
+            return args[0]
         if name == "fma.default":  # addcmul with a number; torch rounds once
             return args[0] * args[1] + args[2]
         if target is autocast_mode._enter_autocast:
