@@ -277,6 +277,20 @@ def mapped(self: Layers, x: Tensor) -> Any:
     return torch.vmap(lambda row, w: (row * w).sum())(self.first(x), x), torch.vmap(lambda row: row.view(2, 2))(x)
 
 
+def differentiated(self: Layers, x: Tensor) -> Any:
+    h = self.first(x)
+    slopes = torch.func.grad(lambda z: self.second(z).tanh().sum())(h)
+    return slopes, torch.vmap(torch.func.grad(lambda row: (row**3).sum()))(h)
+
+
+def derivatives(self: Layers, x: Tensor) -> Any:
+    row = self.first(x)[0]
+    value, slope = torch.func.jvp(torch.tanh, (row,), (row * 2,))
+    with torch.no_grad():
+        fixed = torch.func.grad(lambda z: torch.vmap(torch.sin, out_dims=1)(z).prod())(self.second(x))
+    return value, slope, torch.func.jacrev(torch.sin)(row), torch.func.hessian(lambda z: (z**3).sum())(row), fixed
+
+
 def nothing_given(self: Layers, x: Tensor) -> Any:
     h = torch.zeros(3, 4)
     torch._dynamo.graph_break()
@@ -307,6 +321,8 @@ WHOLE = (
     shaped_in_place,
     data_given,
     mapped,
+    differentiated,
+    derivatives,
     nothing_given,
 )
 

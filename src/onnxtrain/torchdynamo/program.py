@@ -13,6 +13,7 @@ from torch.fx import traceback
 from torch.utils import _pytree as pytree
 
 from onnxtrain.torchdynamo.inputs import Input, Role
+from onnxtrain.torchdynamo.transforms import Transforms
 from onnxtrain.torchdynamo.writes import BODIES, FUNCTION
 
 PRIVATE = ("_graph", "_inputs", "_slots", "_written")  # attributes that say nothing that calls do not
@@ -128,6 +129,7 @@ class _Run(torch.fx.Interpreter):
         """
         self._numbers = tuple(numbers)
         self._autocasts: list[torch.autocast] = []
+        self._transforms = Transforms()
         self._sizes = {d.node.expr: d for x in values if isinstance(x, torch.Tensor) for d in x.shape if _is_symbol(d)}
         try:
             with traceback.preserve_node_meta(), torch.set_grad_enabled(torch.is_grad_enabled()):
@@ -162,6 +164,8 @@ class _Run(torch.fx.Interpreter):
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A function; one that calls a graph runs it here."""
+        if (made := self._transforms.call(target, args, kwargs)) is not NotImplemented:
+            return made
         name = getattr(target, "__name__", "")
         if name == "_get_data_attr":
             return args[0].data
