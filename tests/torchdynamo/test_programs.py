@@ -492,14 +492,15 @@ def test_two_names_for_one_memory_are_refused() -> None:
         compiled(function)(x, x[:])
 
 
-def test_what_is_written_beside_another_input() -> None:
+@pytest.mark.parametrize("axis", [0, 1])
+def test_what_is_written_beside_another_input(axis: int) -> None:
     def function(x: Tensor, y: Tensor) -> Tensor:
         x.add_(1)
         return x * y
 
-    whole, other = torch.arange(6.0), torch.arange(6.0)
-    made = compiled(function)(whole[:3], whole[3:])
-    torch.testing.assert_close(made, function(other[:3], other[3:]))
+    whole, other = torch.arange(24.0).view(4, 6), torch.arange(24.0).view(4, 6)
+    made = compiled(function)(*whole.chunk(2, axis))
+    torch.testing.assert_close(made, function(*other.chunk(2, axis)))
     torch.testing.assert_close(whole, other)
 
 
@@ -520,6 +521,16 @@ def test_an_error_names_the_line() -> None:
 
     with pytest.raises(OnnxTrainError, match=r"test_programs\.py:\d+"):
         compiled(function, backend="onnxruntime")(torch.randn(4, 4))
+
+
+def test_derivatives_at_several_sizes() -> None:
+    def function(x: Tensor) -> Any:
+        return torch.func.jacrev(torch.sin)(x), torch.func.hessian(lambda z: (z**3).sum())(x)
+
+    made = compiled(function, dynamic=True)
+    for size in (3, 5, 4, 3):
+        x = torch.randn(size)
+        torch.testing.assert_close(made(x), function(x))
 
 
 def test_a_gradient_penalty() -> None:

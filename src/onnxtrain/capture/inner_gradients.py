@@ -54,10 +54,10 @@ def _(
         CaptureError: one of these is the same for all elements.
     """
     of_outputs, of_seeds, of_inputs, _ = in_dims
-    if isinstance(info.batch_size, int) and not any(dim is not None for dim in (*of_outputs, *of_inputs)):
+    if not any(dim is not None for dim in (*of_outputs, *of_inputs)):
         rows = [
             [dy if at is None else dy.select(at, i) for dy, at in zip(seeds, of_seeds, strict=True)]
-            for i in range(info.batch_size)
+            for i in range(int(info.batch_size))
         ]
         every = [torch.ops.onnxtrain.gradients(outputs, row, inputs, allow_unused) for row in rows]
         return [torch.stack(found) for found in zip(*every, strict=True)], [0] * len(inputs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
@@ -45,16 +45,47 @@ def _is_used(node: torch.fx.Node | None) -> bool:
 
 
 def overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether there may be elements that two tensors of one memory both have: of flattened weights there are none."""
-    (start, end), (other_start, other_end) = map(_extent, (first, second))
-    return start < other_end and other_start < end
+    """Whether there may be elements that two tensors of one memory both have.
+
+    Of flattened weights there are none; nor of columns of one matrix, which begin and end apart in each of its rows.
+    """
+    places = [_Place.of(tensor) for tensor in (first, second)]
+    while max(p.start for p in places) < min(p.end for p in places):
+        row = max((step for p in places for step, _ in p.axes), default=0)
+        places = [p.within(row) for p in places] if row else []
+        if not places or any(p.end > row for p in places):
+            return True
+    return False
 
 
-def _extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """Where in its memory a tensor begins and ends, in bytes."""
-    start = tensor.storage_offset()
-    last = start + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return int(start * tensor.itemsize), int((last + 1) * tensor.itemsize)
+class _Place(NamedTuple):
+    """Where in its memory a tensor lies, in bytes.
+
+    Args:
+        start: where it begins.
+        size: that of an element.
+        axes: the step of each axis, and how many steps there are.
+    """
+
+    start: int
+    size: int
+    axes: list[tuple[int, int]]
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> _Place:
+        """Where a tensor lies."""
+        size = tensor.itemsize
+        axes = [(s * size, n - 1) for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1 and s]
+        return cls(int(tensor.storage_offset() * size), size, axes)
+
+    @property
+    def end(self) -> int:
+        """Where it ends."""
+        return self.start + sum(step * count for step, count in self.axes) + self.size
+
+    def within(self, row: int) -> _Place:
+        """Where its elements lie within rows of so many bytes."""
+        return _Place(self.start % row, self.size, [axis for axis in self.axes if axis[0] != row])
 
 
 def _line_of_write(graph: torch.fx.Graph, tensor: torch.Tensor) -> str:
