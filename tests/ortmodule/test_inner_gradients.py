@@ -189,8 +189,14 @@ class Block(nn.Module):
         return nn.functional.silu(self.convolution(found.transpose(1, 2))).mean((0, 1))[:, None]
 
 
+def of_several_seeds(m: Net, x: Tensor) -> Any:
+    y = m.net(x).sum(0)
+    rows = vmap(lambda dy: grad(y, x, dy, create_graph=True)[0])(torch.eye(y.shape[0], dtype=x.dtype))
+    return rows.square().sum()
+
+
 PROGRAMS = [forces, of_a_copy, equation, penalty, inner_step, detached, of_several, unused, transformed]
-PROGRAMS += [of_each_row, norms_of_weights, curvature, jacobians, motion, products]
+PROGRAMS += [of_each_row, norms_of_weights, curvature, jacobians, motion, products, of_several_seeds]
 
 
 def outcome(model: nn.Module, x: Tensor) -> tuple[list[Tensor], list[Tensor | None]]:
@@ -279,7 +285,7 @@ def dual(m: Net, x: Tensor) -> Any:
 
 def of_what_is_the_same(m: Net, x: Tensor) -> Any:
     y = m.net(x)
-    return vmap(lambda dy: grad(y, x, dy)[0])(torch.ones(3, *y.shape))
+    return vmap(lambda w: grad((y * w).sum(), x)[0])(torch.ones(3, *y.shape))
 
 
 @pytest.mark.parametrize(

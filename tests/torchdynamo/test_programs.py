@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from compiled import captures, compiled, piece, same_steps
 from parity import captures as graphs_of
 from parity import pair, same_step
@@ -45,6 +46,19 @@ class Cubed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Tensor:
         return 5 * dy * ctx.saved_tensors[0]
+
+
+class Doubled(torch.autograd.Function):
+    """Twice its argument, in place."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        return 3 * dy
 
 
 def one(rows: int = 3) -> tuple[Tensor]:
@@ -163,10 +177,18 @@ def view_written_across(self: Layers, x: Tensor) -> Any:
     return self.second(y.flatten(1).t().reshape(-1, 4))
 
 
+def read_after_a_write(self: Layers, x: Tensor) -> Any:
+    y = x * 1
+    first = y[1:].detach()
+    y.mul_(2)
+    torch._dynamo.graph_break()
+    return self.second(F.layer_norm(first, (4,))) + self.first(y)[1:]
+
+
 BREAKS = [
     *((f, one) for f in (printing, branch_on_content, loop_over_a_number, view_across, buffer_across)),
     *((f, one) for f in (dropout_across, numpy_across, no_grad_across, autocast_across, nested_outputs)),
-    *((f, one) for f in (function_outside, strides_across, view_written_across)),
+    *((f, one) for f in (function_outside, strides_across, view_written_across, read_after_a_write)),
     *((f, two) for f in (in_place_across, written_with_gradient)),
 ]
 
@@ -218,6 +240,57 @@ def data_of(self: Layers, x: Tensor) -> Any:
     return self.second(h) * h.data.max()
 
 
+def dirty(self: Layers, x: Tensor) -> Any:
+    h = self.first(x)
+    y = h * 1
+    return Doubled.apply(y) + self.second(h), y
+
+
+def views_without_gradients(self: Layers, x: Tensor) -> Any:
+    h = self.first(x)
+    with torch.no_grad():
+        v, (w, _) = h.view(-1), h.chunk(2)
+    return h, v, v[1:], w, h.view(-1)
+
+
+def written_unseen(self: Layers, x: Tensor) -> Any:
+    """Writes that torch does not count: through ``.data``, and to several tensors at once."""
+    y = x * 3
+    torch._foreach_add_([x], 1.0)
+    x.data.mul_(0.5)
+    return y, self.second(x)
+
+
+def shaped_in_place(self: Layers, x: Tensor) -> Any:
+    h = self.first(x)
+    first = h[0]
+    h.unsqueeze_(0).add_(1)
+    return h, first
+
+
+def data_given(self: Layers, x: Tensor) -> Any:
+    self.second.weight.data = self.first.weight * 0.5
+    return self.second(x)
+
+
+def mapped(self: Layers, x: Tensor) -> Any:
+    return torch.vmap(lambda row, w: (row * w).sum())(self.first(x), x), torch.vmap(lambda row: row.view(2, 2))(x)
+
+
+def differentiated(self: Layers, x: Tensor) -> Any:
+    h = self.first(x)
+    slopes = torch.func.grad(lambda z: self.second(z).tanh().sum())(h)
+    return slopes, torch.vmap(torch.func.grad(lambda row: (row**3).sum()))(h)
+
+
+def derivatives(self: Layers, x: Tensor) -> Any:
+    row = self.first(x)[0]
+    value, slope = torch.func.jvp(torch.tanh, (row,), (row * 2,))
+    with torch.no_grad():
+        fixed = torch.func.grad(lambda z: torch.vmap(torch.sin, out_dims=1)(z).prod())(self.second(x))
+    return value, slope, torch.func.jacrev(torch.sin)(row), torch.func.hessian(lambda z: (z**3).sum())(row), fixed
+
+
 def nothing_given(self: Layers, x: Tensor) -> Any:
     h = torch.zeros(3, 4)
     torch._dynamo.graph_break()
@@ -242,6 +315,14 @@ WHOLE = (
     statistics,
     autocast_inside,
     data_of,
+    dirty,
+    views_without_gradients,
+    written_unseen,
+    shaped_in_place,
+    data_given,
+    mapped,
+    differentiated,
+    derivatives,
     nothing_given,
 )
 
@@ -263,6 +344,33 @@ def test_a_view_of_an_input_shares_its_memory() -> None:
     view, _ = made(x)
     view.add_(1)
     assert x.eq(1).all()
+
+
+WRITTEN = [
+    lambda x, y: F.relu(x, True),
+    lambda x, y: F.elu(x, 1.0, True),
+    lambda x, y: F.hardtanh(x, -1.0, 1.0, True),
+    lambda x, y: F.dropout(x, 0.5, False, True),
+    lambda x, y: torch.add(y, 1, out=x),
+    lambda x, y: Doubled.apply(x),
+    lambda x, y: torch.max(y.expand(3, 4), 0, out=(x, torch.zeros(4, dtype=torch.long)))[0],
+    lambda x, y: x.contiguous(),
+]
+
+
+@pytest.mark.parametrize("program", WRITTEN)
+def test_what_a_call_returns_as_it_is_is_the_same_tensor(program: Callable[..., Any]) -> None:
+    inputs = [(torch.linspace(-2, 2, 4), torch.arange(4.0)) for _ in range(2)]
+    run, (x, y) = compiled(program), inputs[0]
+    assert run(x, y) is x
+    program(*inputs[1])
+    torch.testing.assert_close(*inputs)
+
+
+def test_weights_in_one_memory_that_was_written_before() -> None:
+    layer = torch.nn.Linear(4, 4)
+    torch.nn.utils.vector_to_parameters(torch.arange(20.0), layer.parameters())
+    same_steps(lambda: lambda x: layer(x), one)
 
 
 def test_what_is_written_after_another_call_is_no_matter() -> None:
@@ -384,12 +492,45 @@ def test_two_names_for_one_memory_are_refused() -> None:
         compiled(function)(x, x[:])
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_what_is_written_beside_another_input(axis: int) -> None:
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        x.add_(1)
+        return x * y
+
+    whole, other = torch.arange(24.0).view(4, 6), torch.arange(24.0).view(4, 6)
+    made = compiled(function)(*whole.chunk(2, axis))
+    torch.testing.assert_close(made, function(*other.chunk(2, axis)))
+    torch.testing.assert_close(whole, other)
+
+
+def test_tensors_of_inference_mode_are_written() -> None:
+    @torch.inference_mode()
+    def function(x: Tensor) -> Tensor:
+        return x.add_(1) * 2
+
+    with torch.inference_mode():
+        x = torch.zeros(3)
+    torch.testing.assert_close(compiled(function)(x), torch.full((3,), 2.0))
+    assert x.eq(1).all()
+
+
 def test_an_error_names_the_line() -> None:
     def function(x: Tensor) -> Tensor:
         return torch.linalg.eigvals(x).abs()
 
     with pytest.raises(OnnxTrainError, match=r"test_programs\.py:\d+"):
         compiled(function, backend="onnxruntime")(torch.randn(4, 4))
+
+
+def test_derivatives_at_several_sizes() -> None:
+    def function(x: Tensor) -> Any:
+        return torch.func.jacrev(torch.sin)(x), torch.func.hessian(lambda z: (z**3).sum())(x)
+
+    made = compiled(function, dynamic=True)
+    for size in (3, 5, 4, 3):
+        x = torch.randn(size)
+        torch.testing.assert_close(made(x), function(x))
 
 
 def test_a_gradient_penalty() -> None:

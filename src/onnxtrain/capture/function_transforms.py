@@ -44,7 +44,7 @@ class _Call:
     ) -> None:
         every = range(len(args)) if argnums is None else argnums if isinstance(argnums, tuple) else (argnums,)
         chosen = [n % len(args) for n in every]
-        given = [pytree.tree_map_only(Tensor, _own, a) if i in chosen else a for i, a in enumerate(args)]
+        given = [pytree.tree_map_only(Tensor, own_copy, a) if i in chosen else a for i, a in enumerate(args)]
         with torch.enable_grad():
             made = function(*given, **(kwargs or {}))
         self.value, self.aux = made if has_aux else (made, None)
@@ -114,7 +114,7 @@ def jvp(
     The gradient is linear in those it is computed from: its gradient with respect to them is the derivative.
     """
     call = _Call(function, primals, argnums, has_aux)
-    seeds = [_own(torch.zeros_like(y)) for y in call.outputs]
+    seeds = [own_copy(torch.zeros_like(y)) for y in call.outputs]
     with torch.enable_grad():
         given = pytree.tree_leaves(tangents)
         found = grad(call.gradients(seeds), seeds, given, create_graph=True, materialize_grads=True)
@@ -192,7 +192,7 @@ def _told(results: Any) -> Any:
     return results if torch.is_grad_enabled() else pytree.tree_map_only(Tensor, torch.detach, results)
 
 
-def _own(argument: Tensor) -> Tensor:
+def own_copy(argument: Tensor) -> Tensor:
     """A copy that no one else reads, so that a gradient is one of what the function does with it.
 
     Within ``vmap`` it has the axis, so that each element has a gradient of its own.

@@ -48,10 +48,19 @@ def _(
 ) -> tuple[list[Tensor], list[int]]:
     """Gradients for each element: those of the tensors with the axis, where all that is asked for have it.
 
+    Where only what the gradients start from has the axis, each element has an operator of its own.
+
     Raises:
         CaptureError: one of these is the same for all elements.
     """
     of_outputs, of_seeds, of_inputs, _ = in_dims
+    if not any(dim is not None for dim in (*of_outputs, *of_inputs)):
+        rows = [
+            [dy if at is None else dy.select(at, i) for dy, at in zip(seeds, of_seeds, strict=True)]
+            for i in range(int(info.batch_size))
+        ]
+        every = [torch.ops.onnxtrain.gradients(outputs, row, inputs, allow_unused) for row in rows]
+        return [torch.stack(found) for found in zip(*every, strict=True)], [0] * len(inputs)
     dims = [dim for dim in of_inputs if dim is not None]
     if len(dims) < len(inputs):
         raise CaptureError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
@@ -30,7 +30,7 @@ def refuse_shared(had: Mapping[str, torch.Tensor], has: Mapping[str, torch.Tenso
     used = {n: t for n, t in had.items() if n in has and _is_used(node_of(mode.tracer, has[n]))}
     for name in filter(used.__contains__, written):  # a view that torch knows counts what is written to its whole
         own = used[name]
-        beside = {id(t) for t in in_memory_of(own, used.values()) if t is not own and _overlap(own, t)}
+        beside = {id(t) for t in in_memory_of(own, used.values()) if t is not own and overlap(own, t)}
         if (read := next((n for n, t in used.items() if id(t) in beside), None)) is not None:
             raise CaptureError(
                 f"the forward pass writes to {name}, which shares memory with {read}",
@@ -44,17 +44,48 @@ def _is_used(node: torch.fx.Node | None) -> bool:
     return node is not None and (node.op != "placeholder" or bool(node.users))
 
 
-def _overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether there may be elements that two tensors of one memory both have: of flattened weights there are none."""
-    (start, end), (other_start, other_end) = map(_extent, (first, second))
-    return start < other_end and other_start < end
+def overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether there may be elements that two tensors of one memory both have.
+
+    Of flattened weights there are none; nor of columns of one matrix, which begin and end apart in each of its rows.
+    """
+    places = [_Place.of(tensor) for tensor in (first, second)]
+    while max(p.start for p in places) < min(p.end for p in places):
+        row = max((step for p in places for step, _ in p.axes), default=0)
+        places = [p.within(row) for p in places] if row else []
+        if not places or any(p.end > row for p in places):
+            return True
+    return False
 
 
-def _extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """Where in its memory a tensor begins and ends, in bytes."""
-    start = tensor.storage_offset()
-    last = start + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return int(start * tensor.itemsize), int((last + 1) * tensor.itemsize)
+class _Place(NamedTuple):
+    """Where in its memory a tensor lies, in bytes.
+
+    Args:
+        start: where it begins.
+        size: that of an element.
+        axes: the step of each axis, and how many steps there are.
+    """
+
+    start: int
+    size: int
+    axes: list[tuple[int, int]]
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> _Place:
+        """Where a tensor lies."""
+        size = tensor.itemsize
+        axes = [(s * size, n - 1) for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1 and s]
+        return cls(int(tensor.storage_offset() * size), size, axes)
+
+    @property
+    def end(self) -> int:
+        """Where it ends."""
+        return self.start + sum(step * count for step, count in self.axes) + self.size
+
+    def within(self, row: int) -> _Place:
+        """Where its elements lie within rows of so many bytes."""
+        return _Place(self.start % row, self.size, [axis for axis in self.axes if axis[0] != row])
 
 
 def _line_of_write(graph: torch.fx.Graph, tensor: torch.Tensor) -> str:
@@ -67,4 +98,4 @@ def _line_of_write(graph: torch.fx.Graph, tensor: torch.Tensor) -> str:
     return ""
 
 
-__all__ = ["refuse_shared"]
+__all__ = ["overlap", "refuse_shared"]

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from onnxtrain.torchdynamo.writes import memory
+
 _PART = re.compile(r"\['([^']*)'\]|\[(\d+)\]|\.(\w+)")
 _TABLES = frozenset(("_modules", "_parameters", "_buffers", "__dict__"))
 _TAKEN = frozenset(dir(torch.nn.Module()))  # what is an attribute of each module is no name of a part
@@ -51,12 +53,13 @@ class Input:
     is_free: bool = False
 
 
-def inputs_of(graph: torch.fx.Graph, examples: Sequence[Any]) -> tuple[Input, ...]:
+def inputs_of(graph: torch.fx.Graph, examples: Sequence[Any], written: Collection[Any]) -> tuple[Input, ...]:
     """The inputs of a graph, in order.
 
     Args:
         graph: the graph.
         examples: what Dynamo passes for each, where it does not say it in the graph.
+        written: the memories that the graph writes.
     """
     nodes = [node for node in graph.nodes if node.op == "placeholder"]
     examples = [node.meta.get("example_value", x) for node, x in zip(nodes, examples, strict=True)]
@@ -64,26 +67,13 @@ def inputs_of(graph: torch.fx.Graph, examples: Sequence[Any]) -> tuple[Input, ..
     names, paths = set(), set()
     found = []
     for node, example in zip(nodes, examples, strict=True):
-        written = is_written(node)
-        role, axis = _role(node, example, written, axes)
+        is_written = memory(example) in written
+        role, axis = _role(node, example, is_written, axes)
         name = _unused(_name(node, role), names, paths)
         names.add(name)
         paths |= _paths(name)
-        found.append(Input(name, role, node, written and role is not Role.BUFFER, axis, _is_free(example)))
+        found.append(Input(name, role, node, is_written and role is not Role.BUFFER, axis, _is_free(example)))
     return tuple(found)
-
-
-def is_written(node: Node) -> bool:
-    """Whether the program changes an input in place: Dynamo did so to what stands for it."""
-    example = node.meta.get("example_value")
-    if not isinstance(example, torch.Tensor) or example.is_inference():
-        return False
-    return example._version > 0 or any(_is_statistics(node, user) for user in node.users)
-
-
-def _is_statistics(node: Node, user: Node) -> bool:
-    """Whether a call normalizes with an input as running statistics: that it writes them, torch does not count."""
-    return getattr(user.target, "__name__", "") in ("batch_norm", "instance_norm") and node in user.args[1:3]
 
 
 def _role(node: Node, example: Any, written: bool, axes: dict[Any, tuple[int, int]]) -> tuple[Role, tuple[int, int]]:

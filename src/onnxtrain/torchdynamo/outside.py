@@ -7,11 +7,14 @@ of, and gradients find their way.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence, Set
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Node
+
+from onnxtrain.torchdynamo.modes import Modes, modes_of
+from onnxtrain.torchdynamo.writes import example, function, memory
 
 _VIEWS = frozenset(
     (
@@ -23,11 +26,35 @@ _VIEWS = frozenset(
         *("float", "double", "half", "bfloat16", "long", "int", "bool", "type", "cpu", "cuda", "type_as"),
     )
 )
-_IN_PLACE = frozenset(("iadd", "isub", "imul", "itruediv", "ipow", "iand", "ior", "ixor"))
 _OTHER_SHAPE = frozenset(
-    ("t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_", "as_strided_", "resize_", "resize_as_")
+    (
+        "t_",
+        "transpose_",
+        "squeeze_",
+        "unsqueeze_",
+        "swapaxes_",
+        "swapdims_",
+        "as_strided_",
+        "resize_",
+        "resize_as_",
+        "set_",
+    )
 )
 _LARGEST = 64  # calls
+
+
+class Call(NamedTuple):
+    """A call that is made outside of a graph.
+
+    Args:
+        node: the call.
+        itself: what it returns as it is: a tensor that it wrote; None for a view or a size.
+        modes: how gradients are recorded there.
+    """
+
+    node: Node
+    itself: Node | None
+    modes: Modes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +69,7 @@ class Outputs:
 
     listed: tuple[Any, ...]
     kept: tuple[Node, ...]
-    calls: tuple[Node, ...]
+    calls: tuple[Call, ...]
 
     def values(self, inputs: Mapping[Node, Any], computed: Sequence[Any]) -> tuple[Any, ...]:
         """All outputs of a call.
@@ -52,8 +79,8 @@ class Outputs:
             computed: what the graph computed.
         """
         known: dict[Node, Any] = {**inputs, **dict(zip(self.kept, computed, strict=True))}
-        for node in self.calls:
-            known[node] = _call(node, known)
+        for call in self.calls:
+            known[call.node] = _made(call, known) if call.itself is None else known[call.itself]
         return tuple(known[x] if isinstance(x, Node) else x for x in self.listed)
 
 
@@ -64,18 +91,38 @@ def outputs_of(graph: torch.fx.Graph) -> Outputs:
     listed = tuple(listed) if isinstance(listed, tuple | list) else (listed,)
     nodes = [x for x in dict.fromkeys(listed) if isinstance(x, Node)]
     order = {node: i for i, node in enumerate(graph.nodes)}
+    same, reshaped = _same(graph), _reshaped(graph)
     kept: list[Node] = []
     calls: set[Node] = set()
     for node in sorted(nodes, key=order.__getitem__):
-        needed = _calls(node, kept)
+        needed = _calls(node, kept, same, reshaped)
         if needed is None:
             kept.append(node)
         else:
             calls |= needed
-    return Outputs(listed, tuple(kept), tuple(sorted(calls, key=order.__getitem__)))
+    modes = modes_of(graph)
+    made = (Call(node, same.get(node), modes[node]) for node in sorted(calls, key=order.__getitem__))
+    return Outputs(listed, tuple(kept), tuple(made))
 
 
-def _calls(node: Node, known: Collection[Node]) -> set[Node] | None:
+def _same(graph: torch.fx.Graph) -> dict[Node, Node]:
+    """For each call that returns a tensor that there was before, what had it first: Dynamo's tensor is the same too."""
+    first: dict[int, Node] = {}
+    for node in graph.nodes:
+        if isinstance(example(node), torch.Tensor):
+            first.setdefault(id(example(node)), node)
+    earlier = ((node, first.get(id(example(node)))) for node in graph.nodes)
+    return {node: source for node, source in earlier if source is not None and source is not node}
+
+
+def _reshaped(graph: torch.fx.Graph) -> set[Node]:
+    """What has another shape in the end: of that, a view made after the graph would be one of another tensor."""
+    calls = (node for node in graph.nodes if function(node) in _OTHER_SHAPE and node.all_input_nodes)
+    changed = {id(example(node.all_input_nodes[0])) for node in calls}
+    return {node for node in graph.nodes if isinstance(example(node), torch.Tensor) and id(example(node)) in changed}
+
+
+def _calls(node: Node, known: Collection[Node], same: Mapping[Node, Node], reshaped: Set[Node]) -> set[Node] | None:
     """The calls that make a value of inputs and known values without computing anything; None where there are none."""
     found: set[Node] = set()
     waiting = [node]
@@ -83,8 +130,9 @@ def _calls(node: Node, known: Collection[Node]) -> set[Node] | None:
         current = waiting.pop()
         if current.op == "placeholder" or current in known or current in found:
             continue
-        sources = _sources(current)
-        if sources is None or len(found) > _LARGEST:
+        sources = [same[current]] if current in same else _sources(current)
+        is_lost = current not in same and not reshaped.isdisjoint(sources or ())
+        if sources is None or is_lost or len(found) > _LARGEST:
             return None
         found.add(current)
         waiting += sources
@@ -95,59 +143,28 @@ def _sources(node: Node) -> list[Node] | None:
     """What a view, or a size, is made of; None where a node is neither."""
     if node.op not in ("call_method", "call_function"):
         return None
-    example = node.meta.get("example_value")
-    if _is_size(example):
-        numbers = all(not isinstance(n.meta.get("example_value"), torch.Tensor) for n in node.all_input_nodes)
+    value = example(node)
+    if _is_size(value):
+        numbers = all(not isinstance(example(n), torch.Tensor) for n in node.all_input_nodes)
         return list(node.all_input_nodes) if numbers or node.target in ("size", getattr) else None
     first = node.args[0] if node.args else None
-    if not isinstance(first, Node) or _memory(example) is None or _memory(example) != _memory(_example(first)):
+    if not isinstance(first, Node) or memory(value) is None or memory(value) != memory(example(first)):
         return None
-    if _is_in_place(node):
-        return [first]
-    return list(node.all_input_nodes) if _function(node) in _VIEWS else None
+    return list(node.all_input_nodes) if function(node) in _VIEWS else None
 
 
-def _is_size(example: Any) -> bool:
+def _is_size(value: Any) -> bool:
     """Whether something is a size, or several."""
-    if isinstance(example, tuple | list):
-        return all(map(_is_size, example))
-    return isinstance(example, int | torch.SymInt) and not isinstance(example, bool)
+    if isinstance(value, tuple | list):
+        return all(map(_is_size, value))
+    return isinstance(value, int | torch.SymInt) and not isinstance(value, bool)
 
 
-def _example(node: Node) -> Any:
-    return node.meta.get("example_value")
-
-
-def _memory(example: Any) -> Any:
-    """What identifies the memory of a tensor, or of all tensors of a tuple; None where there is none."""
-    if isinstance(example, tuple | list) and example:
-        found = {_memory(x) for x in example}
-        return found.pop() if len(found) == 1 else None
-    is_plain = isinstance(example, torch.Tensor) and example.layout is torch.strided
-    return example.untyped_storage()._cdata if is_plain else None
-
-
-def _function(node: Node) -> str:
-    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-
-
-def _is_in_place(node: Node) -> bool:
-    """Whether a call returns its first argument, which it wrote to."""
-    name = _function(node)
-    if name in _IN_PLACE or node.kwargs.get("inplace") is True:
-        return True
-    return name.endswith("_") and not name.endswith("__") and name not in _OTHER_SHAPE
-
-
-def _call(node: Node, known: Mapping[Node, Any]) -> Any:
-    """A view made again; a tensor that was written in place is itself."""
-    example = _example(node)
-    if isinstance(example, torch.Tensor) and _is_in_place(node):
-        return known[node.args[0]]  # type: ignore[index]
-    args: Any = torch.fx.map_arg(node.args, known.__getitem__)
-    kwargs: Any = torch.fx.map_arg(node.kwargs, known.__getitem__)
-    function = node.target if callable(node.target) else getattr(args[0], node.target)
-    made = function(*(args if callable(node.target) else args[1:]), **kwargs)
-    if isinstance(made, torch.Tensor) and made.requires_grad and not example.requires_grad:
-        return made.detach()  # it was made where gradients are off
-    return made
+def _made(call: Call, known: Mapping[Node, Any]) -> Any:
+    """A view or a size made again, in the modes in which the program makes it."""
+    args: Any = torch.fx.map_arg(call.node.args, known.__getitem__)
+    kwargs: Any = torch.fx.map_arg(call.node.kwargs, known.__getitem__)
+    target = call.node.target
+    function = target if callable(target) else getattr(args[0], target)
+    with call.modes.entered():
+        return function(*(args if callable(target) else args[1:]), **kwargs)

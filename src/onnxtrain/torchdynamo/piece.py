@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from onnxtrain.capture.shared_memory import overlap
 from onnxtrain.capture.source_lines import is_users, places_in
 from onnxtrain.engine.summary import graph_text, summary
 from onnxtrain.errors import CaptureError, ModuleError, OnnxTrainError
@@ -20,9 +21,11 @@ from onnxtrain.ortmodule.describe import explain
 from onnxtrain.ortmodule.fallback import FallbackState
 from onnxtrain.ortmodule.session import Session
 from onnxtrain.ortmodule.sessions import Sessions
-from onnxtrain.torchdynamo.inputs import Input, inputs_of, is_written
+from onnxtrain.torchdynamo.inputs import Input, inputs_of
+from onnxtrain.torchdynamo.modes import Modes
 from onnxtrain.torchdynamo.outside import outputs_of
 from onnxtrain.torchdynamo.program import PRIVATE, Program
+from onnxtrain.torchdynamo.writes import example, memory, written
 
 _LOG = logging.getLogger(__name__)
 _ALIVE: weakref.WeakSet[Piece] = weakref.WeakSet()
@@ -40,7 +43,8 @@ class Piece:
 
     def __init__(self, graph: torch.fx.GraphModule, examples: Sequence[Any], options: Options) -> None:
         whole, self._held = lifted(graph)
-        self.inputs: tuple[Input, ...] = inputs_of(whole, [*examples, *self._held])
+        memories = written(whole)
+        self.inputs: tuple[Input, ...] = inputs_of(whole, [*examples, *self._held], memories)
         self.place = place_of(whole)
         self.number, self.calls = next(_NUMBERS), 0
         self._outputs = outputs_of(whole)
@@ -49,7 +53,9 @@ class Piece:
         ignored = (*options.ignored_attributes, *PRIVATE)
         self.options = dataclasses.replace(options, static_shapes=static, ignored_attributes=ignored)
         self._written = [i for i, x in enumerate(self.inputs) if x.is_written]
-        self._computes = bool(self._outputs.kept) or any(x.node is not None and is_written(x.node) for x in self.inputs)
+        self._computes = bool(self._outputs.kept) or any(
+            memory(example(x.node)) in memories for x in self.inputs if x.node
+        )
         self._fallback = FallbackState(self.options)
         self._program: Program | None = None
         self._sessions: Sessions | None = None
@@ -108,13 +114,14 @@ class Piece:
         Raises:
             CaptureError: another input shares its memory.
         """
-        memories = [v.untyped_storage().data_ptr() if isinstance(v, torch.Tensor) else None for v in values]
-        for position in self._written:
-            if memories[position] and memories.count(memories[position]) > 1:
-                others = (i for i, m in enumerate(memories) if m == memories[position] and i != position)
-                name, other = self.inputs[position].name, self.inputs[next(others)].name
+        tensors = {i: v for i, v in enumerate(values) if isinstance(v, torch.Tensor) and v.layout is torch.strided}
+        for position in filter(tensors.__contains__, self._written):
+            own = tensors[position]
+            others = (i for i, v in tensors.items() if i != position and _is_shared(own, v))
+            if (other := next(others, None)) is not None:
+                name, beside = self.inputs[position].name, self.inputs[other].name
                 raise CaptureError(
-                    f"{name} is modified in place and shares memory with {other}, which is an input too",
+                    f"{name} is modified in place and shares memory with {beside}, which is an input too",
                     source=self.place,
                     cure="modify a copy, or call it where neither is an input of a compiled piece",
                 )
@@ -193,7 +200,7 @@ def forget() -> None:
 
 def lifted(graph: torch.fx.GraphModule) -> tuple[torch.fx.Graph, list[torch.Tensor]]:
     """A copy of a graph whose own tensors (those of an optimizer) are inputs behind the others, and these tensors."""
-    made = torch.fx.Graph()
+    made = torch.fx.Graph(graph)  # whose bodies of operators are its attributes
     made.output(made.graph_copy(graph.graph, {}))
     own = [node for node in made.nodes if node.op == "get_attr"]
     named = {node.target: functools.reduce(getattr, node.target.split("."), graph) for node in own}
@@ -221,10 +228,15 @@ def returning(graph: torch.fx.Graph, kept: Sequence[torch.fx.Node]) -> torch.fx.
     return made
 
 
+def _is_shared(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two tensors have elements in one memory."""
+    is_one = first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+    return is_one and first.numel() > 0 < second.numel() and overlap(first, second)
+
+
 def _write(tensor: torch.Tensor, content: torch.Tensor) -> None:
     """Put new content into an input, as eager PyTorch leaves it: gradients flow to what it was computed of."""
-    if content.requires_grad and not (tensor.is_leaf and tensor.requires_grad):
-        tensor.copy_(content)
-        return
-    with torch.no_grad():
+    flows = content.requires_grad and not (tensor.is_leaf and tensor.requires_grad)
+    modes = Modes(None if flows else False, True if tensor.is_inference() else None)
+    with modes.entered():
         tensor.copy_(content)

@@ -13,9 +13,10 @@ from torch.fx import traceback
 from torch.utils import _pytree as pytree
 
 from onnxtrain.torchdynamo.inputs import Input, Role
+from onnxtrain.torchdynamo.transforms import Transforms
+from onnxtrain.torchdynamo.writes import BODIES, FUNCTION
 
 PRIVATE = ("_graph", "_inputs", "_slots", "_written")  # attributes that say nothing that calls do not
-_BODIES = frozenset(("tag_activation_checkpoint", "wrap"))  # what calls a graph as it is
 
 
 class Slot(NamedTuple):
@@ -128,6 +129,7 @@ class _Run(torch.fx.Interpreter):
         """
         self._numbers = tuple(numbers)
         self._autocasts: list[torch.autocast] = []
+        self._transforms = Transforms()
         self._sizes = {d.node.expr: d for x in values if isinstance(x, torch.Tensor) for d in x.shape if _is_symbol(d)}
         try:
             with traceback.preserve_node_meta(), torch.set_grad_enabled(torch.is_grad_enabled()):
@@ -162,9 +164,16 @@ class _Run(torch.fx.Interpreter):
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A function; one that calls a graph runs it here."""
+        if (made := self._transforms.call(target, args, kwargs)) is not NotImplemented:
+            return made
         name = getattr(target, "__name__", "")
+        if target is torch.sym_sum:
+            return sum(args[0])
         if name == "_get_data_attr":
             return args[0].data
+        if name == "set_" and args[0].shape == args[1].shape:  # x.data = y: its content, which has no history
+            args[0].data.copy_(args[1])
+            return args[0]
         if name == "fma.default":  # addcmul with a number; torch rounds once
             return args[0] * args[1] + args[2]
         if target is autocast_mode._enter_autocast:
@@ -173,9 +182,9 @@ class _Run(torch.fx.Interpreter):
         if target is autocast_mode._exit_autocast:
             return self._autocasts.pop().__exit__(None, None, None)
         if isinstance(target, torch._ops.HigherOrderOperator):
-            if name in _BODIES:
+            if name in BODIES:
                 return _Run(args[0]).outputs(args[1:])
-            if name == "autograd_function_apply":
+            if name == FUNCTION:
                 return _applied(args[0], args[1], kwargs).apply(*args[2:])
         return super().call_function(target, args, kwargs)
 
@@ -186,6 +195,7 @@ def _applied(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, sett
     torch's own keeps what a call saves beside the class, where the next call's takes its place.
     """
     fixed = frozenset(settings.get("non_differentiable_idx", ()))
+    dirty = frozenset(settings.get("dirty_idx", ()))
 
     class DynamoFunction(torch.autograd.Function):
         @staticmethod
@@ -195,6 +205,7 @@ def _applied(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, sett
             ctx.others = [None if isinstance(x, torch.Tensor) else x for x in leaves]
             ctx.save_for_backward(*(x for x in leaves if isinstance(x, torch.Tensor)))
             listed = made if isinstance(made, tuple | list) else (made,)
+            ctx.mark_dirty(*(x for i, x in enumerate(listed) if i in dirty))
             ctx.mark_non_differentiable(*(x for i, x in enumerate(listed) if i in fixed))
             return made
 
