@@ -99,13 +99,14 @@ def decision_of(value: ir.Value) -> Decision | None:
 
 
 def decisions(source: Source) -> list[Decision]:
-    """What each floating initializer of a model is, and why.
+    """What each floating initializer of a model is, and why; those that an exporter merged are several.
 
     Raises:
         GraphError: the model cannot be read.
     """
     with _named(source):
         graph = _prepared(_load(source)).graph
+        split_merged(graph)
         return [d for v in graph.initializers.values() if (d := decide(v)) is not None]
 
 
