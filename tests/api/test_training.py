@@ -492,6 +492,34 @@ def test_running_statistics_are_those_of_torch(tmp_path: Path) -> None:
         np.testing.assert_allclose(ours.state.parameters[f"norm.running_{name}"].data, expected, rtol=1e-5, atol=1e-6)
 
 
+CONSTANTS = """
+<ir_version: 10, opset_import: ["" : 20]>
+constants (float[batch, 64] image) => (float[batch, 10] scores)
+{
+    bias = Constant <value_floats = [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]> ()
+    scale = Constant <value_float = 0.5> ()
+    product = Gemm (image, weight, bias)
+    scores = Mul (product, scale)
+}
+"""
+
+
+def test_weights_may_be_constant_nodes(tmp_path: Path) -> None:
+    model = parser.parse_model(CONSTANTS)
+    weight = np.random.default_rng(0).standard_normal((64, 10)).astype(np.float32) / 8
+    constant = helper.make_node("Constant", [], ["weight"], value=numpy_helper.from_array(weight))
+    model.graph.node.insert(0, constant)
+    asked = {(): {"weight", "bias"}, ("weight",): {"weight"}, ("weight", "scale"): {"weight", "scale"}}
+    for index, (names, trained) in enumerate(asked.items()):
+        module, optimizer = loaded(artifacts(tmp_path / str(index), model, requires_grad=list(names) or None))
+        assert {p.name for p in module.state.parameters.values() if p.requires_grad} == trained
+        losses = [step(module, optimizer, rows(), LABELS) for _ in range(5)]
+        assert losses[-1] < losses[0]
+        module.export_model_for_inferencing(tmp_path / "trained.onnx")
+        scores = ort.InferenceSession(tmp_path / "trained.onnx").run(None, {"image": rows()})[0]
+        assert np.abs(scores - rows() @ weight * 0.5).max() > 1e-3
+
+
 class Reconstruction(onnxblock.TrainingBlock):
     """A loss of two values of the model, with no input of its own."""
 
