@@ -134,8 +134,8 @@ def generate_artifacts(
         additional_output_names: values of the model that training and evaluation give back after the loss.
         nominal_checkpoint: also write ``nominal_checkpoint``: names, types and shapes without content.
         loss_input_names: values that the loss reads; None is all outputs of the model.
-        batch_statistics: BatchNormalization takes the batch's statistics and keeps running ones, also where the model
-            was exported for inference.
+        batch_statistics: BatchNormalization takes the batch's statistics and keeps running ones as PyTorch does (the
+            variance is the unbiased one), also where the model was exported for inference.
         tie: pairs of weights that were one before the export, such as ``[("embedding", "head")]``, and are trained as
             one; True ties all tables and heads that hold the same numbers, None warns of them, False does neither.
         untie: weights that several modules read and that each gets for itself, as where an exporter merged equal

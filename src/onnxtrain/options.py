@@ -70,8 +70,9 @@ class Options:
         keep_checkpoints: reentrant gradient checkpoints stay as they are and run in eager PyTorch; else their content
             is part of the graph.
         static_shapes: capture the sizes of the first call as constants: one graph for each combination of sizes.
-        cache_casts: keep parameters in the dtype that autocast wants them in until they change: gradient
-            accumulation then casts once for all its steps.
+        cache_casts: keep parameters that an optimizer of torch has stepped in the dtype that autocast wants them in
+            until they change: gradient accumulation then casts once for all its steps. What is written through
+            ``p.data`` between the backward passes of one accumulation is not seen.
         propagate_cast_ops_strategy: how casts move so that more runs in half precision: ``"FLOOD_FILL"`` (node by
             node), ``"INSERT_AND_REDUCE"`` (all nodes that hang together at once), or ``"NONE"``.
         propagate_cast_ops_level: the operators that they move over: -1 none, 0 those of ``propagate_cast_ops_allow``,

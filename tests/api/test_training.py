@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import digits
@@ -9,7 +10,9 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+import torch
 from onnx import helper, numpy_helper, parser
+from torch import nn
 
 from onnxtrain import onnxblock
 from onnxtrain.api import CheckpointState, ConstantLRScheduler, LinearLRScheduler, Module, Optimizer
@@ -437,9 +440,84 @@ def test_running_statistics_follow_the_batches_where_asked(tmp_path: Path, batch
     mean, variance = (module.state.parameters[n].data for n in ("mean", "variance"))
     if batch_statistics:
         np.testing.assert_allclose(mean, 0.1 * batch.mean(0), rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(variance, 0.9 + 0.1 * batch.var(0), rtol=1e-5)
+        np.testing.assert_allclose(variance, 0.9 + 0.1 * batch.var(0, ddof=1), rtol=1e-5)
     else:
         assert not mean.any() and (variance == 1).all()
+
+
+@pytest.mark.parametrize(("batch_statistics", "correction"), [(False, 0), (True, 1)])
+def test_a_training_mode_keeps_the_variance_that_onnx_says(
+    tmp_path: Path, batch_statistics: bool, correction: int
+) -> None:
+    random = np.random.default_rng(0)
+    model = parser.parse_model(STATISTICS.replace("momentum = 0.9", "momentum = 0.7, training_mode = 1"))
+    model.graph.node[0].output.extend(["new_mean", "new_variance"])
+    content = {"scale": np.ones(64), "shift": np.zeros(64), "mean": np.zeros(64), "variance": np.full(64, 3.0)}
+    for name, array in (content | {"weight": random.standard_normal((64, 10)) / 8}).items():
+        model.graph.initializer.append(numpy_helper.from_array(array.astype(np.float32), name))
+    module, _ = loaded(artifacts(tmp_path, model, batch_statistics=batch_statistics))
+    expected = 3.0
+    for scale in (1, 2):
+        module(rows() * scale, LABELS)
+        expected = 0.7 * expected + 0.3 * (rows() * scale).var(0, ddof=correction)
+    np.testing.assert_allclose(module.state.parameters["variance"].data, expected, rtol=1e-5)
+
+
+def test_running_statistics_are_those_of_torch(tmp_path: Path) -> None:
+    class Twice(nn.Module):
+        """A normalization that is called twice in a step."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.convolution, self.norm = nn.Conv2d(2, 2, 3, padding=1), nn.BatchNorm2d(2, momentum=0.3)
+
+        def forward(self, x):
+            return self.norm(self.convolution(torch.relu(self.norm(self.convolution(x)))))
+
+    torch.manual_seed(0)
+    module, x, y = Twice(), torch.randn(2, 2, 3, 3), torch.randn(2, 2, 3, 3)
+    file = tmp_path / "model.onnx"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        kept = {"training": torch.onnx.TrainingMode.TRAINING, "dynamic_axes": {"x": {0: "n"}}}
+        torch.onnx.export(module, (x,), file, input_names=["x"], dynamo=False, opset_version=20, **kept)
+    made = artifacts(tmp_path, file, loss=LossType.MSELoss, batch_statistics=True)
+    ours, _ = loaded(made)
+    module.train()
+    for rows_of in (x, x[:1] * 2):
+        ours(rows_of.numpy(), y[: len(rows_of)].numpy())
+        module(rows_of)
+    for name in ("mean", "var"):
+        expected = getattr(module.norm, f"running_{name}").numpy()
+        np.testing.assert_allclose(ours.state.parameters[f"norm.running_{name}"].data, expected, rtol=1e-5, atol=1e-6)
+
+
+CONSTANTS = """
+<ir_version: 10, opset_import: ["" : 20]>
+constants (float[batch, 64] image) => (float[batch, 10] scores)
+{
+    bias = Constant <value_floats = [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]> ()
+    scale = Constant <value_float = 0.5> ()
+    product = Gemm (image, weight, bias)
+    scores = Mul (product, scale)
+}
+"""
+
+
+def test_weights_may_be_constant_nodes(tmp_path: Path) -> None:
+    model = parser.parse_model(CONSTANTS)
+    weight = np.random.default_rng(0).standard_normal((64, 10)).astype(np.float32) / 8
+    constant = helper.make_node("Constant", [], ["weight"], value=numpy_helper.from_array(weight))
+    model.graph.node.insert(0, constant)
+    asked = {(): {"weight", "bias"}, ("weight",): {"weight"}, ("weight", "scale"): {"weight", "scale"}}
+    for index, (names, trained) in enumerate(asked.items()):
+        module, optimizer = loaded(artifacts(tmp_path / str(index), model, requires_grad=list(names) or None))
+        assert {p.name for p in module.state.parameters.values() if p.requires_grad} == trained
+        losses = [step(module, optimizer, rows(), LABELS) for _ in range(5)]
+        assert losses[-1] < losses[0]
+        module.export_model_for_inferencing(tmp_path / "trained.onnx")
+        scores = ort.InferenceSession(tmp_path / "trained.onnx").run(None, {"image": rows()})[0]
+        assert np.abs(scores - rows() @ weight * 0.5).max() > 1e-3
 
 
 class Reconstruction(onnxblock.TrainingBlock):

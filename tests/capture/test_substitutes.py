@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 import types
 from collections.abc import Callable
 from typing import Any
@@ -122,6 +123,22 @@ CALLS: dict[str, tuple[Callable[..., Any], list[tuple[torch.Tensor, ...]]]] = {
         lambda x, t: F.nll_loss(x, t, torch.arange(4.0)),
         [(torch.rand(4), torch.tensor(label)) for label in (1, 2)],
     ),
+    "labels that are bytes": (
+        lambda x, t: F.cross_entropy(x, t, ignore_index=1) + F.nll_loss(x, t, torch.arange(4.0) + 1),
+        [(torch.rand(n, 4), torch.tensor([3, 1, 0, 2, 2][:n], dtype=torch.uint8)) for n in (3, 5)],
+    ),
+    "one label that is a byte": (
+        lambda x, t: F.cross_entropy(x, t) + F.nll_loss(x, t),
+        [(torch.rand(4), torch.tensor(2, dtype=torch.uint8))],
+    ),
+    "angles of real numbers": (
+        lambda x: x.angle(),
+        [(torch.tensor([1.0, -1.0, 0.0, -0.0, math.nan, math.inf, -math.inf][:n]),) for n in (4, 7)],
+    ),
+    "mapped over another axis": (
+        lambda x, y: torch.vmap(torch.sin, 1)(x) + torch.vmap(torch.mul, (-1, 0), 1)(x.T, y),
+        [(torch.rand(n, 3), torch.rand(n, 3)) for n in (2, 4)],
+    ),
     "one place": (lambda x, i: x.take(i), [(torch.rand(3, 4), torch.tensor(i)) for i in (7, -1)]),
     "chunk": (
         lambda x: torch.cat([(p - q).exp() for p, q in (x.chunk(2), x.flip(0).chunk(2))], 1).sum(1),
@@ -200,6 +217,23 @@ def test_as_eager(name: str) -> None:
     except RuntimeError as error:
         pytest.skip(f"this version of torch refuses: {error}")
     check(Call(function), *batches)
+
+
+def test_shares_that_are_drawn() -> None:
+    def drawn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        shares = torch.distributions.Dirichlet(x * y).rsample()
+        return shares * torch.distributions.Beta(x * y, y).rsample()
+
+    results = []
+    for run in (ORTModule(Call(drawn)), drawn):
+        for count in (2, 5):
+            x, y = torch.rand(count, 3) * 0 + torch.tensor([0.5, 1.0, 2.0]), torch.tensor([1.0, 2.0, 3.0])
+            leaves = [x.requires_grad_(), y.requires_grad_()]
+            torch.manual_seed(0)
+            made = run(*leaves)
+            made.square().sum().backward()
+            results.append([made.detach(), *(leaf.grad for leaf in leaves)])
+    torch.testing.assert_close(results[:2], results[2:])
 
 
 def test_running_statistics_of_instance_norm() -> None:

@@ -104,6 +104,23 @@ def test_form_decides_where_use_does_not() -> None:
     assert decided(*turned, w=learned) == {"w": Kind.WEIGHT}
 
 
+def test_constant_nodes_are_weights_as_initializers_are() -> None:
+    def made(name: str) -> onnx.NodeProto:
+        content = numpy_helper.from_array(RNG.normal(size=(4, 4)).astype(np.float32))
+        return helper.make_node("Constant", [], [name], value=content)
+
+    eps = helper.make_node("Constant", [], ["/norm/Constant_output_0"], value_float=1e-5)
+    nodes = [made("w"), node("MatMul", "x", "w", out="p"), eps, node("Add", "p", "/norm/Constant_output_0", out="q")]
+    nodes += [made("/Constant_1_output_0"), node("MatMul", "q", "/Constant_1_output_0")]
+    found = decided(*nodes)
+    # TorchScript's exporter has initializers for all parameters
+    assert found == {
+        "w": Kind.WEIGHT,
+        "/norm/Constant_output_0": Kind.CONSTANT,
+        "/Constant_1_output_0": Kind.DOUBTFUL,
+    }
+
+
 def test_the_table_prints_with_reasons() -> None:
     graph = helper.make_graph(
         [node("MatMul", "x", "w", out="h"), node("Mul", "h", "table")],

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import TensorProto, helper, numpy_helper
+from torch import nn
 
 from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.artifacts import LossType, generate_artifacts
+from onnxtrain.artifacts import weights as weights_of
 from onnxtrain.errors import ArtifactError, GraphError
 from onnxtrain.onnxblock import loss, optim
 
@@ -147,3 +151,144 @@ def test_a_bias_and_a_running_mean_that_were_merged_part(tmp_path: Path) -> None
     state = CheckpointState.load_checkpoint(files["checkpoint"])
     found = {n: p.requires_grad for n, p in state.parameters}
     assert found == {"w": True, "bn.weight": True, "bn.bias": True, "running_mean": False, "running_var": False}
+
+
+class Layer(nn.Module):
+    """A linear layer without a bias at first, and a normalization as it starts out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(8, 8), nn.LayerNorm(8)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x):
+        return torch.tanh(self.norm(self.linear(x)))
+
+
+class Layers(nn.Module):
+    """Several layers; where they are copies, all their weights are equal at first."""
+
+    def __init__(self, count: int, copied: bool = False) -> None:
+        super().__init__()
+        first = Layer()
+        self.layers = nn.ModuleList([copy.deepcopy(first) if copied else Layer() for _ in range(count)])
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class CalledAgain(nn.Module):
+    """A layer that is called three times, and perhaps another that starts out the same."""
+
+    def __init__(self, other: bool = True) -> None:
+        super().__init__()
+        self.one, self.other = Layer(), Layer() if other else nn.Identity()
+
+    def forward(self, x):
+        return self.other(self.one(self.one(self.one(x))))
+
+
+class Sharing(nn.Module):
+    """Three normalizations, the scale of the first two is one parameter."""
+
+    def __init__(self, count: int = 3) -> None:
+        super().__init__()
+        self.norms = nn.Sequential(*[nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8)) for _ in range(count)])
+        self.norms[1][0].weight = self.norms[0][0].weight
+
+    def forward(self, x):
+        return self.norms(x)
+
+
+class Numbered(nn.Module):
+    """A normalization that is called twice and one whose name is what the exporter calls a second call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.norm_1 = nn.LayerNorm(8), nn.LayerNorm(8)
+
+    def forward(self, x):
+        return self.norm(torch.tanh(self.norm_1(torch.tanh(self.norm(x)))))
+
+
+def exported(module: nn.Module, x: torch.Tensor, file: Path) -> Path:
+    """What TorchScript's exporter writes, which merges equal initializers."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(module.eval(), (x,), file, input_names=["x"], dynamo=False, opset_version=20)
+    return file
+
+
+def compare_steps(module: nn.Module, x: torch.Tensor, folder: Path, **options) -> dict[str, np.ndarray]:
+    """Five steps beside eager PyTorch; the weights after them."""
+    y = torch.randn(*module(x).shape)
+    file = exported(module, x, folder / "model.onnx")
+    given = {"loss": LossType.MSELoss, "optimizer": optim.SGD(), "artifact_directory": folder}
+    files = generate_artifacts(file, **given | options)
+    state = CheckpointState.load_checkpoint(files["checkpoint"])
+    trained, eager = Module(files["training_model"], state), torch.optim.SGD(module.parameters(), 0.1)
+    optimizer = Optimizer(files["optimizer_model"], trained)
+    optimizer.set_learning_rate(0.1)
+    for _ in range(5):
+        loss_here = trained(x.numpy(), y.numpy())
+        optimizer.step()
+        trained.lazy_reset_grad()
+        loss_there = nn.functional.mse_loss(module(x), y)
+        eager.zero_grad()
+        loss_there.backward()
+        eager.step()
+        np.testing.assert_allclose(loss_here, loss_there.item(), rtol=1e-4)
+    weights = {n: p.data for n, p in state.parameters if p.requires_grad}
+    for name, parameter in module.named_parameters():
+        if name in weights:
+            np.testing.assert_allclose(weights[name], parameter.detach().numpy(), rtol=1e-3, atol=1e-4)
+    assert len(weights) == len({id(p) for p in module.parameters()})
+    return weights
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_parameters_that_an_exporter_merged_are_several(tmp_path: Path, count: int, copied: bool, dims: int) -> None:
+    torch.manual_seed(count)
+    module = Layers(count, copied)
+    weights = compare_steps(module, torch.randn(*(5, 3, 8)[-dims:]), tmp_path)
+    assert {n for n, p in module.named_parameters() if p.ndim == 1} <= weights.keys()  # matrices may be transposed
+
+
+@pytest.mark.parametrize("make", [CalledAgain, lambda: CalledAgain(False), Sharing, lambda: Sharing(2), Numbered])
+@pytest.mark.parametrize("dims", [2, 3])
+def test_what_one_module_has_stays_one(tmp_path: Path, make: type[nn.Module], dims: int) -> None:
+    torch.manual_seed(0)
+    compare_steps(make(), torch.randn(*(5, 3, 8)[-dims:]), tmp_path)
+
+
+def test_layers_of_a_container_have_their_names(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(*[nn.Sequential(nn.LayerNorm(4), nn.Tanh()) for _ in range(3)])
+    model = onnx.load(exported(module, torch.randn(5, 4), tmp_path / "model.onnx"))
+    merged = {node.output[0]: node.input[0] for node in model.graph.node if node.op_type == "Identity"}
+    kept = [node for node in model.graph.node if node.op_type != "Identity"]
+    for node in kept:  # as programs that simplify models leave them
+        node.input[:] = [merged.get(name, name) for name in node.input]
+    del model.graph.node[:]
+    model.graph.node.extend(kept)
+    found = {decision.name for decision in weights_of(model)}
+    assert found == {f"{k}.0.{part}" for k in range(3) for part in ("weight", "bias")}
+
+
+def test_a_head_stays_tied_where_normalizations_part(tmp_path: Path) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.head = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
+            self.norms = nn.Sequential(*[nn.Sequential(nn.LayerNorm(4), nn.Tanh()) for _ in range(3)])
+            self.head.weight = self.table.weight
+
+        def forward(self, x):
+            return self.head(self.norms(self.table(x)))
+
+    torch.manual_seed(0)
+    compare_steps(Model(), torch.from_numpy(IDS), tmp_path, tie=True)

@@ -66,11 +66,25 @@ def test_known_shape_becomes_a_constant(op: Builder) -> None:
     assert run(op, op.Reshape(x, sizes), KnownShapesPass(), ConstantsPass()) == ["Reshape"]
 
 
+@pytest.mark.parametrize("name", ["Add", "Sub"])
+@pytest.mark.parametrize("zero", [0.0, -0.0])
+def test_a_zero_that_changes_the_sign_of_zeros_stays(op: Builder, name: str, zero: float) -> None:
+    x, _ = op.graph.inputs
+    changes = np.signbit(np.float32(-0.0) + np.float32(zero if name == "Add" else -zero)) == 0
+    made = run(op, op.Exp(op.node(name, [x, zero]).outputs[0]), NoOperationPass())
+    assert made == ([name, "Exp"] if changes else ["Exp"])
+
+
+def test_zeros_of_integers_go(op: Builder) -> None:
+    size = op.Cast(op.graph.inputs[0], to=int(ir.DataType.INT64))
+    assert run(op, op.Neg(op.Sub(op.Add(size, 0), 0)), NoOperationPass()) == ["Cast", "Neg"]
+
+
 def test_operations_without_effect_go(op: Builder) -> None:
     x, _ = op.graph.inputs
     y = op.Identity(op.Cast(x, to=1))
     y = op.Reshape(y, op.Shape(x))
-    y = op.Add(op.Mul(y, 1.0), 0.0)
+    y = op.Sub(op.Add(op.Mul(y, 1.0), -0.0), 0.0)
     y = op.Expand(op.Transpose(op.Transpose(y, perm=[1, 0]), perm=[1, 0]), op.Shape(x))
     assert run(op, op.Exp(y), NoOperationPass(), ViewsPass(), NoOperationPass()) == ["Exp"]
 

@@ -156,10 +156,53 @@ def test_cached_casts_follow_the_optimizer(fused: dict[str, bool]) -> None:
     (bound,) = [e.session.bound for e in wrapped.__dict__["_ort_sessions"].entries]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         wrapped(x()).sum().backward()
-        assert [cast.dtype for *_, cast in bound.casts._kept.values()] == [torch.bfloat16] * 4
+        assert [kept.cast.dtype for kept in bound.casts._kept.values()] == [torch.bfloat16] * 4
         now = list(bound.casts._kept.values())
         wrapped(x()).sum().backward()
-    assert all(a[2] is b[2] for a, b in zip(now, bound.casts._kept.values(), strict=True))
+    assert all(a.cast is b.cast for a, b in zip(now, bound.casts._kept.values(), strict=True))
+
+
+def _by_hand(module: torch.nn.Module, how: str) -> None:
+    """Change parameters in a way that their versions do not count."""
+    for p in module.parameters():
+        if how == "written":
+            p.data.add_(p.grad, alpha=-0.5)
+            p.grad.data.zero_()
+        elif how == "replaced":
+            p.data = p.data - 0.5 * p.grad
+            p.grad = None
+        else:
+            p.data.mul_(0.5)
+
+
+@pytest.mark.parametrize("how", ["written", "replaced", "averaged"])
+@pytest.mark.parametrize("stepped", [False, True])
+@pytest.mark.parametrize("set_to_none", [False, True])
+def test_cached_casts_follow_what_is_written_to_data(how: str, stepped: bool, set_to_none: bool) -> None:
+    wrapped, eager = pair(Net(), cache_casts=True)
+    optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in (wrapped, eager)]
+    for _ in range(4):
+        given, results = x(), []
+        for module, optimizer in zip((wrapped, eager), optimizers, strict=True):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                made = module(given)
+            made.square().mean().backward()
+            results.append(made)
+            if stepped:
+                optimizer.step()
+            if stepped or how == "averaged":
+                optimizer.zero_grad(set_to_none)
+            if how == "averaged":  # another model's weights for an evaluation, and back
+                before = [p.detach().clone() for p in module.parameters()]
+                _by_hand(module, how)
+                with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+                    results.append(module(given))
+                for p, old in zip(module.parameters(), before, strict=True):
+                    p.data.copy_(old)
+            elif not stepped:
+                _by_hand(module, how)
+        half = len(results) // 2
+        torch.testing.assert_close(results[:half], results[half:], rtol=2e-2, atol=2e-3)
 
 
 def _states() -> list[object]:

@@ -22,7 +22,7 @@ from onnxtrain.errors import CaptureError
 Tensor = torch.Tensor
 Numbers = int | tuple[int, ...] | None
 _functorch = torch._C._functorch
-_without_axis = vmapping._maybe_remove_batch_dim
+_with_axis, _without_axis = vmapping._add_batch_dim, vmapping._maybe_remove_batch_dim
 
 
 class _Call:
@@ -150,6 +150,12 @@ def make_dual(tensor: Tensor, tangent: Tensor, *, level: int | None = None) -> A
         "forward-mode automatic differentiation (torch.autograd.forward_ad) within a forward pass",
         cure="use torch.func.jvp or torch.func.jacfwd, which are part of the graph",
     )
+
+
+@instead_of(vmapping, "_add_batch_dim")
+def with_axis(tensor: Tensor, in_dim: int, vmap_level: int) -> Tensor:
+    """What a mapped function is given: the axis is moved to the front first, where torch's record would lose it."""
+    return _with_axis(tensor.movedim(in_dim, 0) if in_dim else tensor, 0, vmap_level)
 
 
 @instead_of(vmapping, "_maybe_remove_batch_dim")

@@ -78,8 +78,12 @@ def nll_loss(
 ) -> Any:
     """Of one example, whose label torch would read: its share of a mean is 1, or there is none and the mean is NaN.
 
-    Under autocast in float32, as there.
+    Under autocast in float32, as there. Labels that are bytes become int64: torch's own formula does not index by them.
     """
+    if target.dtype == torch.uint8:
+        given = (input, target.long(), weight, size_average, ignore_index, reduce, reduction)
+        made = nll_loss(*given)
+        return F.nll_loss(*given) if made is NotImplemented else made
     device = input.device.type
     if torch.is_autocast_enabled(device):
         with torch.autocast(device, enabled=False):
@@ -160,11 +164,16 @@ def _as_a_batch(loss: Callable[..., Any]) -> None:
 
     @substitute(loss)
     def of_one(*args: Any, **kwargs: Any) -> Any:
-        """Scores of one example as a batch, since torch would read its label; and no chunks, which depend on sizes."""
+        """Scores of one example as a batch, since torch would read its label; no chunks, which depend on sizes.
+
+        Labels that are bytes become int64.
+        """
         given = parameters.bind(*args, **kwargs).arguments
-        chunked, single = given.pop("options", None), given["input"].dim() == 1
+        is_other, single = given.pop("options", None) is not None, given["input"].dim() == 1
+        if given["target"].dtype == torch.uint8:
+            is_other, given["target"] = True, given["target"].long()
         if not single or given["target"].is_floating_point():
-            return loss(**given) if chunked is not None else NotImplemented
+            return loss(**given) if is_other else NotImplemented
         made = loss(**given | {name: given[name].unsqueeze(0) for name in ("input", "target")})
         return made.reshape(()) if made.dim() else made
 

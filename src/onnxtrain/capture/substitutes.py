@@ -7,6 +7,7 @@ are to be left alone. What torch writes in Python and asks nobody about is in a 
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -203,6 +204,16 @@ def _dropout(input: Tensor, p: float, train: bool) -> Any:
 def masked_scatter_(self: Tensor, mask: Tensor, source: Tensor) -> Any:
     """With a mask for each element: without content torch takes one that does not fit."""
     return NotImplemented if mask.dim() == self.dim() == 0 else self.masked_scatter_(mask.expand(self.shape), source)
+
+
+@substitute(torch.angle, Tensor.angle)
+def angle(self: Tensor) -> Any:
+    """Of real numbers: 0 or π, with a gradient, which is 0; torch's own formula has none."""
+    if not self.is_floating_point():
+        return NotImplemented
+    turned = torch.where(self < 0, math.pi, torch.zeros_like(self))
+    made = torch.where(self.isnan(), self.detach(), turned)
+    return torch.where(torch.zeros_like(self, dtype=torch.bool), self, made)
 
 
 @substitute(Tensor.polygamma_)

@@ -9,11 +9,20 @@ from typing import Any
 import onnx
 import torch
 from onnx_ir import tensor_adapters
+from torch.distributions.dirichlet import _Dirichlet
 
 from onnxtrain.errors import CaptureError
 from onnxtrain.ir.python_calls import PYTHON_OP, Place, PythonCall
 
 _SUPPLEMENTED: weakref.WeakSet[type] = weakref.WeakSet()
+
+
+def _as_given(node: onnx.NodeProto, shapes: list[Any], dtypes: list[int]) -> tuple[list[Any], list[int]]:
+    return shapes[:1], dtypes[:1]
+
+
+# classes of torch whose forward pass has an operator that does not run on tensors without content
+_OF_TORCH = {_Dirichlet: {"infer_shape": _as_given}}
 
 
 def register_custom_function_schema_supplementary(cls: type) -> type:
@@ -40,7 +49,9 @@ def register_custom_function_schema_supplementary(cls: type) -> type:
 
 
 def _supplement(cls: type, name: str) -> Callable[..., Any] | None:
-    return getattr(cls, name, None) if cls in _SUPPLEMENTED else None
+    if cls in _SUPPLEMENTED:
+        return getattr(cls, name, None)
+    return _OF_TORCH.get(cls, {}).get(name)
 
 
 def declares_shapes(cls: type) -> bool:

@@ -70,7 +70,8 @@ def read_weights(
         source: as for ``read_forward``.
         more: names of initializers that are weights as well.
         split: initializers that several modules read and that each gets for itself, besides those of ones or zeros
-            that an exporter merged; None splits nothing.
+            that an exporter merged; None splits nothing, and only where it is not None may ``Constant`` nodes be
+            weights.
 
     Raises:
         GraphError: as there.
@@ -78,11 +79,25 @@ def read_weights(
     with _named(source):
         model = _prepared(_load(source))
         if split is not None:
+            _hold_constants(model.graph)
             split_merged(model.graph, split)
         held = [v for n, v in model.graph.initializers.items() if _is_held(v) or n in more]
         content = {str(v.name): v.const_value for v in held if v.const_value is not None}
         graph = _forward(model, tuple(_to_input(model.graph, v, model.graph) for v in held))
         return ForwardGraph(graph.model, dataclasses.replace(graph.signature, differentiable=())), content
+
+
+def _hold_constants(graph: ir.Graph) -> None:
+    """Turn floating Constant nodes into initializers of the same name, in place: weights may be either."""
+    for node in [n for n in graph if n.op_type == "Constant" and n.domain == ""]:
+        value = node.outputs[0]
+        if not _is_floating(value) or value.is_graph_output() or not value.name:
+            continue
+        tensor, name, value.name = ir.convenience.get_const_tensor(value), value.name, None
+        made = ir.val(name, const_value=tensor)
+        graph.register_initializer(made)
+        value.replace_all_uses_with(made)
+        graph.remove(node, safe=True)
 
 
 def _is_held(value: ir.Value) -> bool:
@@ -99,13 +114,15 @@ def decision_of(value: ir.Value) -> Decision | None:
 
 
 def decisions(source: Source) -> list[Decision]:
-    """What each floating initializer of a model is, and why.
+    """What each floating constant of a model is, and why; those that an exporter merged are several.
 
     Raises:
         GraphError: the model cannot be read.
     """
     with _named(source):
         graph = _prepared(_load(source)).graph
+        _hold_constants(graph)
+        split_merged(graph)
         return [d for v in graph.initializers.values() if (d := decide(v)) is not None]
 
 

@@ -120,17 +120,20 @@ _GENERATED = re.compile(  # names that exporters give to what they fold, not tho
     r"(ones|zeros|full|expand|unsqueeze|view|clone|slice|cat|select|arange|linspace|mul|add|sub|cos|sin|embedding|"
     r"lift_fresh_copy|masked_fill|where|repeat|permute|transpose|reshape|_to_copy)(_like)?(_\d+)?"
 )
+_WRITTEN = re.compile(r"(.*/)?Constant(_\d+)?_output_\d+")  # by TorchScript's exporter, whose weights have other names
 _DEEPEST = 12  # carriers in a row
 
 
 def decide(value: ir.Value) -> Decision | None:
-    """What an initializer is; None where it is of no floating type or has no content."""
+    """What a constant is that is an initializer; None where it is of no floating type or has no content."""
     tensor = value.const_value
     if tensor is None or tensor.dtype not in FLOATING:
         return None
     found = [_read(value, node, index) for node, index in _reads(value)]
     order = (_WEIGHT, _STATISTIC, _DOUBTFUL, _CONSTANT)
     kind, reason = min(found, key=lambda f: order.index(f[0]), default=(_DOUBTFUL, "nothing reads it but outputs"))
+    if kind is _WEIGHT and _WRITTEN.fullmatch(str(value.name)):
+        kind, reason = _DOUBTFUL, f"{reason}, but written in the module's code"
     return Decision(str(value.name), str(tensor.dtype), tuple(tensor.shape.numpy()), kind, reason)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxtrain.artifact_names import RESET, accumulation, updated
+from onnxtrain.artifact_names import RESET, accumulation
 from onnxtrain.errors import ArtifactError
 from onnxtrain.gradient import build_gradient, tracked_outputs
 from onnxtrain.ir import linear_models, shapes
@@ -23,6 +23,7 @@ from onnxtrain.ir.weights import Kind, is_meant
 from onnxtrain.onnxblock.base import Base, is_floating
 from onnxtrain.onnxblock.blocks import Block
 from onnxtrain.onnxblock.budget import fitted
+from onnxtrain.onnxblock.running_statistics import give_statistics
 from onnxtrain.optimize import optimize, optimize_training
 from onnxtrain.options import Options
 from onnxtrain.plan.late import forget_sizes
@@ -75,7 +76,7 @@ class TrainingBlock(ForwardBlock):
     Names given to ``requires_grad`` may be patterns, such as ``"head.*"``.
 
     Attributes:
-        batch_statistics: BatchNormalization takes the statistics of the batch.
+        batch_statistics: BatchNormalization takes the statistics of the batch and keeps running ones as PyTorch does.
         memory_options: the memory budget and the worst case.
     """
 
@@ -268,7 +269,7 @@ def _training_model(
     loss = model.graph.outputs[0]
     if shapes.known_dims(loss) != () or not loss.dtype or not loss.dtype.is_floating_point():
         raise ArtifactError(f"the loss {loss.name} has shape {loss.shape}, not that of a scalar", cure="reduce it")
-    updates = _statistics(model.graph, batch_statistics)
+    updates = give_statistics(model.graph, batch_statistics)
     draws = _seed(model.graph)
     inputs = [str(v.name) for v in model.graph.inputs if v.name not in base.weights]
     names = tuple(str(v.name) for v in model.graph.outputs)
@@ -297,29 +298,6 @@ def _training_model(
         "draws": draws,
     }
     return to_proto(made, facts)
-
-
-def _statistics(graph: ir.Graph, batch_statistics: bool) -> dict[str, str]:
-    """Make the running statistics that batches change outputs of the graph; says input and output by name."""
-    latest: dict[ir.Value, ir.Value] = {}
-    for node in [n for n in graph if n.op_type == "BatchNormalization" and n.domain == ""]:
-        if batch_statistics:
-            node.attributes["training_mode"] = ir.AttrInt64("training_mode", 1)
-        if not shapes.attribute(node, "training_mode", 0):
-            continue
-        node.resize_outputs(3)
-        for new in node.outputs[1:]:
-            new.name = new.name or f"{node.outputs[0].name}__{new.index()}"
-        shapes.infer(node)
-        for index, new in ((3, node.outputs[1]), (4, node.outputs[2])):
-            old = node.inputs[index]
-            if old is None or not old.is_graph_input():
-                continue
-            if old in latest:  # a layer that is called twice moves its statistics twice
-                node.replace_input_with(index, Builder(graph, before=node).Detach(latest[old]))
-            latest[old] = new
-    base = Base(ir.Model(graph, ir_version=10))
-    return {str(old.name): base.output(new, updated(str(old.name))) for old, new in latest.items()}
 
 
 def _seed(graph: ir.Graph) -> int:

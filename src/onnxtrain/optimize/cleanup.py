@@ -230,12 +230,18 @@ def _whole(node: ir.Node) -> bool:
 
 
 def _is_neutral(node: ir.Node, same: bool) -> bool:
-    """``x + 0``, ``x - 0``, ``x * 1``, ``x / 1``."""
+    """``x * 1``, ``x / 1``, ``x + 0``, ``x - 0``; of floating zeros -0 alone where it is added: -0 + 0 is 0."""
     neutral = {"Add": 0, "Sub": 0, "Mul": 1, "Div": 1}.get(node.op_type)
     if neutral is None or not same:
         return False
     other = shapes.constant_of(node.inputs[1])
-    return other is not None and other.size <= 64 and bool((other == neutral).all())
+    if other is None or other.size > 64 or not (other == neutral).all():
+        return False
+    value = node.outputs[0]
+    if neutral or (value.dtype is not None and value.dtype.is_integer()):
+        return True
+    is_negative = np.signbit(other.astype(np.float64))
+    return bool((is_negative if node.op_type == "Add" else ~is_negative).all())
 
 
 class CommonSubexpressionsPass(ir.passes.InPlacePass):
