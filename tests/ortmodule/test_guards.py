@@ -694,7 +694,7 @@ class _Whole(_Keeper):
 
 @pytest.mark.parametrize("kind", [_Keeper, _Scheduled, _Whole])
 def test_what_training_changes_and_the_forward_pass_does_not_read(kind: type[_Keeper]) -> None:
-    """Counters, losses, optimizers and schedules that a module keeps need no graph of their own, unless it reads them."""
+    """Counters, losses, optimizers and schedules that a module keeps need no graph each, unless it reads them."""
     module, eager = kind(), kind()
     eager.layer.load_state_dict(module.layer.state_dict())
     wrapped = ORTModule(module)
