@@ -67,3 +67,10 @@ def test_the_cache_knows_views(tmp_path):
         x = torch.rand(2, 2)
         copy, view = model(x)
         assert _memory(view) == _memory(x) != _memory(copy)
+
+
+def test_what_eager_expands_is_not_written_out():
+    """A result that is expanded keeps its small memory."""
+    model = ORTModule(Calls(lambda x: (x.abs()[:1].expand(4, 4), x.abs().expand(2, 4, 4).contiguous())))
+    expanded, whole = model(torch.rand(4, 4))
+    assert expanded.stride() == (0, 1) and whole.stride() == (16, 4, 1)

@@ -102,7 +102,7 @@ def _views(
 ) -> dict[str, str]:
     """Of each output that lies in the memory of an input, or of an output before it, the name of that.
 
-    A constant is made anew in each call, but for those that are others' tensors.
+    Of one that is expanded, and lies in no other's memory, its own name. A constant is made anew in each call, but for those that are others' tensors.
     """
     signature = program.graph_signature
     names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
@@ -113,9 +113,13 @@ def _views(
     found = dict[str, str]()
     for name, node in zip(outputs, returned.args[0], strict=False):
         memory = memory_of(node.meta["val"])
-        if memory is not None and (first := lies.setdefault(memory, name)) != name:
+        if memory is not None and ((first := lies.setdefault(memory, name)) != name or _is_expanded(node.meta["val"])):
             found[name] = first
     return found
+
+
+def _is_expanded(value: torch.Tensor) -> bool:
+    return any(isinstance(step, int) and step == 0 for step in value.stride())
 
 
 def _infer(graph: ir.Graph) -> dict[ir.Node, ShapeError]:

@@ -49,8 +49,8 @@ class Signature:
         origins: for each output the parameters and user inputs through which torch says that it requires a gradient,
             though the gradient may be zero and what they give optimized away; None where the graph itself says it. Of a
             short graph those of the whole one.
-        views: of each output that lies in the memory of an input, or of an output before it, the name of that; others
-            have memory of their own.
+        views: of each output that lies in the memory of an input, or of an output before it, the name of that; of one
+            that is expanded its own. Others have memory of their own.
     """
 
     user_inputs: tuple[str, ...]

@@ -86,7 +86,8 @@ def mistakable(
         lowerings: how each node runs.
         outputs: what the program gives away.
         held: the values that outlive it otherwise: its inputs, and constants that it reads.
-        views: of each output that lies in the memory of an input or of another output, the name of that.
+        views: of each output that lies in the memory of an input or of another output, the name of that; of one that
+            is expanded its own.
     """
     groups = Groups(nodes, lowerings)
     made = {v: n for n in nodes for v in n.outputs}
@@ -95,7 +96,8 @@ def mistakable(
     for index, value in enumerate(outputs):
         beside = [*held, *(v for v in outputs[:index] if memories[v] != memories[value])]
         others = [v for v in beside if v is not value and groups.root(v) is groups.root(value)]
-        if memories[value] in own and (others or _may_overlap(value, made, lowerings)):
+        is_expanded = str(value.name) not in views and _may_overlap(value, made, lowerings)
+        if memories[value] in own and (others or is_expanded):
             found[value] = others
     return found
 
