@@ -102,7 +102,8 @@ def _views(
 ) -> dict[str, str]:
     """Of each output that lies in the memory of an input, or of an output before it, the name of that.
 
-    Of one that is expanded, and lies in no other's memory, its own name. A constant is made anew in each call, but for those that are others' tensors.
+    Of one that is expanded, and lies in no other's memory, its own name. A constant is made anew in each call, but for
+    those that are others' tensors.
     """
     signature = program.graph_signature
     names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
