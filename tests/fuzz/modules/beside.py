@@ -174,6 +174,8 @@ def _compare(ours: Step, theirs: Step, near: Step, precision: torch.dtype, when:
     _refuse_chances(theirs, near, precision)
     if ours.kinds != theirs.kinds:
         raise Fault("the structure is another", f"{when}: {ours.kinds}, not {theirs.kinds}")
+    if more := ours.shared - theirs.shared:
+        raise Fault("an output lies in the memory of something else", f"{when}: {' and '.join(min(more))}")
     for what in ("outputs", "state", "gradients"):
         mine, others, moved = (dict(getattr(step, what)) for step in (ours, theirs, near))
         if list(mine) != list(others):

@@ -13,12 +13,21 @@ from fuzz.modules.structures import Leaf, containers, leaves, mapped
 
 @dataclasses.dataclass
 class Step:
-    """What one step gave: leaves of the output and of the state with their places, gradients by name."""
+    """What one step gave: leaves of the output and of the state with their places, gradients by name.
+
+    Args:
+        kinds: types of the containers of the output and of what was given.
+        outputs: leaves of the output.
+        gradients: of parameters and inputs.
+        state: what the module keeps, and what was given, afterwards.
+        shared: outputs that lie in the memory of something else, each with that.
+    """
 
     kinds: list[tuple[str, str]]
     outputs: list[Leaf]
     gradients: list[Leaf]
     state: list[Leaf]
+    shared: frozenset[tuple[str, str]] = frozenset()
 
 
 def take_step(called: Any, module: torch.nn.Module, arguments: Any, loss: str, place: int, moves: bool) -> Step:
@@ -27,6 +36,7 @@ def take_step(called: Any, module: torch.nn.Module, arguments: Any, loss: str, p
     tensors = [(p, v) for p, v in leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
     module.zero_grad()
     output = called(*args, **kwargs)
+    shared = _shared(output, [*tensors, *_held(module)])
     backward(output, loss, place)
     outputs = [(p, kept(v)) for p, v in leaves(output)]
     found = [*((n, p.grad) for n, p in module.named_parameters()), *((f"input{p}", v.grad) for p, v in tensors)]
@@ -34,7 +44,15 @@ def take_step(called: Any, module: torch.nn.Module, arguments: Any, loss: str, p
     given = [(f"given{p}", kept(v)) for p, v in leaves((args, kwargs))]
     if moves:
         move(module)
-    return Step(containers((output, args, kwargs)), outputs, gradients, [*state(module), *given])
+    return Step(containers((output, args, kwargs)), outputs, gradients, [*state(module), *given], shared)
+
+
+def _shared(output: Any, others: list[Leaf]) -> frozenset[tuple[str, str]]:
+    """Pairs of an output and something else that have one memory."""
+    made = [(f"output{p}", v) for p, v in leaves(output)]
+    plain = [(p, v) for p, v in (*others, *made) if isinstance(v, torch.Tensor) and v.layout is torch.strided]
+    lies = [(p, v.untyped_storage()._cdata) for p, v in plain if v.numel()]
+    return frozenset((a, b) for i, (a, x) in enumerate(lies) for b, y in lies[:i] if x == y and a.startswith("output"))
 
 
 def own(value: Any) -> Any:
@@ -104,6 +122,10 @@ def moved(parameter: torch.Tensor) -> None:
 
 def state(module: torch.nn.Module) -> list[Leaf]:
     """Buffers, parameters, and what is kept on the module itself: tensors, numbers, and lists and dicts of them."""
+    return [(place, kept(v)) for place, v in _held(module)]
+
+
+def _held(module: torch.nn.Module) -> list[Leaf]:
     noted = {k: v for k, v in vars(module).items() if isinstance(v, _NOTED) and k != "training" and k[0] != "_"}
     held = {**dict(module.named_parameters()), **dict(module.named_buffers()), **noted}
-    return [(f"{name}{place}", kept(v)) for name, value in sorted(held.items()) for place, v in leaves(value)]
+    return [(f"{name}{place}", v) for name, value in sorted(held.items()) for place, v in leaves(value)]
