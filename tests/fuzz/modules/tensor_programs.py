@@ -12,7 +12,7 @@ from fuzz.modules.program import Argument, Program
 from fuzz.modules.scenes import Scenes, Unusable
 from fuzz.modules.templates import Filler
 from fuzz.modules.vocabulary import FAMILIES
-from fuzz.modules.vocabulary.inputs import FIRST, INTEGERS, MASKS, OPTIONAL, OTHERS
+from fuzz.modules.vocabulary.inputs import FIRST, INTEGERS, MASKS, NUMBERS, OPTIONAL, OTHERS
 
 STATEMENTS, TRIES = 11, 500
 SIZES = ((2, 5), (3, 4), (2, 3), (4, 7), (3, 6), (5, 8), (2, 8), (4, 5), (6, 6))
@@ -95,6 +95,8 @@ def _arguments(rng: np.random.Generator) -> list[Argument]:
     if rng.random() < 0.6:
         value = MASKS[int(rng.integers(len(MASKS)))]
         made.append(Argument("mask", value, is_keyword=bool(rng.random() < 0.5)))
+    if rng.random() < 0.15:
+        made.append(Argument("count", NUMBERS[int(rng.integers(len(NUMBERS)))], is_keyword=bool(rng.random() < 0.5)))
     if rng.random() < 0.25:
         made.append(Argument("opt", OPTIONAL[int(rng.integers(len(OPTIONAL)))], is_keyword=True))
     return made

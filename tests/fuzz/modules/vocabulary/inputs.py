@@ -22,6 +22,7 @@ MASKS = (
     "torch.rand(B, L) > 0.4", "torch.arange(L)[None] < torch.randint(1, L + 2, (B, 1))", "torch.rand(B) > 0.5",
     "torch.ones(B, L, dtype=torch.bool)", "torch.rand(B, L, 4) > 0.5", "torch.rand(L, L) > 0.3",
 )  # fmt: skip
+NUMBERS = ("L - 2", "B % 3", "L // 2", "2", "B + L", "[3, 1, 2][L % 3]")
 OPTIONAL = (
     "torch.randn(B, dtype=REAL) if L % 2 else None", "None", "torch.randn(B, 4, dtype=REAL).requires_grad_() if B > 2 else None",
 )  # fmt: skip

@@ -87,6 +87,9 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         "torch.softmax({f}.half(), {axis}, dtype=torch.float32)", "{f}.bfloat16() @ {0}.bfloat16().mT",
         "{f}.half() + {f}.float()", "{f}.bfloat16().float().to(REAL)",
         "with torch.autocast('cpu', torch.bfloat16):\n    {o} = {f}.float() @ {0}.float().mT",
+        "with torch.autocast('cpu', torch.bfloat16), torch.no_grad():\n    {o} = {f}.float() @ {0}.float().mT",
+        "with torch.autocast('cpu', torch.bfloat16):\n    {o} = {f}.float() @ {0}.float().mT\n"
+        "    with torch.autocast('cpu', enabled=False):\n        {o2} = {o}.float() @ {0}.float()",
     ),
     "sizes": (
         "{o} = {n}", "{o} = {n} * 2", "{o} = {n} // 2 + 1", "{o} = max({n}, {p})", "{o} = min({n}, {n})",
@@ -116,6 +119,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         "if {n} % 2 == 0:\n    {o} = {f}.tanh()\nelse:\n    {o} = {0} * 2",
         "if {f}.shape == {f}.shape:\n    {o} = {0} * 3\nelse:\n    {o} = {0} - 1",
         "if {n} > 3 and {n} != 5:\n    {o} = {f}.sin()\nelse:\n    {o} = {0}.cos()",
+        "[torch.sin, torch.cos, lambda a: a * 2][{n} % 3]({f})", "{'a': torch.tanh, 'b': F.relu}['ab'[{n} % 2]]({f})",
         "{f} * {2: 0.5, 4: 2.0}.get({n}, 1.0)", "{f} * {(2, 5): 0.5, (4, 7): 2.0}.get(tuple({0}.shape[:2]), 1.0)",
         "{f} * len(str({n}))", "{f} * {'4': 2.0, '5': 0.5}.get(f'{ {n} }', 1.0)", "{f} * (1 + isinstance({n}, int))",
         "{f} * (1 if type({n}) is int else 2)", "{f} * (1 if isinstance({n} / 2, float) else 2)",
