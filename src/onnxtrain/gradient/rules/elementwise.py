@@ -58,10 +58,12 @@ def pow_(ctx: Context, dy: Value, x: Value, exponent: Value) -> Any:
     return dx, op.cast(de, shapes.dtype_of(exponent))
 
 
-def _constant_power(ctx: Context, dy: Value, x: Value, e: float) -> Value:
+def _constant_power(ctx: Context, dy: Value, x: Value, e: float) -> Value | None:
     """dy · e · x^(e-1) with the cheap powers written out; an exponent 1 or 0 is seen before 0^(e-1) is."""
-    if e in (0.0, 1.0):
-        return dy * e
+    if e == 0.0:
+        return None  # also where dy is infinite
+    if e == 1.0:
+        return dy
     if e == 2.0:
         return dy * x * 2.0
     return dy * ctx.op.like(e, x) * ctx.op.Pow(x, ctx.op.like(e - 1.0, x))
@@ -235,9 +237,11 @@ def clip(ctx: Context, dy: Value, x: Value, low: Value | None = None, high: Valu
 
 @gradient("Mod")
 def mod(ctx: Context, dy: Value, a: Value, b: Value, *, fmod: int = 0) -> Any:
-    """da = dy; db = -dy · trunc or floor of a/b, as fmod says."""
-    quotient = (a - ctx.y) / b
-    return dy, ctx.op.Neg(dy * ctx.op.Round(quotient))
+    """da = dy; db = -dy · trunc or floor of a/b, as fmod says; of a divisor that a/b is infinite for, -dy · a/b."""
+    op, ratio = ctx.op, a / b
+    is_over = op.And(op.IsInf(ratio), op.Not(op.IsInf(a)))
+    whole = op.Round((a - ctx.y) / b)
+    return dy, op.Neg(dy * op.Where(op.Or(op.Equal(b, op.like(0.0, b)), is_over), ratio, whole))
 
 
 @gradient("Dropout")
