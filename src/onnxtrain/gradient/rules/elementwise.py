@@ -58,12 +58,10 @@ def pow_(ctx: Context, dy: Value, x: Value, exponent: Value) -> Any:
     return dx, op.cast(de, shapes.dtype_of(exponent))
 
 
-def _constant_power(ctx: Context, dy: Value, x: Value, e: float) -> Value | None:
+def _constant_power(ctx: Context, dy: Value, x: Value, e: float) -> Value:
     """dy · e · x^(e-1) with the cheap powers written out; an exponent 1 or 0 is seen before 0^(e-1) is."""
-    if e == 0.0:
-        return None  # also where dy is infinite
-    if e == 1.0:
-        return dy
+    if e in (0.0, 1.0):
+        return dy * e
     if e == 2.0:
         return dy * x * 2.0
     return dy * ctx.op.like(e, x) * ctx.op.Pow(x, ctx.op.like(e - 1.0, x))

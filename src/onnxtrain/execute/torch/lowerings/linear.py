@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from onnxtrain.execute.torch.dtypes import torch_dtype
 from onnxtrain.execute.torch.registry import lowering
 from onnxtrain.ir.graphs import DOMAIN
 
@@ -157,8 +158,8 @@ def layer_normalization(
     stash_type: int = 1,
 ) -> Tensor | tuple[Tensor, ...]:
     """ATen's fused kernel, which also gives mean and inverse deviation."""
-    made = torch.native_layer_norm(x, x.shape[axis:], scale.reshape(x.shape[axis:]), bias, epsilon)
-    return made[0] if outputs == 1 else made[:outputs]
+    y, *statistics = torch.native_layer_norm(x, x.shape[axis:], scale.reshape(x.shape[axis:]), bias, epsilon)
+    return y if outputs == 1 else (y, *(s.to(torch_dtype(stash_type)) for s in statistics[: outputs - 1]))
 
 
 @lowering("LayerNormalizationGrad", domain=DOMAIN)
