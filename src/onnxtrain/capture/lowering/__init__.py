@@ -25,6 +25,7 @@ from onnxtrain.capture.lowering.strides import order_in_memory, refused_strides
 from onnxtrain.capture.lowering.types import Region, cast_to, may_have_gradient
 from onnxtrain.capture.lowering.unread import mark_unread_draws, remove_unread_numbers
 from onnxtrain.capture.lowering.writer import ORIGINS, Writer, values
+from onnxtrain.capture.lowering.written_by_others import is_made
 from onnxtrain.capture.python_op import recorded
 
 _ops = torch.ops.aten
@@ -249,6 +250,8 @@ class Lowering:
             _, made = aliases.given((args[0], args[1] if len(args) > 1 else 0), each)
         else:
             args, kwargs = aliases.given((args, kwargs), each)
+            if is_made(target):  # autograd does not see what it writes
+                args = [a if n in written else self._stopped(a) for n, a in zip(named, args, strict=False)]
             made = self._issue(target, args, kwargs)
         if returns_also(target):
             return self._write_beside(node, each, made, aliases)
