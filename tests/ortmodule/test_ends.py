@@ -26,6 +26,8 @@ ROUNDED = {
     "divided down": lambda x: torch.div(x, 0.5, rounding_mode="floor"),
     "logarithm of a number": lambda x: torch.xlogy(x, 1e-40),
     "remainder of 2": lambda x: x % 2,
+    "logarithm of a sigmoid": torch.nn.functional.logsigmoid,
+    "Huber's loss": lambda x: torch.nn.functional.huber_loss(x, torch.ones_like(x), reduction="none", delta=0.5),
 }
 OF_TWO = {
     "divided": lambda x, y: torch.div(x, y, rounding_mode="trunc"),

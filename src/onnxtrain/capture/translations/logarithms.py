@@ -22,7 +22,7 @@ def log2(x):
 @translation(aten.log_sigmoid.default)
 def log_sigmoid(x):
     """Finite where the sigmoid is 0."""
-    return op.Neg(op.Softplus(op.Neg(x)))
+    return op.Sub(like(0.0, x), op.Softplus(op.Neg(x)))  # 0, not -0, where the sigmoid is 1
 
 
 @translation(aten.log_sigmoid_forward.default)
