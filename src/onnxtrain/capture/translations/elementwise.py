@@ -45,7 +45,7 @@ def floor_divide(x, y):
     is_next = op.Greater(op.Sub(quotient, whole_part), like(0.5, known))
     nearest = op.Where(is_next, op.Add(whole_part, one), whole_part)
     exact = op.Div(x, y)
-    signed = op.Where(op.Equal(quotient, zero), trunc(exact), nearest)
+    signed = op.Where(op.Equal(quotient, zero), _truncated(exact, zero), nearest)
     is_over = op.And(op.IsInf(exact), op.Not(op.IsInf(x)))
     return op.Where(op.Or(op.Equal(y, zero), is_over), op.Floor(exact), signed)
 
@@ -56,19 +56,21 @@ def rounded_quotient(x, y, rounding_mode=None):
     if rounding_mode == "floor":
         return floor_divide(x, y)
     x, y, known = alike(x, y)
-    return trunc(op.Div(x, y)) if rounding_mode == "trunc" and known.dtype.is_floating_point() else NotImplemented
+    if rounding_mode != "trunc" or not known.dtype.is_floating_point():
+        return NotImplemented
+    return _truncated(op.Div(x, y), like(0, known))
 
 
 @translation(aten.trunc.default, aten.fix.default)
 def trunc(x):
     """Towards 0: a zero keeps its sign, and what is rounded to 0 has that of the number."""
-    return op.Where(op.Less(x, like(0, x)), op.Ceil(x), op.Floor(x)) if x.dtype.is_floating_point() else NotImplemented
+    return _truncated(x, like(0, x)) if x.dtype.is_floating_point() else NotImplemented
 
 
 @translation(aten.frac.default)
 def frac(x):
     """What trunc takes away."""
-    return op.Sub(x, trunc(x))
+    return op.Sub(x, _truncated(x, like(0, x)))
 
 
 @translation(aten.hardswish.default)
@@ -87,6 +89,10 @@ def hardsigmoid(x):
 def heaviside(x, values):
     """1 above 0 and the values at 0; what is no number is not above it."""
     return op.Where(op.Equal(x, like(0, x)), values, op.CastLike(op.Greater(x, like(0, x)), x))
+
+
+def _truncated(x: Any, zero: Any) -> Any:
+    return op.Where(op.Less(x, zero), op.Ceil(x), op.Floor(x))
 
 
 def _turns(left: Any, y: Any, zero: Any) -> Any:

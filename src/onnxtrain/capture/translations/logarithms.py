@@ -88,23 +88,22 @@ def logit(x, eps=None):
 @translation(aten.special_xlogy.default, aten.special_xlogy.other_scalar, aten.special_xlogy.self_scalar)
 def times_logarithm(x, y):
     """0 where x is, also times an infinite logarithm."""
-    x, y, _ = alike(x, y)
-    return _times(x, y, op.Log(y), op.LessOrEqual(y, like(0, y)))
+    x, y, known = alike(x, y)
+    return _times(x, y, op.Log(y), op.LessOrEqual(y, like(0, known)), known)
 
 
 @translation(aten.special_xlog1py.default, aten.special_xlog1py.other_scalar, aten.special_xlog1py.self_scalar)
 def times_logarithm_of_more(x, y):
     """The same with log(1 + y)."""
-    x, y, _ = alike(x, y)
-    return _times(x, y, record_node("Log1p", [y]), op.LessOrEqual(y, like(-1, y)))
+    x, y, known = alike(x, y)
+    return _times(x, y, record_node("Log1p", [y]), op.LessOrEqual(y, like(-1, known)), known)
 
 
-def _times(x: Any, y: Any, logarithm: Any, is_low: Any) -> Any:
-    is_zero = op.Equal(x, like(0, x))
-    product = op.Mul(x, op.Where(op.And(is_zero, op.Or(is_low, op.IsInf(y))), like(0, y), logarithm))
-    return op.Add(
-        product, op.Where(is_zero, like(0.0, x), like(-0.0, x))
-    )  # no zero is -0 because a logarithm is negative
+def _times(x: Any, y: Any, logarithm: Any, is_low: Any, known: Any) -> Any:
+    is_zero = op.Equal(x, like(0, known))
+    product = op.Mul(x, op.Where(op.And(is_zero, op.Or(is_low, op.IsInf(y))), like(0, known), logarithm))
+    nothing = op.Where(is_zero, like(0.0, known), like(-0.0, known))  # no zero is -0 because a logarithm is negative
+    return op.Add(product, nothing)
 
 
 @translation(aten.log1p.default)
