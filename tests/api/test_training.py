@@ -613,6 +613,29 @@ def test_doubles_are_trained(tmp_path: Path) -> None:
     np.testing.assert_allclose(module.state.parameters["weight"].data, weight - 0.5 * slope, rtol=1e-10)
 
 
+def test_doubles_are_normalized_in_double(tmp_path: Path) -> None:
+    """LayerNormalization gives their mean and deviation in single precision."""
+    model = parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 20]>
+        line (double[batch, 64] image) => (double[batch, 10] scores) {
+            normal = LayerNormalization (image, scale)
+            scores = Gemm (normal, weight)
+        }"""
+    )
+    generator = np.random.default_rng(0)
+    scale, weight = 1 + generator.standard_normal(64) / 8, generator.standard_normal((64, 10)) / 8
+    model.graph.initializer.extend((numpy_helper.from_array(scale, "scale"), numpy_helper.from_array(weight, "weight")))
+    module, optimizer = loaded(artifacts(tmp_path, model, optimizer=OptimType.SGD))
+    optimizer.set_learning_rate(0.5)
+    step(module, optimizer, rows().astype(np.float64), LABELS)
+    given = [torch.tensor(v, requires_grad=True) for v in (scale, weight)]
+    scores = torch.nn.functional.layer_norm(torch.tensor(rows()).double(), (64,), given[0]) @ given[1]
+    torch.nn.functional.cross_entropy(scores, torch.tensor(LABELS)).backward()
+    for name, value in zip(("scale", "weight"), given, strict=True):
+        expected = (value - 0.5 * value.grad).detach().numpy()
+        np.testing.assert_allclose(module.state.parameters[name].data, expected, rtol=1e-9)
+
+
 def renamed(old: str, new: str) -> onnx.ModelProto:
     """The network with another name for one of its values."""
     model = digits.network()

@@ -214,3 +214,66 @@ def test_attention_without_a_batch_axis(causal: bool) -> None:
 @pytest.mark.parametrize("rate", [0.0, 0.5, 1.0])
 def test_dropout_draws_what_eager_draws(rate: float) -> None:
     compare(lambda x: F.dropout(F.dropout(x, rate, True), 0.5, True), torch.randn(4, 6))
+
+
+@torch.library.custom_op("onnxtrain_tests::scale_in_place", mutates_args=("x",))
+def _scaled(x: torch.Tensor, by: float) -> None:
+    x.mul_(by)
+
+
+@torch.library.custom_op("onnxtrain_tests::add_in_place", mutates_args=("x",))
+def _added(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x.add_(y)
+    return x * 2
+
+
+@torch.library.custom_op("onnxtrain_tests::move_apart", mutates_args=("x", "y"))
+def _moved(x: torch.Tensor, y: torch.Tensor, *, by: int = 2) -> None:
+    x.add_(by)
+    y.sub_(by)
+
+
+_added.register_fake(lambda x, y: torch.empty_like(x))
+
+
+def _with_one_written(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    _scaled(y[1:], 3.0)
+    return y * w
+
+
+def _with_a_result(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    z = _added(y, w)
+    return y * w + z.detach()
+
+
+def _with_two_written(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    y, z = x * 2, w * 3
+    _moved(y, z, by=4)
+    return y * z
+
+
+def _with_an_argument_written(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    _scaled(x, 3.0)
+    return x * w
+
+
+@pytest.mark.parametrize("way", ["wrapped", "compiled"])
+@pytest.mark.parametrize(
+    "function",
+    [_with_one_written, _with_a_result, _with_two_written, _with_an_argument_written],
+    ids=lambda f: f.__name__,
+)
+def test_operators_of_others_that_write_to_their_arguments(function: Callable[..., torch.Tensor], way: str) -> None:
+    """Autograd does not see what they write: the gradient goes on as if they had written nothing."""
+    wrapped, eager = pair(Calls(function))
+    trained = wrapped if way == "wrapped" else torch.compile(function, backend="onnxtrain")
+    steps = []
+    for run in (trained, eager):
+        x, w = torch.tensor([1.0, 2, 3]), torch.tensor([2.0, 3, 5], requires_grad=True)
+        x.requires_grad_(function is not _with_an_argument_written)
+        result = run(x, w)
+        result.sum().backward()
+        steps.append((result, x, x.grad, w.grad))
+    torch.testing.assert_close(*steps)

@@ -120,6 +120,9 @@ QUOTIENTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "of tensors": lambda x: x // x.detach().cos() + x % x.detach().sin(),
     "by a number": lambda x: x // 0.1 + x.div(-3.0, rounding_mode="floor") + x % 0.3,
     "of a number": lambda x: 2.0 // x.detach() + 2.0 % x.detach(),
+    "towards 0": lambda x: (
+        x.div(0.1, rounding_mode="trunc") + x.frac() + x.trunc() + torch.xlogy(x, 2) + torch.xlogy(2, x)
+    ),
 }
 
 

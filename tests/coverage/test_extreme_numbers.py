@@ -23,9 +23,7 @@ LEFT = {
     "chalf": "half precision complex numbers are refused",
     "angle": "the angle of what is no number is 0",
     "atan2": "gradients beside infinite sides, and beyond float32",
-    "fmod": "the gradient of a divisor of 0",
-    "remainder": "the gradient of a divisor of 0",
-    "__rmod__": "the gradient of a divisor of 0",
+    "fmod": "the gradient of a divisor beside an infinite number",
     "__rdiv__": "the gradient of a quotient of a divisor beyond float32",
     "logit": "the gradient at the zero that has a sign",
 }

@@ -50,7 +50,7 @@ def _by_torch(row: Row) -> Second | None:
         tensor.requires_grad_(name in row.plan.gradients)
     made = row.case.reference(*tensors)
     outputs = list(made) if isinstance(made, tuple | list) else [made]
-    given = [torch.from_numpy(dy).double() for dy in seeds(row, [y.detach().numpy() for y in outputs])]
+    given = [torch.from_numpy(dy) for dy in seeds(row, [y.detach().numpy() for y in outputs])]
     dys = [dy.requires_grad_() for dy in given]
     named = dict(zip(row.plan.signature.outputs, outputs, strict=True))
     pairs = [(named[n], dy) for n, dy in zip(row.plan.output_gradients, dys, strict=True) if named[n].requires_grad]

@@ -18,7 +18,7 @@ def _layer_norm(axis: int, outputs: int = 1) -> Callable[..., Any]:
         mean = a.mean(axes, keepdim=True)
         inv_std = (a.var(axes, correction=0, keepdim=True) + 1e-5).rsqrt()
         y = F.layer_norm(a, w.shape, w, b)
-        return (y, mean, inv_std)[:outputs] if outputs > 1 else y
+        return (y, mean.float(), inv_std.float())[:outputs] if outputs > 1 else y  # as ``stash_type`` says
 
     return run
 

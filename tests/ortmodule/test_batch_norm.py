@@ -195,3 +195,26 @@ def test_what_a_call_returns_is_stated_as_torch_finds_it(
         for ours, torchs in zip(told, apart, strict=True):
             assert (ours.shape, ours.dtype, ours.device) == (torchs.shape, torchs.dtype, torchs.device)
     assert found
+
+
+class Looking(torch.nn.Module):
+    """Gives its running mean, as the batch changed it."""
+
+    def __init__(self, again: bool) -> None:
+        super().__init__()
+        self.norm, self.again = torch.nn.BatchNorm1d(3), again
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.norm(self.norm(x)) if self.again else self.norm(x)
+        return y, self.norm.running_mean.clone()
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_new_running_statistics_have_no_gradient(again: bool) -> None:
+    wrapped, eager = pair(Looking(again))
+    x = torch.randn(5, 3)
+    compiled = torch.compile(pair(eager)[1], backend="onnxtrain")
+    expected = eager(x)
+    for found in (wrapped(x), compiled(x)):
+        torch.testing.assert_close(found, expected)
+        assert [y.requires_grad for y in found] == [True, False]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from parity import captures
+from parity import Calls, captures, pair, same_step
 from torch import Tensor, nn
 
 from onnxtrain import Options, ORTModule
@@ -249,3 +249,22 @@ def test_a_rehearsal_leaves_what_is_in_an_object_as_it_was() -> None:
         ours, theirs = (Batch(torch.full((2, 4), float(sign), dtype=torch.float64)) for _ in range(2))
         torch.testing.assert_close(wrapped(ours)[0], eager(theirs)[0])
         torch.testing.assert_close(ours.content, theirs.content)
+
+
+MAPPED = {
+    "whole": lambda y: torch.vmap(lambda row: row.mul_(2))(y) * y,
+    "read after it": lambda y: torch.vmap(lambda row: row.mul_(2) + row[0])(y) + y.sin(),
+    "a part": lambda y: torch.vmap(lambda row: row[:1].mul_(2) * 3)(y) + y.sin(),
+    "of columns": lambda y: torch.vmap(torch.Tensor.add_, in_dims=(1, None))(y, torch.ones(3)).exp() + y.T,
+    "changed again": lambda y: torch.vmap(lambda row: row.mul_(2))(y).add_(1) * y,
+}
+
+
+@pytest.mark.parametrize("name", MAPPED)
+def test_what_a_mapped_function_changes(name: str) -> None:
+    wrapped, eager = pair(Calls(lambda x: MAPPED[name](x * 1)))
+    same_step(wrapped, eager, torch.randn(3, 3, requires_grad=True))
+    wrapped, eager = pair(Calls(MAPPED[name]))
+    given = torch.randn(3, 3)
+    ours, theirs = given.clone(), given.clone()
+    torch.testing.assert_close((wrapped(ours), ours), (eager(theirs), theirs))

@@ -17,6 +17,7 @@ from onnxtrain.ir.traits import Trait, traits_of
 FLOATING = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE})
 FLOATING |= {ir.DataType.COMPLEX64, ir.DataType.COMPLEX128}
 _ONLY_TYPE = {"CastLike": frozenset((1,))}  # inputs of which nothing but the element type is read
+_TRACKED = {"BatchNormTraining": 1}  # how many outputs have a gradient; new running statistics have none
 _ZERO = frozenset(("Floor", "Ceil", "Round", "Sign"))
 
 
@@ -30,8 +31,13 @@ def reachable(graph: ir.Graph, targets: Sequence[ir.Value]) -> set[ir.Value]:
     active = {v for v in targets if v.dtype in FLOATING}
     for node in graph:
         if not stops(node) and any(v in active for v in flowing(node)):
-            active.update(v for v in node.outputs if v.dtype in FLOATING)
+            active.update(_tracked(node))
     return active
+
+
+def _tracked(node: ir.Node) -> list[ir.Value]:
+    """The outputs to which a gradient can come back."""
+    return [v for v in node.outputs[: _TRACKED.get(node.op_type)] if v.dtype in FLOATING]
 
 
 def flowing(node: ir.Node) -> list[ir.Value | None]:
@@ -68,7 +74,7 @@ def origins_of_outputs(graph: ForwardGraph) -> dict[str, frozenset[str]]:
         names = frozenset().union(*(further.get(v, ()) for v in read))
         if is_further(node):
             bits, names = 0, names | _further(node, _named(bits, inputs), graph.layers)
-        for value in (v for v in node.outputs if v.dtype in FLOATING):
+        for value in _tracked(node):
             if bits:
                 found[value] = bits
             if names:

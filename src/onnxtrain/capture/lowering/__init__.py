@@ -15,7 +15,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from onnxtrain.capture.lowering.aliases import Aliases, is_of_size, is_strided
-from onnxtrain.capture.lowering.batched import GRADIENTS, Batched, batched, prepares, unbatched
+from onnxtrain.capture.lowering.batched import GRADIENTS, Batched, batched, prepares, unbatched, writes_to_inputs
 from onnxtrain.capture.lowering.calls import Calls, UnknownCallError, Verdict, at_line
 from onnxtrain.capture.lowering.complex_views import is_complex
 from onnxtrain.capture.lowering.expansions import expansion
@@ -25,6 +25,7 @@ from onnxtrain.capture.lowering.strides import order_in_memory, refused_strides
 from onnxtrain.capture.lowering.types import Region, cast_to, may_have_gradient
 from onnxtrain.capture.lowering.unread import mark_unread_draws, remove_unread_numbers
 from onnxtrain.capture.lowering.writer import ORIGINS, Writer, values
+from onnxtrain.capture.lowering.written_by_others import is_made
 from onnxtrain.capture.python_op import recorded
 
 _ops = torch.ops.aten
@@ -116,10 +117,22 @@ class Lowering:
                 module = unbatched(self._writer, region)
             before = self._calls.region
             self._calls.region = Region(before.gradients)  # autocast's casts are among the calls
-            made = self._walk(module, aliases.contents(region.inputs))
+            if writes_to_inputs(module):
+                self._changing(module, region, aliases)
+            else:
+                made = self._walk(module, aliases.contents(region.inputs))
+                for node, content in zip(region.results, made, strict=True):
+                    aliases.add(node, content)
             self._calls.region = before
-        for node, content in zip(region.results, made, strict=True):
-            aliases.add(node, content)
+
+    def _changing(self, module: GraphModule, region: Batched, aliases: Aliases) -> None:
+        """Write the calls of a vmap where what is changed in place is what the graph around it has."""
+        for inner, outer in zip(_inputs_of(module), region.inputs, strict=True):
+            aliases.same(inner, outer)
+        self._written(module, aliases)
+        (returned,) = (n.args[0] for n in module.graph.nodes if n.op == "output")
+        for node, inner in zip(region.results, returned, strict=True):
+            aliases.same(node, inner)
 
     def _attribute(self, module: GraphModule, node: Node) -> Any:
         value = getattr(module, str(node.target))
@@ -249,6 +262,8 @@ class Lowering:
             _, made = aliases.given((args[0], args[1] if len(args) > 1 else 0), each)
         else:
             args, kwargs = aliases.given((args, kwargs), each)
+            if is_made(target):  # autograd does not see what it writes
+                args = [a if n in written else self._stopped(a) for n, a in zip(named, args, strict=False)]
             made = self._issue(target, args, kwargs)
         if returns_also(target):
             return self._write_beside(node, each, made, aliases)

@@ -139,7 +139,7 @@ def unbatched(writer: Writer, region: Batched) -> GraphModule:
     """The calls that torch makes of a vmap, as a graph of its inputs that returns its results.
 
     Raises:
-        CaptureError: torch cannot run it again, or it writes to what it is given.
+        CaptureError: torch cannot run it again.
     """
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -152,15 +152,17 @@ def unbatched(writer: Writer, region: Batched) -> GraphModule:
             f"the forward pass calls torch.vmap, whose calls cannot be recorded with its axis: {error}",
             cure="write what is mapped for all elements at once, or keep it outside the wrapped module",
         ) from error
-    memories = {memory_of(node.meta.get("val")) for node in made.graph.nodes if node.op == "placeholder"} - {None}
-    for node in made.graph.nodes:
+    return made
+
+
+def writes_to_inputs(module: GraphModule) -> bool:
+    """Whether a graph changes in place what it is given."""
+    memories = {memory_of(node.meta.get("val")) for node in module.graph.nodes if node.op == "placeholder"} - {None}
+    for node in module.graph.nodes:
         names = written_by(node.target) if isinstance(node.target, torch._ops.OpOverload) else ()
         if any(memory_of(arguments_of(node)[n].meta["val"]) in memories for n in names):
-            raise CaptureError(
-                f"the forward pass calls torch.vmap of a function that changes its argument in place ({node.target})",
-                cure="let the function return new tensors",
-            )
-    return made
+            return True
+    return False
 
 
 def _copied(region: Batched) -> GraphModule:

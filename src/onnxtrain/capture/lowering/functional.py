@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from onnxtrain.capture.lowering.records import name_of
+from onnxtrain.capture.lowering.written_by_others import returning
 from onnxtrain.errors import CaptureError
 
 _ops = torch.ops.aten
@@ -45,7 +47,7 @@ def functional_of(node: Node, written: Sequence[str]) -> tuple[Any, tuple[Any, .
         CaptureError: there is none.
     """
     target: Any = node.target
-    found = _functional(target, tuple(written))
+    found = _functional(target, tuple(written)) or returning(target, tuple(written), f"{name_of(target)}{_BESIDE}")
     if found is None:
         raise CaptureError(
             f"the forward pass calls {target}, which writes to its argument {' and '.join(written)}, and has no other "

@@ -68,6 +68,13 @@ def like(value: Any, x: Any) -> Any:
     return op.CastLike(value, x) if isinstance(value, ir.Value) else typed(value, x.dtype)  # a size, or a number
 
 
+def alike(x: Any, y: Any) -> tuple[Any, Any, Any]:
+    """Operands of one type, of which one may be a number; and that whose type is known."""
+    if not isinstance(x, ir.Value) or x.dtype is None:
+        return like(x, y), y, y
+    return x, y if isinstance(y, ir.Value) and y.dtype is not None else like(y, x), x
+
+
 def typed(value: Any, dtype: Any) -> Any:
     """A number in a type."""
     if isinstance(value, ir.Value):

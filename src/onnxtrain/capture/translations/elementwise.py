@@ -8,7 +8,7 @@ import onnx_ir as ir
 import torch
 
 from onnxtrain.capture.nodes import op
-from onnxtrain.capture.translations import like, translation, whole
+from onnxtrain.capture.translations import alike, like, translation, whole
 
 aten = torch.ops.aten
 
@@ -24,7 +24,7 @@ def rounded(x, digits=None):
 @translation(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
 def remainder(x, y):
     """Of floating numbers by the exact remainder of truncated division, which has the sign of x."""
-    x, y, known = _alike(x, y)
+    x, y, known = alike(x, y)
     if not known.dtype.is_floating_point():
         return op.Mod(x, y)
     left = op.Mod(x, y, fmod=1)
@@ -34,7 +34,7 @@ def remainder(x, y):
 @translation(aten.floor_divide.default, aten.floor_divide.Scalar)
 def floor_divide(x, y):
     """Of floating numbers what is left without the exact remainder, as torch has it: 1.0 // 0.1 is 9."""
-    x, y, known = _alike(x, y)
+    x, y, known = alike(x, y)
     if not known.dtype.is_floating_point():
         return NotImplemented
     zero, one = like(0, known), like(1, known)
@@ -44,13 +44,33 @@ def floor_divide(x, y):
     whole_part = op.Floor(quotient)
     is_next = op.Greater(op.Sub(quotient, whole_part), like(0.5, known))
     nearest = op.Where(is_next, op.Add(whole_part, one), whole_part)
-    return op.Where(op.Equal(y, zero), op.Floor(op.Div(x, y)), nearest)
+    exact = op.Div(x, y)
+    signed = op.Where(op.Equal(quotient, zero), _truncated(exact, zero), nearest)
+    is_over = op.And(op.IsInf(exact), op.Not(op.IsInf(x)))
+    return op.Where(op.Or(op.Equal(y, zero), is_over), op.Floor(exact), signed)
 
 
 @translation(aten.div.Tensor_mode, aten.div.Scalar_mode)
 def rounded_quotient(x, y, rounding_mode=None):
-    """Rounded down it is a floor division."""
-    return floor_divide(x, y) if rounding_mode == "floor" else NotImplemented
+    """Rounded down it is a floor division, towards 0 of floating numbers one Div without its fraction."""
+    if rounding_mode == "floor":
+        return floor_divide(x, y)
+    x, y, known = alike(x, y)
+    if rounding_mode != "trunc" or not known.dtype.is_floating_point():
+        return NotImplemented
+    return _truncated(op.Div(x, y), like(0, known))
+
+
+@translation(aten.trunc.default, aten.fix.default)
+def trunc(x):
+    """Towards 0: a zero keeps its sign, and what is rounded to 0 has that of the number."""
+    return _truncated(x, like(0, x)) if x.dtype.is_floating_point() else NotImplemented
+
+
+@translation(aten.frac.default)
+def frac(x):
+    """What trunc takes away."""
+    return op.Sub(x, _truncated(x, like(0, x)))
 
 
 @translation(aten.hardswish.default)
@@ -71,11 +91,8 @@ def heaviside(x, values):
     return op.Where(op.Equal(x, like(0, x)), values, op.CastLike(op.Greater(x, like(0, x)), x))
 
 
-def _alike(x: Any, y: Any) -> tuple[Any, Any, Any]:
-    """Operands of one type, of which one may be a number; and that whose type is known."""
-    if not isinstance(x, ir.Value) or x.dtype is None:
-        return like(x, y), y, y
-    return x, y if isinstance(y, ir.Value) and y.dtype is not None else like(y, x), x
+def _truncated(x: Any, zero: Any) -> Any:
+    return op.Where(op.Less(x, zero), op.Ceil(x), op.Floor(x))
 
 
 def _turns(left: Any, y: Any, zero: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import onnx_ir as ir
 import torch
 
 from onnxtrain.capture.nodes import op, record_node
@@ -35,6 +36,38 @@ def addmm(x, first, second, beta=1, alpha=1):
     if not x.dtype.is_floating_point():
         return NotImplemented
     return op.Gemm(first, second, x, alpha=alpha, beta=beta)
+
+
+@translation(aten.baddbmm.default)
+def baddbmm(x, first, second, beta=1, alpha=1):
+    """The same of each two matrices of a batch."""
+    return _added(x, op.MatMul(first, second), beta, alpha)
+
+
+@translation(aten.addbmm.default)
+def addbmm(x, first, second, beta=1, alpha=1):
+    """The same of their sum over the batch."""
+    return _added(x, op.ReduceSum(op.MatMul(first, second), vector([0]), keepdims=0), beta, alpha)
+
+
+@translation(aten.addmv.default)
+def addmv(x, matrix, column, beta=1, alpha=1):
+    """The same of a matrix and a vector."""
+    return _added(x, op.MatMul(matrix, column), beta, alpha)
+
+
+def _added(x: Any, product: Any, beta: Any, alpha: Any) -> Any:
+    """beta · x + alpha · product; where beta is 0 what x holds is ignored, even where it is no number."""
+    if not x.dtype.is_floating_point():
+        return NotImplemented
+    product = product if _is(alpha, 1) else op.Mul(product, like(alpha, x))
+    if _is(beta, 0):
+        return op.Where(op.Constant(value=ir.tensor(False)), x, product)
+    return op.Add(x if _is(beta, 1) else op.Mul(x, like(beta, x)), product)
+
+
+def _is(factor: Any, value: int) -> bool:
+    return isinstance(factor, int | float) and factor == value
 
 
 @translation(aten.layer_norm.default)

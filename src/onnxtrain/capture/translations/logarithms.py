@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from onnxtrain.capture.nodes import op, record_node
-from onnxtrain.capture.translations import like, translation, whole
+from onnxtrain.capture.translations import alike, like, translation, whole
 
 aten = torch.ops.aten
 
@@ -22,7 +22,7 @@ def log2(x):
 @translation(aten.log_sigmoid.default)
 def log_sigmoid(x):
     """Finite where the sigmoid is 0."""
-    return op.Neg(op.Softplus(op.Neg(x)))
+    return op.Sub(like(0.0, x), op.Softplus(op.Neg(x)))  # 0, not -0, where the sigmoid is 1
 
 
 @translation(aten.log_sigmoid_forward.default)
@@ -84,21 +84,26 @@ def logit(x, eps=None):
     return op.Sub(op.Log(x), op.Log(op.Sub(one, x)))
 
 
-@translation(aten.xlogy.Tensor, aten.special_xlogy.default)
+@translation(aten.xlogy.Tensor, aten.xlogy.Scalar_Other, aten.xlogy.Scalar_Self)
+@translation(aten.special_xlogy.default, aten.special_xlogy.other_scalar, aten.special_xlogy.self_scalar)
 def times_logarithm(x, y):
     """0 where x is, also times an infinite logarithm."""
-    return _times(x, y, op.Log(y), op.LessOrEqual(y, like(0, y)))
+    x, y, known = alike(x, y)
+    return _times(x, y, op.Log(y), op.LessOrEqual(y, like(0, known)), known)
 
 
-@translation(aten.special_xlog1py.default)
+@translation(aten.special_xlog1py.default, aten.special_xlog1py.other_scalar, aten.special_xlog1py.self_scalar)
 def times_logarithm_of_more(x, y):
     """The same with log(1 + y)."""
-    return _times(x, y, record_node("Log1p", [y]), op.LessOrEqual(y, like(-1, y)))
+    x, y, known = alike(x, y)
+    return _times(x, y, record_node("Log1p", [y]), op.LessOrEqual(y, like(-1, known)), known)
 
 
-def _times(x: Any, y: Any, logarithm: Any, is_low: Any) -> Any:
-    none = op.And(op.Equal(x, like(0, x)), op.Or(is_low, op.IsInf(y)))
-    return op.Mul(x, op.Where(none, like(0, y), logarithm))
+def _times(x: Any, y: Any, logarithm: Any, is_low: Any, known: Any) -> Any:
+    is_zero = op.Equal(x, like(0, known))
+    product = op.Mul(x, op.Where(op.And(is_zero, op.Or(is_low, op.IsInf(y))), like(0, known), logarithm))
+    nothing = op.Where(is_zero, like(0.0, known), like(-0.0, known))  # no zero is -0 because a logarithm is negative
+    return op.Add(product, nothing)
 
 
 @translation(aten.log1p.default)

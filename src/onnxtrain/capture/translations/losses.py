@@ -43,6 +43,16 @@ def mse_loss(x, target, reduction=1):
     return reduced(op.Pow(op.Sub(x, target), like(2, x)), reduction)
 
 
+@translation(aten.huber_loss.default)
+def huber_loss(x, target, reduction=1, delta=1.0):
+    """z - half of what is within delta, times that; no square of a distance is infinite, nor its gradient no number."""
+    if x.dtype != target.dtype:
+        return NotImplemented
+    distance = op.Abs(op.Sub(x, target))
+    within = op.Min(distance, like(delta, x))
+    return reduced(op.Mul(within, op.Sub(distance, op.Mul(within, like(0.5, x)))), reduction)
+
+
 @translation(aten.binary_cross_entropy_with_logits.default)
 def binary_cross_entropy_with_logits(x, target, weight=None, pos_weight=None, reduction=1):
     """By logarithms of the sigmoid of each sign, which have derivatives of any order at 0, too."""

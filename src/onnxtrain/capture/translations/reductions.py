@@ -86,13 +86,13 @@ def _normalized(operator, x, dim, dtype) -> Any:
 @translation(aten.amax.default)
 def largest(x, dim=(), keepdim=False):
     """The largest elements; a number is its own, whatever axis is named."""
-    return _reduced(op.ReduceMax, x, dim, keepdim)
+    return _reduced(op.ReduceMax, x, dim or range(len(x.shape)), keepdim)
 
 
 @translation(aten.amin.default)
 def smallest(x, dim=(), keepdim=False):
     """The smallest ones."""
-    return _reduced(op.ReduceMin, x, dim, keepdim)
+    return _reduced(op.ReduceMin, x, dim or range(len(x.shape)), keepdim)
 
 
 @translation(aten.aminmax.default)

@@ -235,9 +235,11 @@ def clip(ctx: Context, dy: Value, x: Value, low: Value | None = None, high: Valu
 
 @gradient("Mod")
 def mod(ctx: Context, dy: Value, a: Value, b: Value, *, fmod: int = 0) -> Any:
-    """da = dy; db = -dy · trunc or floor of a/b, as fmod says."""
-    quotient = (a - ctx.y) / b
-    return dy, ctx.op.Neg(dy * ctx.op.Round(quotient))
+    """da = dy; db = -dy · trunc or floor of a/b, as fmod says; of a divisor that a/b is infinite for, -dy · a/b."""
+    op, ratio = ctx.op, a / b
+    is_over = op.And(op.IsInf(ratio), op.Not(op.IsInf(a)))
+    whole = op.Round((a - ctx.y) / b)
+    return dy, op.Neg(dy * op.Where(op.Or(op.Equal(b, op.like(0.0, b)), is_over), ratio, whole))
 
 
 @gradient("Dropout")

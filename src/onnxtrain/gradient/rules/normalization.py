@@ -19,27 +19,48 @@ _HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 @gradient("LayerNormalization")
 def layer_normalization(
-    ctx: Context, dy: Value | None, x: Value, scale: Value, bias: Value | None = None, *, axis: int = -1, **_: Any
+    ctx: Context,
+    dy: Value | None,
+    x: Value,
+    scale: Value,
+    bias: Value | None = None,
+    *,
+    axis: int = -1,
+    epsilon: float = 1e-5,
+    **_: Any,
 ) -> Any:
     """One node, from the mean and inverse deviation that the forward pass gives; their own gradients are added.
 
+    Of doubles it gives them in single precision (ONNX's ``stash_type``), so they are computed again.
+
     dmean adds dmean / N to dx, and d(inverse deviation) adds -d / N · inverse deviation³ · (x - mean).
     """
-    op = ctx.op
+    op, double = ctx.op, ir.DataType.DOUBLE
+    kind = double if shapes.dtype_of(x) == double else ir.DataType.FLOAT
     mean, inv_std = ctx.output(1), ctx.output(2)
+    if kind == double != shapes.dtype_of(mean):
+        mean, inv_std = _statistics(op, x, axis, epsilon)
+    mean, inv_std = op.cast(mean, kind), op.cast(inv_std, kind)
     through_y: tuple[Value | None, ...] = (None, None, None)
     if dy is not None:
         through_y = op.LayerNormalizationGrad(dy, x, scale, mean, inv_std, axis=axis, outputs=3)
-    dmean, dinv = (*ctx.dys, None, None)[1:3]
+    dmean, dinv = (None if d is None else op.cast(d, kind) for d in (*ctx.dys, None, None)[1:3])
     if dmean is None and dinv is None:
         return through_y
-    kind = shapes.dtype_of(mean)
     count = op.cast(op.share(x, mean), kind)
     slope = op.like(0.0, mean) if dmean is None else dmean / count
     if dinv is not None:
         slope = slope - (op.cast(x, kind) - mean) * (dinv * inv_std * inv_std * inv_std / count)
     dx = op.cast(op.Expand(slope, op.shape(x)), shapes.dtype_of(x))
     return (dx if through_y[0] is None else through_y[0] + dx), *through_y[1:]
+
+
+def _statistics(op: Builder, x: Value, axis: int, epsilon: float) -> tuple[Value, Value]:
+    """Mean and inverse deviation over the axes from one on, in the type of x."""
+    axes = op.ints(*range(axis % shapes.rank(x), shapes.rank(x)))
+    mean = op.ReduceMean(x, axes, keepdims=1)
+    off = x - mean
+    return mean, op.Reciprocal(op.Sqrt(op.ReduceMean(off * off, axes, keepdims=1) + epsilon))
 
 
 @gradient("RMSNormalization")

@@ -68,13 +68,19 @@ def reduce_mean(ctx: Context, dy: Value, x: Value, axes: Value | None = None, **
 
 @gradient("ReduceMax", "ReduceMin")
 def reduce_extreme(ctx: Context, dy: Value, x: Value, axes: Value | None = None, **_: Any) -> Any:
-    """dy shared equally among the elements that attain the extreme."""
+    """dy shared equally among the elements that attain the extreme; where it is no number, torch has none either.
+
+    Only of the extreme of all elements, where no axes are named, those that are no numbers share it then.
+    """
     op = ctx.op
     if _axes(ctx, x, axes) is None:
         return dy
-    attained = op.Equal(x, _spread(ctx, ctx.y, x, axes))
+    y = _spread(ctx, ctx.y, x, axes)
+    attained = op.Equal(x, y)
+    if axes is None:
+        attained = op.Or(attained, op.And(op.IsNaN(x), op.IsNaN(y)))
     share = shared(ctx, _spread(ctx, dy, x, axes), _count(ctx, attained, x, axes))
-    return op.Where(attained, share, op.like(0.0, dy))
+    return op.cast(attained, shapes.dtype_of(dy)) * share
 
 
 @gradient("ReduceProd")
@@ -110,8 +116,7 @@ def reduce_l2(ctx: Context, dy: Value, x: Value, axes: Value | None = None, **_:
     """dy · x / y, 0 where the norm is 0."""
     op, zero = ctx.op, ctx.op.like(0.0, x)
     y = _spread(ctx, ctx.y, x, axes)
-    safe = op.Where(op.Equal(y, zero), op.like(1.0, x), y)
-    return x * (_spread(ctx, dy, x, axes) / safe)
+    return x * op.Where(op.Equal(y, zero), zero, _spread(ctx, dy, x, axes) / y)
 
 
 @gradient("ReduceL1")

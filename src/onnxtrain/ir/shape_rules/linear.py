@@ -144,13 +144,13 @@ def _reduced(dims: Dims, gone: set[int], keep: bool) -> Dims:
 
 @shape_rule("LayerNormalization")
 def layer_normalization(node: ir.Node) -> Sequence[Facts]:
-    """The operand's shape; mean and inverse deviation have 1 from ``axis`` on, in float32 at least."""
+    """The operand's shape; mean and inverse deviation have 1 from ``axis`` on, in the type of ``stash_type``."""
     x = node.inputs[0]
     assert x is not None
     dims = known_dims(x)
     axis = attribute(node, "axis", -1) % len(dims)
-    half = dtype_of(x) in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-    statistics = Facts(ir.DataType.FLOAT if half else dtype_of(x), dims[:axis] + (1,) * (len(dims) - axis))
+    kind = ir.DataType(attribute(node, "stash_type", ir.DataType.FLOAT))
+    statistics = Facts(kind, dims[:axis] + (1,) * (len(dims) - axis))
     return [Facts(dtype_of(x), dims), statistics, statistics]
 
 

@@ -18,7 +18,6 @@ _SAME = {
     "Add": torch.add,
     "Sub": torch.sub,
     "Mul": torch.mul,
-    "Pow": torch.pow,
     "Neg": torch.neg,
     "Abs": torch.abs,
     "Exp": torch.exp,
@@ -98,6 +97,12 @@ for _name, _function in {"Silu": F.silu, "Log1p": torch.log1p, "Expm1": torch.ex
 def identity(x: Tensor) -> Tensor:
     """The same tensor."""
     return x
+
+
+@lowering("Pow", scalars=(1,))
+def power(x: Tensor, exponent: Tensor | float) -> Tensor:
+    """A number as exponent stays one: torch takes roots and products of those that have them, which differ at ends."""
+    return torch.pow(x, exponent)
 
 
 @lowering("Div")

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from onnxtrain.execute.torch.dtypes import torch_dtype
 from onnxtrain.execute.torch.registry import lowering
 from onnxtrain.ir.graphs import DOMAIN
 
@@ -46,7 +47,7 @@ def gemm(
 ) -> Tensor:
     """alpha · A' B' + beta · C."""
     a, b = a.t() if transA else a, b.t() if transB else b
-    if c is None or beta == 0.0:
+    if c is None:
         y = torch.mm(a, b)
         return y if alpha == 1.0 else y.mul_(alpha)
     return torch.addmm(c, a, b, beta=beta, alpha=alpha)
@@ -98,10 +99,22 @@ def _prod(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
     return x
 
 
+def _length(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
+    """Torch's own norm, which it has of floating numbers: of one element its size, where the square is infinite too."""
+    if axes and not x.dtype.is_floating_point:
+        return torch.sqrt(torch.sum(x * x, axes, keepdim=keep))
+    return torch.linalg.vector_norm(x, 2, axes, keepdim=keep) if axes else torch.abs(x)
+
+
 @lowering("ProductOfOthers", domain=DOMAIN, host=(1,))
 def product_of_others(x: Tensor, axes: Sequence[int]) -> Tensor:
-    """The product of all by each, where one is 0 that of the rest for that one."""
+    """The product of all by each, where one is 0 that of the rest for that one.
+
+    Of one element that is no number, or infinite, it is 1 beside zeros, and else no number: as autograd has it.
+    """
     is_zero = x == 0
+    if all(x.shape[axis] == 1 for axis in axes):
+        return torch.where(is_zero.any() | is_zero, 1.0, x / x)
     factor = torch.where(is_zero, 1.0, x)
     others = is_zero.sum(tuple(axes), keepdim=True) - is_zero.to(torch.int64)
     return torch.where(others > 0, 0.0, _prod(factor, tuple(axes), True) / factor)
@@ -127,7 +140,7 @@ _reduction("ReduceMax", lambda x, axes, keep: _extreme(torch.amax, x, axes, keep
 _reduction("ReduceMin", lambda x, axes, keep: _extreme(torch.amin, x, axes, keep, 1))
 _reduction("ReduceProd", _prod)
 _reduction("ReduceL1", lambda x, axes, keep: torch.sum(torch.abs(x), axes, keepdim=keep) if axes else torch.abs(x))
-_reduction("ReduceL2", lambda x, axes, keep: torch.sqrt(torch.sum(x * x, axes, keepdim=keep)) if axes else torch.abs(x))
+_reduction("ReduceL2", _length)
 _reduction("ReduceSumSquare", lambda x, axes, keep: torch.sum(x * x, axes, keepdim=keep) if axes else x * x)
 _reduction("ReduceLogSum", lambda x, axes, keep: torch.log(torch.sum(x, axes, keepdim=keep)) if axes else torch.log(x))
 _reduction("ReduceLogSumExp", lambda x, axes, keep: torch.logsumexp(x, axes, keepdim=keep) if axes else x)
@@ -145,8 +158,8 @@ def layer_normalization(
     stash_type: int = 1,
 ) -> Tensor | tuple[Tensor, ...]:
     """ATen's fused kernel, which also gives mean and inverse deviation."""
-    made = torch.native_layer_norm(x, x.shape[axis:], scale.reshape(x.shape[axis:]), bias, epsilon)
-    return made[0] if outputs == 1 else made[:outputs]
+    y, *statistics = torch.native_layer_norm(x, x.shape[axis:], scale.reshape(x.shape[axis:]), bias, epsilon)
+    return y if outputs == 1 else (y, *(s.to(torch_dtype(stash_type)) for s in statistics[: outputs - 1]))
 
 
 @lowering("LayerNormalizationGrad", domain=DOMAIN)
