@@ -21,7 +21,6 @@ ENDS = torch.tensor([*SIZES, *(-s for s in SIZES), torch.inf, -torch.inf, torch.
 LEFT = {
     "nn.functional.rrelu": "draws random numbers, in another order",
     "chalf": "half precision complex numbers are refused",
-    "angle": "the angle of what is no number is 0",
     "atan2": "gradients beside infinite sides, and beyond float32",
     "fmod": "the gradient of a divisor beside an infinite number",
     "__rdiv__": "the gradient of a quotient of a divisor beyond float32",
