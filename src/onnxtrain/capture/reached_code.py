@@ -18,7 +18,6 @@ import torch
 
 from onnxtrain.capture.attribute_reads import (
     Attribute,
-    Reads,
     are_settings,
     attributes_of,
     configurations,
@@ -87,14 +86,13 @@ def line_that_writes(module: torch.nn.Module, name: str) -> str:
     return line_that_changes(itertools.chain.from_iterable(map(lines_of, walk.functions)), rf"\b{re.escape(name)}\b")
 
 
-def unread(module: torch.nn.Module, reads: Reads) -> frozenset[Attribute]:
+def unread(module: torch.nn.Module, found: frozenset[Attribute]) -> frozenset[Attribute]:
     """The attributes of users' classes that a call has not read; none where code may read all of an object at once.
 
     Args:
         module: the module.
-        reads: what the call read of it.
+        found: those of which no read was noted.
     """
-    found = reads.unread()
     if not found:
         return found
     walk = _walk(module)
