@@ -13,11 +13,12 @@ import torch
 
 from onnxtrain.capture.attribute_reads import (
     OWN,
-    apart_from_training,
+    Attribute,
     are_settings,
+    are_told,
     attribute,
     attributes_of,
-    configurations,
+    configurations_of,
     is_array,
     is_collection,
     is_number,
@@ -42,7 +43,7 @@ from onnxtrain.capture.like_layers import rows_of
 from onnxtrain.capture.looks import ARGUMENT, COUNTED, Key, Look, content_of, numbers_given, same
 from onnxtrain.capture.named_values import names_read
 from onnxtrain.capture.places import Kind, Place, asks_length, leave
-from onnxtrain.capture.reached_code import Named
+from onnxtrain.capture.reached_code import Named, unread
 from onnxtrain.capture.rehearsal import Answers, fill_caches, line_that_draws, rehearse
 from onnxtrain.capture.replaced import replaced
 from onnxtrain.capture.replay import Path
@@ -222,8 +223,9 @@ def translate(
     refuse_read(traced.flat.module, places_read(traced.flat.module, result.left, constants, result.read))
     others = {name.removeprefix(PREFIX): b.tensor for name, b in borrowed.items()}
     lent = {**others, **traced.flat.adopted, **traced.flat.carried}
-    seen = result.left, result.given, result.rewritten, result.path, lent, frozenset(result.read), result.unread
-    return Captured(graph, traced.inputs, result.schema, result.sources, guards(), *seen, kept)
+    seen = result.left, result.given, result.rewritten, result.path, lent, frozenset(result.read)
+    unasked = unread(traced.flat.module, result.unread)  # after the trace, which has stand-ins in their places
+    return Captured(graph, traced.inputs, result.schema, result.sources, guards(), *seen, unasked, kept)
 
 
 def capture(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, opset: int = 20) -> Captured:
@@ -237,6 +239,7 @@ __all__ = [
     "ARGUMENT",
     "COUNTED",
     "Answers",
+    "Attribute",
     "Autocast",
     "Axis",
     "Change",
@@ -256,8 +259,8 @@ __all__ = [
     "Start",
     "Traced",
     "Watch",
-    "apart_from_training",
     "are_settings",
+    "are_told",
     "arguments_of",
     "asks_length",
     "at",
@@ -269,7 +272,7 @@ __all__ = [
     "count",
     "can_be_counted",
     "attributes_of",
-    "configurations",
+    "configurations_of",
     "content_of",
     "copies",
     "device_of",

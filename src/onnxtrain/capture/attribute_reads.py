@@ -8,7 +8,7 @@ import functools
 import inspect
 import numbers
 import types
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -24,7 +24,6 @@ _OWN = frozenset(torch.nn.Module().__dict__)
 OWN = _OWN - {"training"}
 _COLLECTIONS = (list, dict, set, collections.deque)
 NAMESPACES = ("types", "argparse")  # of Python, whose classes are no one's: what is in them counts as read
-_OF_TRAINING = ("torch.optim.", "torch.amp.grad_scaler")
 _DEPTH = 6  # how deep objects of nobody's library are looked into, and collections in each of them
 _DEPTH_OF_LIBRARIES = 3  # how deep those of libraries are, whose inside is their own
 _MANY = 1000  # items of a collection
@@ -104,8 +103,11 @@ class Reads:
 
     def __init__(self, module: torch.nn.Module) -> None:
         owners = owners_of(module)
-        kinds = {(type(x), n) for x in owners for n, v in attributes_of(x).items() if n not in _OWN and _is_watched(v)}
-        self._wanted = [(kind, name) for kind, name in kinds if can_be_watched(kind, name)]
+        held = [(type(x), n, v) for x in owners for n, v in attributes_of(x).items() if n not in _OWN]
+        kinds = {(kind, name) for kind, name, value in held if _is_noted(value)}
+        every = kinds | {(kind, name) for kind, name, _ in held if not is_librarys(kind.__module__)}
+        self._wanted = {(kind, name) for kind, name in every if can_be_watched(kind, name)}
+        self._noted, self._asked = kinds, set[Attribute]()
         self.set: set[tuple[int, str]] = set()
         self.found: set[Attribute] = {(k, n) for k, n in kinds if k.__module__ in NAMESPACES or n in slots_of(k)}
 
@@ -120,15 +122,21 @@ class Reads:
 
     def _read(self, attribute: Attribute, owner: Any) -> None:
         name = attribute[1]
-        if (id(owner), name) not in self.set and name in vars(owner):
-            self.found.add(attribute)
+        if (id(owner), name) not in self.set:
+            self._asked.add(attribute)  # also where there is none: the class may have one, or another call
+            if attribute in self._noted and name in vars(owner):
+                self.found.add(attribute)
 
     def _put(self, name: str, owner: Any) -> None:
         self.set.add((id(owner), name))
 
     def unread(self) -> frozenset[Attribute]:
-        """Those of users' own classes that were not read, though reads of them were noted."""
-        return frozenset(a for a in self._wanted if a not in self.found and not is_librarys(a[0].__module__))
+        """The attributes that no code has asked for before it set them: of any kind where the class is a user's own.
+
+        Code of a library may read all of an object at once; of an object that was not used it has asked for nothing.
+        """
+        used = {kind for kind, _ in self._asked}
+        return frozenset(a for a in self._wanted - self._asked if a[0] not in used or not is_librarys(a[0].__module__))
 
     def is_read(self, owner: Any, name: str) -> bool:
         """Whether an attribute was read before it was set."""
@@ -152,10 +160,16 @@ def are_settings(value: Any) -> bool:
     return is_users and _is_configuration(value)
 
 
+def are_told(value: Any) -> bool:
+    """Whether every attribute of an object is one whose reads are noted."""
+    home = type(value).__module__
+    return are_settings(value) and not (home in NAMESPACES or is_foreign(home) or slots_of(type(value)))
+
+
 def owners_of(module: torch.nn.Module) -> list[Any]:
     """The parts of a module, and the configuration objects that they hold."""
     parts = [m.__dict__.get("_wrapped", m) for m in module.modules()]  # an ORTModule stands for its module
-    return [*parts, *configurations(map(vars, parts))]
+    return [*parts, *configurations_of(parts)]
 
 
 def is_collection(value: Any) -> bool:
@@ -182,23 +196,10 @@ def may_change(value: Any) -> bool:
     return any(isinstance(x, torch.Tensor) for x in pytree.tree_leaves(value))
 
 
-def _is_watched(value: Any) -> bool:
+def _is_noted(value: Any) -> bool:
     """Whether reads of a value are told: it may change, or be a function or a constant that a call exchanges."""
     is_elsewhere = isinstance(value, str | torch.nn.Module | type) or _is_configuration(value)
-    return not is_elsewhere or may_change(value) or _is_of_training(value)
-
-
-def _is_of_training(value: Any) -> bool:
-    """Whether a value is an optimizer, a schedule or a scaler of losses, which are others after every step."""
-    return any(c.__module__.startswith(_OF_TRAINING) for c in type(value).__mro__)
-
-
-def apart_from_training(modules: Iterable[torch.nn.Module], read: Container[Attribute]) -> Iterator[Mapping[str, Any]]:
-    """The attributes of each module but for the optimizers and the like among them that no graph reads."""
-    for module in modules:
-        held = ((n, v) for n, v in may_hold(vars(module)) if (type(module), n) not in read)
-        unread = {n for n, v in held if _is_of_training(v)}
-        yield {n: v for n, v in vars(module).items() if n not in unread} if unread else vars(module)
+    return not is_elsewhere or may_change(value)
 
 
 def is_array(value: Any) -> bool:
@@ -242,12 +243,29 @@ def configurations(tables: Iterable[Mapping[str, Any]]) -> list[Any]:
     return [held.owner for held in _settings_in([Settings("", (), None, table) for table in tables])]
 
 
-def _settings_in(level: list[Settings]) -> list[Settings]:
+def configurations_of(
+    owners: Iterable[Any], is_left_out: Callable[[Any, str], bool] = lambda owner, name: False
+) -> list[Any]:
+    """The objects with attributes that other ones hold, and those that these hold.
+
+    Args:
+        owners: those that hold them.
+        is_left_out: whether an attribute of one of them all is passed over, with what only it leads to.
+    """
+    level = [Settings("", (), owner, attributes_of(owner)) for owner in owners]
+    return [held.owner for held in _settings_in(level, is_left_out)]
+
+
+def _settings_in(
+    level: list[Settings], is_left_out: Callable[[Any, str], bool] = lambda owner, name: False
+) -> list[Settings]:
     found: dict[int, Settings] = {}
     for depth in range(_DEPTH):
         new: dict[int, Settings] = {}
-        for path, steps, _, table in level:
+        for path, steps, owner, table in level:
             for name, value in may_hold(table):
+                if is_left_out(owner, name):
+                    continue
                 for item, held in within(value):
                     is_deep = depth >= _DEPTH_OF_LIBRARIES or len(item) > 1
                     is_known = id(held) in found or id(held) in new
@@ -264,11 +282,21 @@ def may_hold(table: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def items_of(value: Any) -> Iterable[tuple[tuple[Item, ...], Any]]:
-    """What is in a list, tuple or dict, with where; nothing of a large one."""
+    """What is in a list, tuple or dict, with where, and nothing of a large one; what a function is bound to."""
+    bound = _bound_to(value)
+    if bound:
+        return [((Item(name),), getattr(value, name)) for name in bound]
     if not isinstance(value, dict | list | tuple) or len(value) > _MANY:
         return ()
     pairs = dict.items(value) if isinstance(value, dict) else enumerate(value)
     return [((Item(key),), held) for key, held in pairs]
+
+
+def _bound_to(value: Any) -> tuple[str, ...]:
+    """The attributes of a method or a partial function that have what its code is given; none of anything else."""
+    if isinstance(value, types.MethodType):
+        return ("__self__",) if are_settings(value.__self__) else ()
+    return ("func", "args", "keywords") if isinstance(value, functools.partial) else ()
 
 
 def within(value: Any, around: tuple[Item, ...] = ()) -> Iterator[tuple[tuple[Item, ...], Any]]:
@@ -297,6 +325,8 @@ def attribute(owner: Any, name: str | Item) -> Any:
     """An attribute as it stands on its owner, or what is in a collection; None where it is gone."""
     if not isinstance(name, Item):
         return attributes_of(owner).get(name)
+    if name.key in _bound_to(owner):
+        return getattr(owner, name.key)
     is_there = name.key in owner if isinstance(owner, dict) else name.key < len(owner)
     return owner[name.key] if is_there else None
 

@@ -27,7 +27,7 @@ from onnxtrain.capture.looks import Look
 from onnxtrain.capture.named_values import NamedValues
 from onnxtrain.capture.owned_tensors import names_of, owned_by, tensors_held
 from onnxtrain.capture.places import Place
-from onnxtrain.capture.reached_code import Named, unread
+from onnxtrain.capture.reached_code import Named
 from onnxtrain.capture.rehearsal import Answers
 from onnxtrain.capture.replay import Path, Replay
 from onnxtrain.capture.rewritten import Contents, Copied, Rewritten
@@ -225,7 +225,7 @@ class FlatModule(torch.nn.Module):
             raise
         finally:
             self.result.settle = functools.partial(self._settle, watch.take_back())
-        self.result.read, self.result.unread = reads.found, unread(self.module, reads)
+        self.result.read, self.result.unread = reads.found, reads.unread()
         self.result.changed = inputs.changed()
         changed, written = parameters.written(), state.written()
         leaves = [t for t in changed.values() if t.is_leaf and t.requires_grad]

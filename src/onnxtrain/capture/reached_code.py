@@ -18,7 +18,6 @@ import torch
 
 from onnxtrain.capture.attribute_reads import (
     Attribute,
-    Reads,
     are_settings,
     attributes_of,
     configurations,
@@ -36,6 +35,7 @@ _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 WITHIN = "what is in "
 _OPAQUE = (type, torch.Tensor, torch.nn.Module)  # whose attributes are looked up elsewhere
 _WHOLES = frozenset(("__dict__", "__getstate__", "copy", "deepcopy", "dumps", "pickle", "vars"))  # read all attributes
+_BY_NAMES = frozenset(("__getattribute__", "attrgetter", "eval", "exec", "getattr", "methodcaller"))  # any
 _Key = tuple[int, str]  # the identity of a table or a cell, and the name there
 
 
@@ -86,20 +86,26 @@ def line_that_writes(module: torch.nn.Module, name: str) -> str:
     return line_that_changes(itertools.chain.from_iterable(map(lines_of, walk.functions)), rf"\b{re.escape(name)}\b")
 
 
-def unread(module: torch.nn.Module, reads: Reads) -> frozenset[Attribute]:
+def unread(module: torch.nn.Module, found: frozenset[Attribute]) -> frozenset[Attribute]:
     """The attributes of users' classes that a call has not read; none where code may read all of an object at once.
 
     Args:
         module: the module.
-        reads: what the call read of it.
+        found: those of which no read was noted.
     """
-    found = reads.unread()
     if not found:
         return found
     walk = _walk(module)
     walk.run()
-    codes = itertools.chain.from_iterable(codes_within(f.__code__) for f in walk.functions)
-    return found if all(_WHOLES.isdisjoint(code.co_names) for code in codes) else frozenset()
+    if not _BY_NAMES.isdisjoint(itertools.chain.from_iterable(code.co_names for code in walk.codes())):
+        walk.see_methods()
+        walk.run()
+    is_whole = any(not _WHOLES.isdisjoint((*c.co_names, *_texts(c.co_consts))) for c in walk.codes())
+    return frozenset() if is_whole else found
+
+
+def _texts(constants: Sequence[Any]) -> list[str]:
+    return [x for x in constants if isinstance(x, str)]
 
 
 def _walk(module: torch.nn.Module) -> _Walk:
@@ -133,6 +139,16 @@ class _Walk:
         self._classes: dict[type, None] = {}
         self._attributes: dict[str, None] = {}  # names of attributes that are mentioned
         self._found: dict[_Key, Named] = {}
+
+    def codes(self) -> Iterator[types.CodeType]:
+        """That of the functions that it has come to, and of those within them."""
+        return itertools.chain.from_iterable(codes_within(f.__code__) for f in self.functions)
+
+    def see_methods(self) -> None:
+        """All functions of the classes that it has come to may be called."""
+        for kind in list(self._classes):
+            for value in list(vars(kind).values()):
+                self._see_in(value, (*_FUNCTIONS, property, staticmethod, classmethod))
 
     def run(self) -> list[Named]:
         """What is mentioned in all that can be reached."""

@@ -122,7 +122,7 @@ def _reading(
         raise UnreadableError(watched.unreadable)
     found = "\n".join((state, *sorted(watched.found), *calls.found, f"again {repeated_among(tensors)}"))
     digest, others = hashlib.sha256(found.encode()).hexdigest(), (*of_module.tensors, *watched.tensors)
-    return Reading(digest, taken_back[0], frozenset(reads.found), unread(module, reads), others)
+    return Reading(digest, taken_back[0], frozenset(reads.found), unread(module, reads.unread()), others)
 
 
 def _state(module: torch.nn.Module, describer: Describer, ignored: Collection[str]) -> str:

@@ -22,17 +22,18 @@ from onnxtrain.capture import (
     Kind,
     Numbers,
     Schema,
-    apart_from_training,
+    are_told,
     asks_length,
     attribute,
     attributes_carried,
     attributes_of,
-    configurations,
+    configurations_of,
     device_types,
     flatten,
     may_change,
     named_parameters,
 )
+from onnxtrain.ortmodule.unread import Unread
 from onnxtrain.ortmodule.values import form_of, is_compared, is_immutable, shown, told_apart, told_by_identity
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -110,8 +111,7 @@ class Inspector:
         self._state = -1
         self._left: set[tuple[int, str]] = set()
         self._read: set[tuple[type, str]] = set()
-        self._unread: frozenset[tuple[type, str]] = frozenset()  # by all graphs, of which there is none at first
-        self._is_first = True
+        self._unread = Unread()
         self._filled: dict[tuple[int, Any], tuple[Any, bool]] = {}  # of lists and dicts of which a call leaves more
         self._flat: dict[tuple[str, ...], tuple[Schema, list[str]]] = {}
         self._device_types = device_types()
@@ -161,6 +161,7 @@ class Inspector:
             or self._children != self._known_children
             or any(self._empty)
             or list(map(len, self._sized)) != self._sizes
+            or not all(map(operator.le, self._unread_names, self._unread_tables))
             or not _same(self._tables, self._known_tables)
         ):
             self._watch()
@@ -217,12 +218,12 @@ class Inspector:
         self._owned = [p for t in self._tables for p in t.values() if p is not None]
         owners = [m for m in modules if not _is_blind(m)]
         hooks = [t[name] for t in tables[1:] for name in _HOOKS]  # the root's own run outside the graph
-        settings = configurations(apart_from_training(modules, self._read))
+        self._carried = attributes_carried(self.module)
+        settings = configurations_of(modules, self._is_left_out)
         self._sized = [*tables, *map(_table_of, settings), *(h for h in hooks if h)]
         self._sizes = list(map(len, self._sized))
         self._hook_count = RemovableHandle.next_id  # torch counts every hook that is registered anywhere
         watched = [*owners, *settings]
-        self._carried = attributes_carried(self.module)
         self._own = {id(t) for t in self._owned} if self._carried else frozenset()
         held = [(w, n) for w in (*modules, *settings) for n, v in attributes_of(w).items() if _is_kept(n, v)]
         held = [(w, n) for w, n in held if not (self._is_only_left(w, n) or (id(w), n) in self._carried)]
@@ -234,6 +235,10 @@ class Inspector:
         kinds = tuple((type(m), tuple(m._parameters), tuple(m._buffers)) for m in modules)
         left = self._left - self._carried.keys()
         kinds += tuple(n for w in watched for n, v in attributes_of(w).items() if (id(w), n) in left and v is not None)
+        unread = self._unread.among(watched)
+        kinds += tuple(unread)  # a graph may ask whether they are there
+        pairs = [(frozenset(names), _table_of(w).keys()) for names, w in zip(unread, watched, strict=True) if names]
+        self._unread_names, self._unread_tables = [names for names, _ in pairs], [keys for _, keys in pairs]
         live = tuple(tuple(n for n, hook in h.items() if not getattr(hook, "is_over", False)) for h in hooks if h)
         shapes, classes = tuple(p.shape for p in self._owned), tuple(map(_class_of, self._owned))
         self._structure = _Structure(
@@ -245,12 +250,8 @@ class Inspector:
 
         Unless a graph reads them.
         """
-        fresh = captured.read - self._read
-        self._read |= fresh
-        unread = captured.unread if self._is_first else self._unread & captured.unread
-        self._unread, self._is_first = unread - self._read, False
-        if not (captured.left or self._left or fresh or self._unread):
-            return
+        self._read |= captured.read
+        self._unread.learn(captured, self.module)
         for place in captured.left:
             owner = place.owner(self.module)
             if place.kind is Kind.SET:
@@ -275,7 +276,11 @@ class Inspector:
 
     def _is_unread(self, owner: Any, name: str) -> bool:
         """Whether no graph reads an attribute, and what is put there can be no part of state that graphs set anew."""
-        return (type(owner), name) in self._unread and not self._carried
+        return not self._carried and self._unread.holds(owner, name)
+
+    def _is_left_out(self, owner: Any, name: str) -> bool:
+        """Whether what an attribute has is not looked at: no graph reads it, or, by other ways, what is in it."""
+        return self._is_unread(owner, name) and not are_told(attribute(owner, name))
 
     def _is_only_left(self, owner: Any, name: str) -> bool:
         """Whether graphs set an attribute and none of them reads it."""
