@@ -298,10 +298,10 @@ def test_what_is_another_at_every_call_runs_in_eager_until_it_settles(caplog: py
 
 def test_attributes_that_are_others_at_every_call_run_in_eager_until_they_settle() -> None:
     module = Scaled([2.0])
-    module.scale = lambda: module.held  # type: ignore[method-assign]
+    module.scale = lambda: float(module.held)  # type: ignore[method-assign]
     wrapped = ORTModule(module, options=Options(summary=False))
     x = torch.randn(4, 3)
     for step in (*range(12), 11, 11, 3):
-        module.held = float(step)
+        module.held = str(step)
         torch.testing.assert_close(wrapped(x), module(x))
     assert captures(wrapped) == 9

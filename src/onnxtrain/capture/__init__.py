@@ -31,7 +31,15 @@ from onnxtrain.capture.autocast import Autocast, device_of, device_types
 from onnxtrain.capture.autograd_functions import Functions
 from onnxtrain.capture.cache import GraphCache
 from onnxtrain.capture.captured import Captured, Traced
-from onnxtrain.capture.carried import Carried, attributes_carried, can_be_carried, count
+from onnxtrain.capture.carried import (
+    Carried,
+    attributes_carried,
+    can_be_carried,
+    count,
+    count_no_longer,
+    numbers_carried,
+    places_of,
+)
 from onnxtrain.capture.convert import Refusals, to_graph
 from onnxtrain.capture.descriptions import PLAIN
 from onnxtrain.capture.export import export
@@ -270,6 +278,7 @@ __all__ = [
     "attribute",
     "attributes_carried",
     "count",
+    "count_no_longer",
     "can_be_counted",
     "attributes_of",
     "configurations_of",
@@ -292,6 +301,8 @@ __all__ = [
     "register_custom_function_schema_supplementary",
     "line_that_draws",
     "named_parameters",
+    "numbers_carried",
+    "places_of",
     "names_read",
     "owners_of",
     "rehearse",

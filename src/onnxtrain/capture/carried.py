@@ -5,7 +5,8 @@ attribute holds it; what the call sets is an output that is left there (``left_b
 one form. While the module is traced it has buffers in the place of its state, which a call may change in place, too. A
 tensor that is changed in place alone stays the same, and is adopted (``found_elsewhere``).
 
-A number that calls read and change, ``self.steps += 1``, is such an input, too. A call looks at it before all else, as
+A number that calls read and change, ``self.steps += 1``, is such an input, too, and one that the program sets between
+calls, ``model.beta = 0.1 * epoch``, from its second value on. A call looks at it before all else, as
 at one that it reads out of a tensor: what comes of it is computed by the graph, or is a path (``replay``).
 """
 
@@ -21,13 +22,14 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from onnxtrain.capture.attribute_reads import attribute
+from onnxtrain.capture.attribute_reads import attribute, can_be_watched, settings_of
 from onnxtrain.capture.found_elsewhere import in_memory_of
 from onnxtrain.capture.left_behind import line_that_leaves
 from onnxtrain.capture.looks import COUNTED, Look
 from onnxtrain.capture.owned_tensors import names_of
 from onnxtrain.capture.places import LEFT, Kind, Place, fill, put
 from onnxtrain.capture.schema import can_be_counted
+from onnxtrain.capture.source_lines import is_librarys
 from onnxtrain.errors import CaptureError
 
 _PLACES: weakref.WeakKeyDictionary[torch.nn.Module, dict[Place, None]] = weakref.WeakKeyDictionary()
@@ -76,6 +78,23 @@ def count(module: torch.nn.Module, places: Iterable[Place]) -> bool:
         return False
     known.update(dict.fromkeys(new))
     return True
+
+
+def count_no_longer(module: torch.nn.Module, places: Iterable[Place]) -> None:
+    """From now on attributes hold no such numbers."""
+    for place in places:
+        del _PLACES[module][dataclasses.replace(place, kind=Kind.SET)]
+
+
+def places_of(module: torch.nn.Module, attributes: Iterable[tuple[Any, str]]) -> list[Place]:
+    """Where attributes are, given with their owners; empty where one is of a library's class, or not the module's."""
+    found = {id(held.owner): (held.path, held.steps) for held in settings_of(module)}
+    found |= {id(part): (path, ()) for path, part in module.named_modules()}
+    pairs = list(attributes)
+    if any(id(o) not in found or is_librarys(type(o).__module__) or not can_be_watched(type(o), n) for o, n in pairs):
+        return []
+    places = ((*found[id(owner)], name) for owner, name in pairs)
+    return [Place(path, name, Kind.SET, steps) for path, steps, name in places]
 
 
 def numbers_carried(module: torch.nn.Module) -> list[Carried]:

@@ -9,6 +9,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import sympy
 import torch
 
 from onnxtrain.capture.assertions import expected
@@ -44,6 +45,14 @@ class Path:
     def outputs(self) -> list[int]:
         """The positions of all that is compared."""
         return [*(p for p in self.seen if p is not None), *self.asked]
+
+    @property
+    def exact(self) -> frozenset[Key]:
+        """The looks of which a call has to see the very same."""
+        equal = (r for r in self.conditions.relations if isinstance(r, sympy.Eq))
+        symbols = frozenset().union(*(relation.free_symbols for relation in equal))
+        numbers = (n.look for n in self.conditions.numbers if n.symbol in symbols)
+        return frozenset(look.key for look in (*self.looks, *numbers))
 
     def __bool__(self) -> bool:
         return bool(self.looks or self.conditions.relations)

@@ -27,6 +27,7 @@ from onnxtrain.capture import (
     attribute,
     attributes_carried,
     attributes_of,
+    can_be_counted,
     configurations_of,
     device_types,
     flatten,
@@ -34,7 +35,7 @@ from onnxtrain.capture import (
     named_parameters,
 )
 from onnxtrain.ortmodule.unread import Unread
-from onnxtrain.ortmodule.values import form_of, is_compared, is_immutable, shown, told_apart, told_by_identity
+from onnxtrain.ortmodule.values import form_of, is_compared, is_immutable, told_apart, told_by_identity
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _BLIND = {
@@ -44,7 +45,7 @@ _BLIND = {
     torch.nn.ModuleDict: (),
     torch.nn.Sequential: (),
 }  # and their own attributes: nothing depends on them
-_PARTS = ("dtypes", "constant tensors", "devices", "what is in a list or dict", "the form of its state")
+PARTS = ("dtypes", "constant tensors", "devices", "what is in a list or dict", "the form of its state")
 _STAMPS = frozenset(("architectures", "dtype"))  # save_pretrained writes them; dtypes of parameters are compared anyway
 
 
@@ -55,7 +56,7 @@ class Call:
     Args:
         schema: structure of the arguments, and their values where they are not tensors.
         inputs: dtype, rank and device of each tensor.
-        state: number of the module's state, see ``Inspector.changes``.
+        state: number of the module's state, see ``Inspector.found``.
         ambient: what torch's own switches say: autocast, default dtype, determinism.
         tensors: the input tensors in order.
     """
@@ -83,8 +84,8 @@ class _Structure(NamedTuple):
     ties: tuple[int, ...]  # for each parameter and buffer, the first that is the same tensor
 
 
-class _Found(NamedTuple):
-    """What a module is at one time: its structure, the values of its attributes by owner, and ``_PARTS``."""
+class Found(NamedTuple):
+    """What a module is at one time: its structure, the values of its attributes by owner, and ``PARTS``."""
 
     structure: _Structure
     values: Sequence[Sequence[Any]]
@@ -105,8 +106,8 @@ class Inspector:
 
     def __init__(self, module: torch.nn.Module, ignored: Collection[str] = ()) -> None:
         self.module, self._ignored = module, frozenset(ignored)
-        self._states: dict[_Found, int] = {}
-        self._last: _Found | None = None
+        self._states: dict[Found, int] = {}
+        self._last: Found | None = None
         self._told: tuple[tuple[Hashable, ...], ...] = ()  # what was told of its values
         self._state = -1
         self._left: set[tuple[int, str]] = set()
@@ -174,16 +175,16 @@ class Inspector:
             if self._last is not None and _has_other_parts(found, self._last):
                 self._watch()
                 found = self._found()
-            told = _told(found, self._last, self._told)
+            told = _told(found, self._last, self._told, self._apart)
             frozen = found._replace(values=told, rest=tuple(map(tuple, found.rest)))
             self._last, self._told, self._state = found, told, self._states.setdefault(frozen, len(self._states))
         return self._state
 
-    def _found(self) -> _Found:
+    def _found(self) -> Found:
         """What the module is now."""
         types = [p.dtype for p in self._owned]
         rest = types, self._tensors(), self._devices(), self._content(), self._forms()
-        return _Found(self._structure, [read() for read in self._reads], rest)
+        return Found(self._structure, [read() for read in self._reads], rest)
 
     def _tensors(self) -> list[Hashable]:
         """Tensors of attributes, which graphs read: which ones, and of what form."""
@@ -219,6 +220,7 @@ class Inspector:
         owners = [m for m in modules if not _is_blind(m)]
         hooks = [t[name] for t in tables[1:] for name in _HOOKS]  # the root's own run outside the graph
         self._carried = attributes_carried(self.module)
+        self._sets_tensors = not all(can_be_counted(attribute(owner, n)) for (_, n), owner in self._carried.items())
         settings = configurations_of(modules, self._is_left_out)
         self._sized = [*tables, *map(_table_of, settings), *(h for h in hooks if h)]
         self._sizes = list(map(len, self._sized))
@@ -231,7 +233,8 @@ class Inspector:
         self._constants = [functools.partial(attribute, w, n) for w, n in held]
         labels = [tuple(n for n, v in attributes_of(w).items() if self._is_watched(w, n, v)) for w in watched]
         self._reads = [_reader(w, n) for n, w in zip(labels, watched, strict=True) if n]
-        self._labels = [n for n in labels if n]
+        self._apart = frozenset(map(id, settings))  # they are told by what they hold, each of which is compared
+        self._labels, self._owners = [n for n in labels if n], [w for n, w in zip(labels, watched, strict=True) if n]
         kinds = tuple((type(m), tuple(m._parameters), tuple(m._buffers)) for m in modules)
         left = self._left - self._carried.keys()
         kinds += tuple(n for w in watched for n, v in attributes_of(w).items() if (id(w), n) in left and v is not None)
@@ -264,7 +267,7 @@ class Inspector:
         self._watch()
 
     def look_again(self) -> None:
-        """What is compared is another from now on: an attribute is found to hold a number that calls count."""
+        """What is compared is another from now on: a number of an attribute is an input of graphs, or no longer."""
         self._watch()
 
     def _is_watched(self, owner: Any, name: str, value: Any) -> bool:
@@ -276,7 +279,7 @@ class Inspector:
 
     def _is_unread(self, owner: Any, name: str) -> bool:
         """Whether no graph reads an attribute, and what is put there can be no part of state that graphs set anew."""
-        return not self._carried and self._unread.holds(owner, name)
+        return not self._sets_tensors and self._unread.holds(owner, name)
 
     def _is_left_out(self, owner: Any, name: str) -> bool:
         """Whether what an attribute has is not looked at: no graph reads it, or, by other ways, what is in it."""
@@ -286,28 +289,16 @@ class Inspector:
         """Whether graphs set an attribute and none of them reads it."""
         return (id(owner), name) in self._left and (type(owner), name) not in self._read
 
-    def changes(self, first: int, second: int) -> list[str]:
-        """What differs between two states of the module, for a person to read."""
-        known = {number: frozen for frozen, number in self._states.items()}
-        a, b = known[first], known[second]
-        if a.structure != b.structure:
-            pairs = zip(_Structure._fields, a.structure, b.structure, strict=True)
-            return [f"the module was altered: other {', '.join(name for name, x, y in pairs if x != y)}"]
-        found = [name for name, x, y in zip(_PARTS, a.rest, b.rest, strict=True) if x != y]
-        return [f"its {name} changed" for name in found] + list(_changed_values(a, b))
+    def found(self, state: int) -> Found:
+        """What the module was in a state."""
+        return next(found for found, number in self._states.items() if number == state)
+
+    def attributes(self) -> Iterator[tuple[Any, tuple[str, ...]]]:
+        """The owners of attributes that are compared, each with their names, in the order of ``Found.values``."""
+        return zip(self._owners, self._labels, strict=True)
 
 
-def _changed_values(old: _Found, new: _Found) -> Iterator[str]:
-    told: set[str] = set()
-    for names, x, y in zip(old.structure.labels, old.values, new.values, strict=True):
-        for name, before, after in zip(names, x, y, strict=True):
-            text = f"attribute {name} was {shown(before)} and is {shown(after)}"
-            if before != after and text not in told:
-                told.add(text)
-                yield text
-
-
-def _are_the_same(found: _Found, known: _Found | None) -> bool:
+def _are_the_same(found: Found, known: Found | None) -> bool:
     """Whether nothing is another: of attributes not even one that is equal."""
     if known is None or found.structure is not known.structure:
         return False
@@ -316,16 +307,22 @@ def _are_the_same(found: _Found, known: _Found | None) -> bool:
 
 
 def _told(
-    found: _Found, known: _Found | None, told: tuple[tuple[Hashable, ...], ...]
+    found: Found, known: Found | None, told: tuple[tuple[Hashable, ...], ...], apart: Collection[int]
 ) -> tuple[tuple[Hashable, ...], ...]:
     """What tells the values of attributes apart, by owner; of an owner that is as it was, what was told of it."""
     if known is None or found.structure is not known.structure:
-        return tuple([tuple(map(told_apart, values)) for values in found.values])
+        return tuple([tuple([_told_value(x, apart) for x in values]) for values in found.values])
     triples = zip(found.values, known.values, told, strict=True)
-    return tuple([t if all(map(operator.is_, a, b)) else tuple(map(told_apart, a)) for a, b, t in triples])
+    changed = ((t, a if not all(map(operator.is_, a, b)) else None) for a, b, t in triples)
+    return tuple([t if a is None else tuple([_told_value(x, apart) for x in a]) for t, a in changed])
 
 
-def _has_other_parts(found: _Found, known: _Found) -> bool:
+def _told_value(value: Any, apart: Collection[int]) -> Hashable:
+    """What tells a value apart; of an object whose attributes are compared its class, if they are all of it."""
+    return type(value) if id(value) in apart and dataclasses.is_dataclass(value) else told_apart(value)
+
+
+def _has_other_parts(found: Found, known: Found) -> bool:
     """Whether something is another that has, or had, more to be watched than itself."""
     if found.structure is not known.structure:
         return False  # it was looked through

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Iterable, Sequence
 
-from onnxtrain.capture import ARGUMENT, COUNTED, Answers, Key, Look, Path, Schema, can_be_counted, same
+from onnxtrain.capture import ARGUMENT, COUNTED, Answers, Key, Look, Path, same
 from onnxtrain.engine.path_check import ANY
 
 _NUMBERS = ("item", "__int__", "__index__")  # looks whose answer can be a number that varies
@@ -55,13 +55,6 @@ def varying(paths: Iterable[Path], answers: Answers) -> frozenset[Key]:
             if _is_integer(look) and look.answer not in now.get(look.key, [look.answer]):
                 found.add(look.key)
     return frozenset(found)
-
-
-def numbers_varying(schema: Schema, earlier: Iterable[Schema]) -> frozenset[int]:
-    """Positions of numbers among a call's arguments that had another value in an earlier call of the same structure."""
-    now = {i: value for i, value in schema.constants if can_be_counted(value)}
-    known = [dict(other.constants) for other in earlier if other.spec == schema.spec]
-    return frozenset(i for i, n in now.items() if any(can_be_counted(old := k.get(i)) and old != n for k in known))
 
 
 def integers(answers: Answers) -> frozenset[Key]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch.utils import _pytree as pytree
 
 from onnxtrain.ortmodule.contents import Contents
-from onnxtrain.ortmodule.guards import Call, Inspector
+from onnxtrain.ortmodule.guards import PARTS, Call, Found, Inspector
+from onnxtrain.ortmodule.values import shown
 
 
 def differences(old: Call, contents: Contents, new: Call, inspector: Inspector) -> list[str]:
@@ -28,7 +29,7 @@ def differences(old: Call, contents: Contents, new: Call, inspector: Inspector) 
     elif old.inputs != new.inputs:
         found += _tensor_changes(old.inputs, new.inputs)
     if old.state != new.state:
-        found += inspector.changes(old.state, new.state)
+        found += _state_changes(inspector.found(old.state), inspector.found(new.state))
     if old.ambient != new.ambient:
         found.append("autocast, the default dtype or determinism was switched")
     return found or ["sizes differ that the forward pass compares, or needs as constants"]
@@ -42,6 +43,30 @@ def always_another(name: str, graphs: int, reasons: Sequence[str]) -> str:
         "  cure: make it a tensor, which is read at each call: a buffer, or an input; or, if it does not concern the "
         "forward pass, name it in Options(ignored_attributes=...)"
     )
+
+
+def _state_changes(old: Found, new: Found) -> list[str]:
+    if old.structure != new.structure:
+        pairs = zip(type(old.structure)._fields, old.structure, new.structure, strict=True)
+        return [f"the module was altered: other {', '.join(_altered(*pair) for pair in pairs if pair[1] != pair[2])}"]
+    found = [name for name, x, y in zip(PARTS, old.rest, new.rest, strict=True) if x != y]
+    return [f"its {name} changed" for name in found] + list(dict.fromkeys(_changed_values(old, new)))
+
+
+def _altered(name: str, old: Any, new: Any) -> str:
+    if name != "labels":
+        return name
+    before, now = ({n for names in labels for n in names} for labels in (old, new))
+    return (
+        f"attributes are compared ({', '.join(sorted(before ^ now))})" if before != now else "attributes are compared"
+    )
+
+
+def _changed_values(old: Found, new: Found) -> Iterator[str]:
+    for names, x, y in zip(old.structure.labels, old.values, new.values, strict=True):
+        for name, before, after in zip(names, x, y, strict=True):
+            if before != after:
+                yield f"attribute {name} was {shown(before)} and is {shown(after)}"
 
 
 def _structure_changes(old: Call, new: Call) -> list[str]:

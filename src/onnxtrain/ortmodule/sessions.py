@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
-from torch.utils import _pytree as pytree
 
 from onnxtrain.capture import ARGUMENT, Answers, Key, Kind, Path, count, line_that_draws, names_read, rehearse
 from onnxtrain.compiler import uncollected
@@ -31,9 +30,10 @@ from onnxtrain.options import Options
 from onnxtrain.ortmodule.checks import check_devices, check_hooks, check_sharding
 from onnxtrain.ortmodule.contents import Contents, collections_read, settled, settles
 from onnxtrain.ortmodule.guards import Call, Inspector
-from onnxtrain.ortmodule.paths import can_follow, difference, integers, numbers_varying, too_many, varying
+from onnxtrain.ortmodule.paths import can_follow, difference, integers, too_many, varying
 from onnxtrain.ortmodule.reasons import always_another, differences
 from onnxtrain.ortmodule.session import Entry, Session
+from onnxtrain.ortmodule.varying_numbers import VaryingNumbers
 
 _LOG = logging.getLogger(__name__)
 _MANY = 8  # graphs of one module, or paths of one call, after which something is said
@@ -71,8 +71,7 @@ class Sessions:
         self._latest: Entry | None = None
         self._unsettled: tuple[Call, Contents] | None = None
         self._by_call: dict[Call, list[Entry]] = {}
-        self._numbers: dict[pytree.TreeSpec, frozenset[int]] = {}
-        self._fixed: dict[pytree.TreeSpec, frozenset[int]] = {}
+        self._numbers = VaryingNumbers(module)
 
     @functools.cached_property
     def inspector(self) -> Inspector:
@@ -92,7 +91,7 @@ class Sessions:
         if self._waits_for_parameters():
             self.initializing += 1
             return None, self.module.forward(*args, **kwargs)
-        call = self.inspector.call(args, kwargs, self._numbers)
+        call = self.inspector.call(args, kwargs, self._numbers.arguments)
         is_without = bool(self.without_graph) and call in self.without_graph
         served = None if is_without else self._served(call, args, kwargs)
         if served is None and not is_without and self._is_unsettled(call):
@@ -120,7 +119,7 @@ class Sessions:
         """
         if self._waits_for_parameters():
             return None, ()
-        call = self.inspector.call(args, kwargs, self._numbers)
+        call = self.inspector.call(args, kwargs, self._numbers.arguments)
         fitting = self._fitting(call)
         if fitting:
             return fitting[0].session, call.tensors
@@ -221,23 +220,23 @@ class Sessions:
         """What a call returns on a graph that is captured for it; None where only eager PyTorch can tell."""
         self._check(call)
         kwargs = self.inspector.ordered(kwargs)
-        spec, fixed = call.schema.spec, self._fixed.get(call.schema.spec, frozenset())
-        varying = numbers_varying(call.schema, (e.call.schema for e in self.entries)) - fixed
-        if not varying:
+        taken = self._numbers.take(call, [e.call for e in self.entries], self.inspector)
+        if taken is None:
             return self._on_new_graph(call, args, kwargs)
-        before = self._numbers.get(spec, frozenset())
-        self._numbers[spec] = before | varying
         try:
-            wider = self.inspector.call(args, kwargs, self._numbers)
-            return self._served(wider, args, kwargs) or self._on_new_graph(wider, args, kwargs)
+            wider = self.inspector.call(args, kwargs, self._numbers.arguments)
+            served = self._served(wider, args, kwargs) or self._on_new_graph(wider, args, kwargs)
         except CaptureError as error:
-            _LOG.info("a number among the inputs steers the forward pass, so each value has a graph: %s", error.what)
-            self._numbers[spec] = before
-            self._fixed[spec] = fixed | varying
+            _LOG.info("a number that varies steers the forward pass, so each value has a graph: %s", error.what)
+            self._numbers.keep_apart(taken, self.inspector)
+            call = self.inspector.call(args, kwargs, self._numbers.arguments)
             return self._on_new_graph(call, args, kwargs)
         except Exception:  # the module's own
-            self._numbers[spec] = before
+            self._numbers.give_back(taken, self.inspector)
             raise
+        if served is not None and taken.steer(served[0].captured.path):
+            self._numbers.keep_apart(taken, self.inspector)
+        return served
 
     def _on_new_graph(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Session, Any] | None:
         with uncollected():
@@ -255,7 +254,7 @@ class Sessions:
             if not count(self.module, error.places):
                 raise
             self.inspector.look_again()
-            return self._capture(self.inspector.call(args, kwargs, self._numbers), args, kwargs)
+            return self._capture(self.inspector.call(args, kwargs, self._numbers.arguments), args, kwargs)
         except HostRandomError as error:
             drawn = error
             if not drawn.source:
@@ -350,7 +349,7 @@ class Sessions:
         _LOG.info("captures %s: %s", type(self.module).__name__, "; ".join(reasons))
         named = names_read(self.module, self.options.ignored_attributes)
         before, attributes = Contents(named, self.module), settled(self.module)
-        session = Session(self.module, args, kwargs, self.options, self._numbers, answers)
+        session = Session(self.module, args, kwargs, self.options, self._numbers.arguments, answers)
         self._sets(before.changed())
         self.inspector.leaves(session.captured)
         # what the forward pass sets on its own (a configuration's problem_type) is no reason to capture it again, but
