@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -79,7 +79,7 @@ def read_weights(
     with _named(source):
         model = _prepared(_load(source))
         if split is not None:
-            _hold_constants(model.graph)
+            _hold_constants(model.graph, lambda v: v.name in more or _is_held(v))
             split_merged(model.graph, split)
         held = [v for n, v in model.graph.initializers.items() if _is_held(v) or n in more]
         content = {str(v.name): v.const_value for v in held if v.const_value is not None}
@@ -87,13 +87,17 @@ def read_weights(
         return ForwardGraph(graph.model, dataclasses.replace(graph.signature, differentiable=())), content
 
 
-def _hold_constants(graph: ir.Graph) -> None:
+def _hold_constants(graph: ir.Graph, is_wanted: Callable[[ir.Value], bool]) -> None:
     """Turn floating Constant nodes into initializers of the same name, in place: weights may be either."""
     for node in [n for n in graph if n.op_type == "Constant" and n.domain == ""]:
         value = node.outputs[0]
         if not _is_floating(value) or value.is_graph_output() or not value.name:
             continue
-        tensor, name, value.name = ir.convenience.get_const_tensor(value), value.name, None
+        tensor = value.const_value = ir.convenience.get_const_tensor(value)
+        if not is_wanted(value):
+            value.const_value = None
+            continue
+        name, value.name = value.name, None
         made = ir.val(name, const_value=tensor)
         graph.register_initializer(made)
         value.replace_all_uses_with(made)
@@ -121,7 +125,7 @@ def decisions(source: Source) -> list[Decision]:
     """
     with _named(source):
         graph = _prepared(_load(source)).graph
-        _hold_constants(graph)
+        _hold_constants(graph, lambda v: True)
         split_merged(graph)
         return [d for v in graph.initializers.values() if (d := decide(v)) is not None]
 

@@ -17,7 +17,7 @@ from fuzz.run import report
 from onnxtrain.gradient.registry import RULES
 
 TENSORS = (0, 1, 3, 5, 9, 12)
-CHANGES = tuple(range(8))
+CHANGES = (1, 2, 3, 4, 5, 6, 8, 10)
 ROWS = (0, 2, 4)
 SCRIPTS = (1, 2, 3)
 LAYERS = tuple(range(8))

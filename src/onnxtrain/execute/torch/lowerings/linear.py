@@ -166,7 +166,9 @@ def layer_normalization(
 def layer_normalization_grad(
     dy: Tensor, x: Tensor, scale: Tensor, mean: Tensor, inv_std: Tensor, *, outputs: int = 3, axis: int = -1
 ) -> tuple[Tensor, ...] | Tensor:
-    """ATen's fused kernel."""
+    """ATen's fused kernel, which takes mean and inverse deviation on the CPU in the scale's type."""
+    if x.device.type == "cpu":
+        mean, inv_std = mean.to(scale.dtype), inv_std.to(scale.dtype)
     made = aten.native_layer_norm_backward(dy, x, x.shape[axis:], mean, inv_std, scale, scale, [True] * 3)
     return made[0] if outputs == 1 else made[:outputs]
 
