@@ -146,6 +146,14 @@ def test_forces_that_are_trained_on(kind: str) -> None:
         np.testing.assert_allclose(found[ours], v[name].grad, rtol=1e-4, atol=2e-5, err_msg=name)
 
 
+def test_gradients_of_constant_nodes() -> None:
+    given = model("s = Constant<value_float = 0.75>() a = MatMul(x, w1) y = Mul(a, s)", "{0}[b, 8] y", "float")
+    found, v = run(gradient_graph(given, ["s", "w1"]), x=X.astype(np.float32)), leaves("x", "w1", "scale")
+    (v["x"] @ v["w1"] * v["scale"]).sum().backward()
+    np.testing.assert_allclose(found["s_grad"], v["scale"].grad, rtol=1e-5)
+    np.testing.assert_allclose(found["w1_grad"], v["w1"].grad, rtol=1e-5)
+
+
 def test_a_wrong_name_is_an_error() -> None:
     given = model(f"{MLP} n = ArgMax<axis = 1>(y)", "{0}[b, 2] y, int64[b, 1] n")
     with pytest.raises(GradientError, match="no input or initializer w11; close names: w1"):

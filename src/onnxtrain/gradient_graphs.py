@@ -40,7 +40,8 @@ def gradient_graph(
     Args:
         model: path of the ``.onnx`` file, or the model; it is not changed. Dropout and BatchNormalization do what the
             file says.
-        wrt: names of inputs or initializers, or patterns of names: ``"encoder.*"``.
+        wrt: names of inputs, initializers or outputs of ``Constant`` nodes, or patterns of the first two:
+            ``"encoder.*"``.
         outputs: what is differentiated: the sum of all elements of these outputs; None is all that depend on ``wrt``.
         seeds: take the gradients of the outputs as inputs ``{output}_grad`` of the outputs' shapes, in place of ones.
         keep_outputs: give back the model's own outputs too.

@@ -68,18 +68,19 @@ def read_weights(
 
     Args:
         source: as for ``read_forward``.
-        more: names of initializers that are weights as well.
+        more: names of initializers and of outputs of ``Constant`` nodes that are weights as well.
         split: initializers that several modules read and that each gets for itself, besides those of ones or zeros
-            that an exporter merged; None splits nothing, and only where it is not None may ``Constant`` nodes be
-            weights.
+            that an exporter merged; None splits nothing, and only where it is not None are ``Constant`` nodes
+            weights that ``more`` does not name.
 
     Raises:
         GraphError: as there.
     """
     with _named(source):
         model = _prepared(_load(source))
+        hold_constants(model.graph, lambda v: v.name in more)
         if split is not None:
-            _hold_constants(model.graph, lambda v: v.name in more or _is_held(v))
+            hold_constants(model.graph, _is_held)
             split_merged(model.graph, split)
         held = [v for n, v in model.graph.initializers.items() if _is_held(v) or n in more]
         content = {str(v.name): v.const_value for v in held if v.const_value is not None}
@@ -87,7 +88,7 @@ def read_weights(
         return ForwardGraph(graph.model, dataclasses.replace(graph.signature, differentiable=())), content
 
 
-def _hold_constants(graph: ir.Graph, is_wanted: Callable[[ir.Value], bool]) -> None:
+def hold_constants(graph: ir.Graph, is_wanted: Callable[[ir.Value], bool]) -> None:
     """Turn floating Constant nodes into initializers of the same name, in place: weights may be either."""
     for node in [n for n in graph if n.op_type == "Constant" and n.domain == ""]:
         value = node.outputs[0]
@@ -125,7 +126,7 @@ def decisions(source: Source) -> list[Decision]:
     """
     with _named(source):
         graph = _prepared(_load(source)).graph
-        _hold_constants(graph, lambda v: True)
+        hold_constants(graph, lambda v: True)
         split_merged(graph)
         return [d for v in graph.initializers.values() if (d := decide(v)) is not None]
 

@@ -18,7 +18,7 @@ from onnxtrain.ir.bodies import read_outside
 from onnxtrain.ir.builder import Builder
 from onnxtrain.ir.graphs import free_name, values
 from onnxtrain.ir.opsets import LOWEST, NEWEST
-from onnxtrain.ir.reading import Source, read_weights
+from onnxtrain.ir.reading import Source, hold_constants, read_weights
 from onnxtrain.number_ranges import check_whole
 from onnxtrain.onnxblock.protos import LentProto
 from onnxtrain.options import OPSETS
@@ -164,13 +164,14 @@ class Base:
         return name
 
     def weight(self, name: str) -> ir.Value:
-        """The weight of that name: one of ``weights``, or any other floating initializer, which becomes one.
+        """The weight of that name: one of ``weights``, or any other floating constant, which becomes one.
 
         Raises:
             ArtifactError: there is none; close names are listed.
         """
         graph = self.ir_model.graph
         if name not in self.weights:
+            hold_constants(graph, lambda v: v.name == name)
             known = [*self.weights, *(n for n, v in graph.initializers.items() if is_floating(v))]
             if name not in known:
                 cure = "name initializers of the model"
