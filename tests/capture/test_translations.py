@@ -67,6 +67,11 @@ CALLS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         + x * torch.log_softmax(x > 0, 2, dtype=torch.float64)
     ),
     "softmax of a number": lambda x: x.mean().softmax(0),
+    "reductions of a number": lambda x: (
+        x.mean().prod(0) + x.sum().amax(-1) * x.mean().logsumexp(0) + x.mean().norm(dim=0) + x.mean().cumprod(0)
+    ),
+    "products in another type": lambda x: x.prod(1, dtype=torch.float64).sum() + x.half().prod(dtype=torch.float32),
+    "products of whole numbers and truth": lambda x: x * (3 * x).round().int().prod(0) + (x > -9).prod() * x,
     "a range in between": lambda x: x.sum() * torch.arange(1, x.shape[1], 0.5),
     "a range of sizes": lambda x: x * torch.arange(2, 2 + x.shape[2], dtype=torch.float64),
     "quotients of near multiples": lambda x: x * _NEAR.div(0.1, rounding_mode="floor").sum() + 1 // x.detach(),

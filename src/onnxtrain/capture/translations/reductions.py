@@ -57,6 +57,18 @@ def total(x, dim=None, keepdim=False, dtype=None):
     return _reduced(op.ReduceSum, x, dim, keepdim, dtype)
 
 
+@translation(aten.prod.default)
+def product(x, dtype=None):
+    """One ReduceProd, in the type that is asked for."""
+    return _reduced(op.ReduceProd, x, None, False, dtype)
+
+
+@translation(aten.prod.dim_int)
+def product_along(x, dim, keepdim=False, dtype=None):
+    """The same along an axis."""
+    return _reduced(op.ReduceProd, x, [dim], keepdim, dtype)
+
+
 @translation(aten.cumsum.default)
 def cumulative_sum(x, dim, dtype=None):
     """One CumSum, in the type that is asked for; a number is its own."""

@@ -113,7 +113,7 @@ def product_of_others(x: Tensor, axes: Sequence[int]) -> Tensor:
     Of one element that is no number, or infinite, it is 1 beside zeros, and else no number: as autograd has it.
     """
     is_zero = x == 0
-    if all(x.shape[axis] == 1 for axis in axes):
+    if all(x.shape[axis] == 1 for axis in axes[: x.dim()]):
         return torch.where(is_zero.any() | is_zero, 1.0, x / x)
     factor = torch.where(is_zero, 1.0, x)
     others = is_zero.sum(tuple(axes), keepdim=True) - is_zero.to(torch.int64)
@@ -124,7 +124,7 @@ def _extreme(function: Any, x: Tensor, axes: tuple[int, ...], keep: bool, sign: 
     """Of nothing the least or largest number there is, which torch refuses."""
     if not axes:
         return x
-    if all(x.shape[axis] for axis in axes):
+    if all(x.shape[axis] for axis in axes[: x.dim()]):
         return function(x, axes, keepdim=keep)
     if x.dtype == torch.bool or not x.dtype.is_floating_point:
         bounds = (False, True) if x.dtype == torch.bool else (torch.iinfo(x.dtype).min, torch.iinfo(x.dtype).max)
