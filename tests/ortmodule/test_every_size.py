@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from parity import Calls, captures, pair, same_step
+from parity import Applied, Calls, captures, pair, same_step
 
 from onnxtrain import Options, ORTModule
 from onnxtrain.errors import CaptureError
@@ -665,3 +665,24 @@ def test_the_first_of_what_is_found_where_nothing_is(name: str) -> None:
     wrapped, eager = pair(Calls(FOUND[name]).double())
     for mask in ([True, False, True], [False] * 3, [False, False, True]):
         same_step(wrapped, eager, torch.randn(3, 4).double().requires_grad_(), torch.tensor(mask))
+
+
+def _half_of_half(x: Tensor) -> Tensor:
+    half = x.chunk(2)[1]
+    return (half[:, 1:] * half[:, :-1]).chunk(2)[-1]
+
+
+def _in_two_ways(x: Tensor) -> Tensor:
+    y = x[1:] * x[:1]
+    return y * 2 if x.shape[0] - 1 == 1 else y * 3
+
+
+@pytest.mark.parametrize("function", [_half_of_half, _in_two_ways, lambda x: torch.trapz(x[1:] * 2, dim=-2)])
+def test_what_broadcasting_has_asked_decides_where_it_is_asked_again(function: Any) -> None:
+    for sizes in ((4, 2, 3, 1, 6), (1, 4, 2), (2, 5, 1)):
+        ours, eager = pair(Applied(function))
+        for rows in sizes:
+            x = torch.randn(rows, 5)
+            if function is _half_of_half and rows == 1:
+                continue
+            torch.testing.assert_close(ours(x), eager(x))

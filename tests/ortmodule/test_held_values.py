@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import collections
 import copy
 import dataclasses
@@ -199,6 +200,10 @@ class Schedule:
         return 1.0 / self.at
 
 
+class Table(dict[str, int]):
+    """A class of somebody's."""
+
+
 def _item(key: Any) -> Callable[[Any], Any]:
     def count(module: Any) -> Any:
         module.held[key] += 1
@@ -229,6 +234,14 @@ COUNTED: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "an object's in a list": (lambda: [Schedule()], lambda m: m.held[0]()),
     "an object's in a dict": (lambda: {1: Schedule()}, lambda m: m.held[1]()),
     "an object's in an object": (lambda: Box(Schedule()), lambda m: m.held.held()),
+    "in a list": (lambda: [0], _item(0)),
+    "in a dict": (lambda: {"n": 0}, _item("n")),
+    "in a Counter": (lambda: collections.Counter(n=0), _item("n")),
+    "in a table of defaults": (lambda: collections.defaultdict(int), _item("n")),
+    "in a class made of a dict": (lambda: Table(n=0), _item("n")),
+    "in a list in a dict": (lambda: {"of": [0]}, _nested),
+    "in an object's dict": (lambda: Box({"of": [0]}), lambda m: _nested(m.held)),
+    "in a queue": (lambda: collections.deque([1.0, 2.0, 3.0]), _rotated),
 }
 
 
@@ -245,14 +258,9 @@ def test_numbers_that_a_call_counts(name: str) -> None:
 COUNTERS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "a number of numpy": (lambda: np.int64(0), _replaced),
     "a fraction": (lambda: fractions.Fraction(0), _replaced),
-    "in a list": (lambda: [0], _item(0)),
-    "in a dict": (lambda: {"n": 0}, _item("n")),
-    "in a Counter": (lambda: collections.Counter(n=0), _item("n")),
-    "in a table of defaults": (lambda: collections.defaultdict(int, n=0), _item("n")),
-    "in a list in a dict": (lambda: {"of": [0]}, _nested),
     "in an array": (lambda: np.zeros(2), _item(1)),
+    "in an array of Python": (lambda: array.array("l", [0, 0]), _item(1)),
     "in bytes": (lambda: bytearray(2), _item(1)),
-    "in a queue": (lambda: collections.deque([1.0, 2.0, 3.0]), _rotated),
 }
 
 

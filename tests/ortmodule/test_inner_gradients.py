@@ -293,6 +293,7 @@ def of_what_is_the_same(m: Net, x: Tensor) -> Any:
     [
         (dual, "forward-mode automatic differentiation", "torch.func.jvp"),
         (of_what_is_the_same, "the same for all elements", "torch.func.grad"),
+        (lambda m, x: jvp(m.net, (x,), (x.double(),))[1], "along tangents of another type", "cast the tangents"),
     ],
 )
 def test_what_is_refused(program: Callable[[Net, Tensor], Any], what: str, cure: str) -> None:

@@ -14,6 +14,7 @@ import torch
 from onnxtrain.capture.attribute_reads import (
     OWN,
     Attribute,
+    Item,
     are_settings,
     are_told,
     attribute,
@@ -29,7 +30,7 @@ from onnxtrain.capture.attribute_reads import (
 )
 from onnxtrain.capture.autocast import Autocast, device_of, device_types
 from onnxtrain.capture.autograd_functions import Functions
-from onnxtrain.capture.cache import GraphCache
+from onnxtrain.capture.cache import GraphCache, graph_bytes
 from onnxtrain.capture.captured import Captured, Traced
 from onnxtrain.capture.carried import (
     Carried,
@@ -38,6 +39,7 @@ from onnxtrain.capture.carried import (
     count,
     count_no_longer,
     numbers_carried,
+    places_carried,
     places_of,
 )
 from onnxtrain.capture.convert import Refusals, to_graph
@@ -50,7 +52,7 @@ from onnxtrain.capture.left_outside import LeftOutsideError
 from onnxtrain.capture.like_layers import rows_of
 from onnxtrain.capture.looks import ARGUMENT, COUNTED, Key, Look, content_of, numbers_given, same
 from onnxtrain.capture.named_values import names_read
-from onnxtrain.capture.places import Kind, Place, asks_length, leave
+from onnxtrain.capture.places import LEFT_IN, Kind, Place, asks_length, leave
 from onnxtrain.capture.reached_code import Named, unread
 from onnxtrain.capture.rehearsal import Answers, fill_caches, line_that_draws, rehearse
 from onnxtrain.capture.replaced import replaced
@@ -242,6 +244,7 @@ def capture(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, A
 
 
 __all__ = [
+    "LEFT_IN",
     "OWN",
     "PLAIN",
     "ARGUMENT",
@@ -257,6 +260,7 @@ __all__ = [
     "Given",
     "GraphCache",
     "Key",
+    "Item",
     "Kind",
     "Look",
     "Named",
@@ -287,6 +291,7 @@ __all__ = [
     "device_of",
     "device_types",
     "flatten",
+    "graph_bytes",
     "is_array",
     "is_batch",
     "is_collection",
@@ -302,6 +307,7 @@ __all__ = [
     "line_that_draws",
     "named_parameters",
     "numbers_carried",
+    "places_carried",
     "places_of",
     "names_read",
     "owners_of",

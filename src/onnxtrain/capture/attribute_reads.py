@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import collections
 import contextlib
 import functools
@@ -22,7 +23,7 @@ from onnxtrain.capture.source_lines import is_foreign, is_librarys
 Attribute: TypeAlias = tuple[type, str]
 _OWN = frozenset(torch.nn.Module().__dict__)
 OWN = _OWN - {"training"}
-_COLLECTIONS = (list, dict, set, collections.deque)
+_COLLECTIONS = (list, dict, set, collections.deque, bytearray, array.array)
 NAMESPACES = ("types", "argparse")  # of Python, whose classes are no one's: what is in them counts as read
 _DEPTH = 6  # how deep objects of nobody's library are looked into, and collections in each of them
 _DEPTH_OF_LIBRARIES = 3  # how deep those of libraries are, whose inside is their own
@@ -282,11 +283,11 @@ def may_hold(table: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def items_of(value: Any) -> Iterable[tuple[tuple[Item, ...], Any]]:
-    """What is in a list, tuple or dict, with where, and nothing of a large one; what a function is bound to."""
+    """What is in a list, tuple, queue or dict, with where, and nothing of a large one; what a function is bound to."""
     bound = _bound_to(value)
     if bound:
         return [((Item(name),), getattr(value, name)) for name in bound]
-    if not isinstance(value, dict | list | tuple) or len(value) > _MANY:
+    if not isinstance(value, dict | list | tuple | collections.deque) or len(value) > _MANY:
         return ()
     pairs = dict.items(value) if isinstance(value, dict) else enumerate(value)
     return [((Item(key),), held) for key, held in pairs]

@@ -78,7 +78,7 @@ class GraphCache:
             if not is_told:
                 _LOG.info("the graph is not kept: its translation asked about sizes")
                 return found, None
-            self.write(name, _to_bytes(found))
+            self.write(name, graph_bytes(found))
         return found, name
 
     def kept(self, name: str) -> ForwardGraph | None:
@@ -206,7 +206,8 @@ def versions() -> tuple[str, ...]:
     return (digest.hexdigest(), *(importlib.metadata.version(name) for name in _PACKAGES))
 
 
-def _to_bytes(graph: ForwardGraph) -> bytes:
+def graph_bytes(graph: ForwardGraph) -> bytes:
+    """All of a graph as bytes: of two that are equal they are the same."""
     s = graph.signature
     rows = [dataclasses.astuple(row) for row in graph.layers]
     fields = (s.user_inputs, s.parameters, s.buffers, s.outputs, s.buffer_updates, s.views, rows)

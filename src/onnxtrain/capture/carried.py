@@ -146,7 +146,7 @@ def exchanged(module: torch.nn.Module, tensors: Mapping[Carried, Any]) -> Iterat
             value = attribute(owner, place.name)
             leaves, spec = pytree.tree_flatten(value)
             made = pytree.tree_unflatten([tensors.get(Carried(place, i), x) for i, x in enumerate(leaves)], spec)
-            if type(value) in LEFT:  # others may hold it, too
+            if isinstance(value, LEFT) and made is not value:  # others may hold it, too
                 stack.callback(fill, value, copy.copy(value))
                 fill(value, made)
             else:

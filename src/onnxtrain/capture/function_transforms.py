@@ -114,9 +114,13 @@ def jvp(
     The gradient is linear in those it is computed from: its gradient with respect to them is the derivative.
     """
     call = _Call(function, primals, argnums, has_aux)
+    given = pytree.tree_leaves(tangents)
+    if any(isinstance(t, Tensor) and t.dtype != x.dtype for t, x in zip(given, call.inputs, strict=False)):
+        raise CaptureError(
+            "torch.func.jvp along tangents of another type than what they belong to", cure="cast the tangents before"
+        )
     seeds = [own_copy(torch.zeros_like(y)) for y in call.outputs]
     with torch.enable_grad():
-        given = pytree.tree_leaves(tangents)
         found = grad(call.gradients(seeds), seeds, given, create_graph=True, materialize_grads=True)
     return _told((call.value, call.like_outputs(found), *([call.aux] if has_aux else [])))
 

@@ -1,10 +1,11 @@
 """What is in the collections that a module holds, however deep, and in arrays and queues: a graph changes none of it.
 
-Lists and dicts are left out: what a call leaves there a graph leaves again (``left_in_collections``).
+Of the module's own those are left out in which a graph leaves again what a call does (``left_in_collections``).
 """
 
 from __future__ import annotations
 
+import array
 import collections
 import copy
 import dataclasses
@@ -17,9 +18,9 @@ import torch
 from onnxtrain.capture.attribute_reads import is_array, items_of, may_hold
 from onnxtrain.capture.descriptions import PLAIN
 from onnxtrain.capture.places import LEFT, Place
-from onnxtrain.capture.schema import SYMBOLS
+from onnxtrain.capture.schema import SYMBOLS, can_be_counted
 
-_COLLECTIONS = (list, dict, set, collections.deque, bytearray)
+_COLLECTIONS = (list, dict, set, collections.deque, bytearray, array.array)
 _LARGEST = 1000  # items
 _LARGEST_ARRAY = 1 << 16  # bytes
 
@@ -84,7 +85,7 @@ class HeldContent:
                 continue
             if is_array(content):
                 content[...] = before
-            elif isinstance(content, list | bytearray):
+            elif isinstance(content, list | bytearray | array.array):
                 content[:] = before
             else:
                 content.clear()
@@ -115,7 +116,7 @@ def _changes(held: _Held) -> Iterator[tuple[Any, Any, Any]]:
     if isinstance(held.content, collections.Counter):  # what it lacks is 0
         old = dict.fromkeys(new, 0) | old
     for key, value in old.items():
-        if key in new and is_another(value, new[key]):
+        if key in new and (is_another(value, new[key]) or is_told(value, new[key])):
             yield key, value, new[key]
 
 
@@ -125,7 +126,7 @@ def _within(label: str, value: Any, seen: dict[int, Any], is_left: bool) -> Iter
     is_small = (isinstance(value, _COLLECTIONS) and len(value) <= _LARGEST) or (
         is_array(value) and value.nbytes <= _LARGEST_ARRAY
     )
-    if is_small and not (is_left and type(value) in LEFT):
+    if is_small and not (is_left and isinstance(value, LEFT)):
         yield label, value
     for item, inner in items_of(value):
         if id(inner) not in seen and (isinstance(inner, (*_COLLECTIONS, tuple)) or is_array(inner)):
@@ -133,7 +134,7 @@ def _within(label: str, value: Any, seen: dict[int, Any], is_left: bool) -> Iter
 
 
 def _tensors_in(content: Any) -> set[int]:
-    if is_array(content) or isinstance(content, bytearray):
+    if is_array(content) or isinstance(content, bytearray | array.array):
         return set()
     values = dict.values(content) if isinstance(content, dict) else content
     return {id(x) for x in values if isinstance(x, torch.Tensor)}
@@ -141,7 +142,8 @@ def _tensors_in(content: Any) -> set[int]:
 
 def _items(content: Any) -> dict[Any, Any]:
     if isinstance(content, dict):
-        return {k: v for k, v in dict.items(content) if is_plain(v) and not isinstance(k, SYMBOLS)}
+        pairs = ((k, v) for k, v in dict.items(content) if not isinstance(k, SYMBOLS))
+        return {k: v for k, v in pairs if is_plain(v) or isinstance(v, SYMBOLS)}
     if isinstance(content, set):
         return {}  # it has more or less, and nothing else
     return dict(enumerate(content.reshape(-1).tolist() if is_array(content) else content))
@@ -152,6 +154,11 @@ def is_plain(value: Any) -> bool:
     return type(value) in PLAIN or (type(value) is tuple and all(map(is_plain, value)))
 
 
+def is_told(before: Any, now: Any) -> bool:
+    """Whether a number has become one that sizes and other numbers tell: the next call may read it."""
+    return can_be_counted(before) and isinstance(now, SYMBOLS)
+
+
 def is_another(before: Any, now: Any) -> bool:
     """Whether a plain value, or a tuple of such, has become another one."""
     if before is now or not (is_plain(before) and is_plain(now)):
@@ -159,4 +166,4 @@ def is_another(before: Any, now: Any) -> bool:
     return not ((type(before) is type(now) and before == now) or (before != before and now != now))
 
 
-__all__ = ["HeldContent", "is_another", "is_plain"]
+__all__ = ["HeldContent", "is_another", "is_plain", "is_told"]

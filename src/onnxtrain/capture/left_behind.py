@@ -7,6 +7,7 @@ matter of a graph, are as after one call.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -147,14 +148,13 @@ class Watch:
                 if is_forgotten:
                     left[own] = new  # be it what it was: other calls may set another one
                     continue
-                try:
+                with _collected(counting):
                     left |= self._left(owner, own, old, new, reads)
-                except NumberError as error:
-                    counting.append(error)
+        for place, held in self._collections.inner():
+            with _collected(counting):
+                left |= self._collections.left(place, held, self._replaced, self._counts, self._counted)
         if counting:
             raise NumberError.of_all(counting)
-        for place, held in self._collections.inner():
-            left |= self._collections.left(place, held, self._replaced, self._counts)
         return left
 
     def _buffers_written(self) -> tuple[dict[str, torch.Tensor], dict[Place, Any], dict[str, CaptureError]]:
@@ -218,7 +218,7 @@ class Watch:
             is_first = old is _ABSENT or (old is None and is_librarys(type(owner).__module__))
             kind = Kind.SET if _holds_tensors(new) else Kind.MARK if is_first else Kind.FLIP
             return {dataclasses.replace(place, kind=kind): new}
-        return self._collections.left(place, new, self._replaced, self._counts)
+        return self._collections.left(place, new, self._replaced, self._counts, self._counted)
 
     def _counts(self, place: Place, label: str, old: Any, new: Any) -> NumberError:
         return NumberError(
@@ -278,6 +278,15 @@ class Watch:
                 do()
 
         return settle
+
+
+@contextlib.contextmanager
+def _collected(errors: list[NumberError]) -> Iterator[None]:
+    """Errors of numbers are kept: one is raised for all of them."""
+    try:
+        yield
+    except NumberError as error:
+        errors.append(error)
 
 
 def _tables_of_parts(module: torch.nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:

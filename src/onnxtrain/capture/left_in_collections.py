@@ -1,7 +1,8 @@
-"""What a forward pass leaves in lists and dicts that are attributes, or within such: it is found, and taken back."""
+"""What a forward pass leaves in lists, dicts and sets that are attributes, or within such: found, and taken back."""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -10,14 +11,15 @@ from typing import Any
 import torch
 
 from onnxtrain.capture.attribute_reads import attribute, is_number, may_hold, within
-from onnxtrain.capture.places import LEFT, Kind, Place, fill
+from onnxtrain.capture.held_content import is_plain, is_told
+from onnxtrain.capture.places import LEFT, Kind, Place, class_of, content_of, fill
 from onnxtrain.errors import CaptureError, NumberError
 
 Counts = Callable[[Place, str, Any, Any], NumberError]  # the error for a number that was changed
 
 
 class LeftInCollections:
-    """The lists and dicts that there are now, and what is in them.
+    """The collections that there are now, and what is in them.
 
     Args:
         module: the module that holds them.
@@ -33,10 +35,10 @@ class LeftInCollections:
         for place, table in tables:
             for name, value in may_hold(table):
                 for items, held in within(value) if name not in ignored else ():
-                    if type(held) in LEFT:
+                    if isinstance(held, LEFT):
                         steps = (*place.steps, name, *items)
                         own = dataclasses.replace(place, steps=steps[:-1], name=steps[-1])
-                        self._held.setdefault(id(held), (own, held, held.copy()))
+                        self._held.setdefault(id(held), (own, held, content_of(held)))
 
     def __contains__(self, value: Any) -> bool:
         return id(value) in self._held
@@ -47,7 +49,9 @@ class LeftInCollections:
             if place.name != place.attribute and attribute(place.owner(self._module), place.name) is held:
                 yield place, held
 
-    def left(self, place: Place, value: Any, replaced: Mapping[int, Any], counts: Counts) -> dict[Place, Any]:
+    def left(
+        self, place: Place, value: Any, replaced: Mapping[int, Any], counts: Counts, counted: Collection[Place]
+    ) -> dict[Place, Any]:
         """What one has by now that it did not have; nothing where it was not there.
 
         Args:
@@ -55,26 +59,44 @@ class LeftInCollections:
             value: it.
             replaced: the tensors in whose place others are now, by the identities of these.
             counts: the error for a number that was changed.
+            counted: the places of numbers that may be.
 
         Raises:
-            NumberError: a number was changed.
+            NumberError: another number was changed.
             CaptureError: a part of a list is another now.
         """
         if value not in self:
             return {}
         content = self._held[id(value)][2]
-        table, now = _entries(content), {k: replaced.get(id(v), v) for k, v in _entries(value).items()}
-        for key in (k for k in table if k in now and is_another_number(table[k], now[k])):
-            raise counts(place, f"{place.label}[{key!r}]", table[key], now[key])
+        if isinstance(content, set):
+            return _left_in_set(dataclasses.replace(place, kind=Kind.EXTEND), content, value)
+        table, now = _entries(content), {k: replaced.get(id(v), v) for k, v in _entries(content_of(value)).items()}
+        if not isinstance(content, dict) and len(now) < len(table):
+            return _left_in_list(dataclasses.replace(place, kind=Kind.EXTEND), content, list(now.values()))
+        numbers = {place.entry(k): v for k, v in now.items() if place.entry(k) in counted and table.get(k) is not v}
+        now |= {p.name.key: table[p.name.key] for p in numbers}
+        changes = (k for k in table if k in now and (is_another_number(table[k], now[k]) or is_told(table[k], now[k])))
+        if counting := [counts(place.entry(k), place.entry(k).label, table[k], now[k]) for k in changes]:
+            raise NumberError.of_all(counting)
         if isinstance(content, dict):
-            changed = {k: v for k, v in now.items() if k not in content or content[k] is not v}
-            return {dataclasses.replace(place, kind=Kind.UPDATE): changed} if changed else {}
-        return _left_in_list(dataclasses.replace(place, kind=Kind.EXTEND), content, list(now.values()))
+            return numbers | _left_in_dict(dataclasses.replace(place, kind=Kind.UPDATE), content, now)
+        most = value.maxlen if isinstance(value, collections.deque) else None
+        return numbers | _left_in_list(dataclasses.replace(place, kind=Kind.EXTEND), content, list(now.values()), most)
 
     def take_back(self) -> None:
         """Have them hold again what they held."""
         for _, held, content in self._held.values():
-            fill(held, content)
+            if not _holds(held, content):
+                fill(held, content)
+
+
+def _holds(held: Any, content: Any) -> bool:
+    """Whether a collection has the very things in it, in this order; nothing is hashed, for sizes cannot be."""
+    now = class_of(held).__iter__(held)
+    if isinstance(content, set):
+        return {*map(id, now)} == {*map(id, content)}
+    values = list(map(id, dict.values(held))) == list(map(id, content.values())) if isinstance(content, dict) else True
+    return values and list(map(id, now)) == list(map(id, content))
 
 
 def is_another_number(old: Any, new: Any) -> bool:
@@ -86,18 +108,50 @@ def _entries(collection: list[Any] | dict[Any, Any]) -> dict[Any, Any]:
     return collection if isinstance(collection, dict) else dict(enumerate(collection))
 
 
-def _left_in_list(place: Place, content: list[Any], new: list[Any]) -> dict[Place, Any]:
+def _left_in_list(place: Place, content: list[Any], new: list[Any], most: int | None = None) -> dict[Place, Any]:
     """What a list has more than it had, or all that it has.
+
+    Args:
+        place: of the list.
+        content: what it had.
+        new: what it has.
+        most: how much it can have; of the first there is as much less.
 
     Raises:
         CaptureError: some of it is what it had, at which a graph does not look.
     """
-    if len(new) >= len(content) and all(map(operator.is_, content, new)):
-        more = new[len(content) :]
-        return {place: more} if more else {}
-    if {*map(id, content)} & {*map(id, new)}:
+    for gone in range(len(content) + 1 if len(new) == most else 1):
+        more = new[len(content) - gone :]
+        if len(more) == len(new) - len(content) + gone and all(map(operator.is_, content[gone:], new)):
+            return {place: more} if more else {}
+    return _another_content(place, content, new)
+
+
+def _left_in_dict(place: Place, content: dict[Any, Any], new: dict[Any, Any]) -> dict[Place, Any]:
+    """The entries of a dict that are others than they were, or all, where some are not where they were."""
+    if [k for k in new if k in content] != [*content]:  # some are gone, or come in another order
+        return _another_content(place, content.values(), new)
+    changed = {k: v for k, v in new.items() if k not in content or content[k] is not v}
+    return {place: changed} if changed else {}
+
+
+def _left_in_set(place: Place, content: set[Any], new: set[Any]) -> dict[Place, Any]:
+    """What a set has more than it had, or all that it has, where there is less."""
+    if content - new:
+        return _another_content(place, content, [*new])
+    return {place: [*new - content]} if new - content else {}
+
+
+def _another_content(place: Place, content: Collection[Any], new: Any) -> dict[Place, Any]:
+    """All that a collection has.
+
+    Raises:
+        CaptureError: some of it is what it had, at which a graph does not look.
+    """
+    kept = {*map(id, content)} & {*map(id, new.values() if isinstance(new, dict) else new)}
+    if kept and not all(map(is_plain, content)):
         raise CaptureError(
             f"the forward pass changes a part of the list {place.label}; a graph would not look what else is in it",
             cure=f"let it set a new one, self.{place.attribute} = [...], or change it outside of forward",
         )
-    return {dataclasses.replace(place, kind=Kind.FILL): list(new)}
+    return {dataclasses.replace(place, kind=Kind.FILL): new}

@@ -16,21 +16,15 @@ import torch
 from onnxtrain.capture.attribute_reads import Item, attribute, owner_at, slots_of
 from onnxtrain.capture.source_lines import codes_within, line_that_changes, lines_of
 
-LEFT = (
-    list,
-    dict,
-    collections.Counter,
-    collections.defaultdict,
-    collections.OrderedDict,
-)  # in which a graph leaves more
+LEFT = (list, dict, set, collections.deque)  # in which a graph leaves more, and in what is made of them
 
 
 class Kind(enum.Enum):
     """How something is left.
 
     An attribute is set to tensors or to a number, to another constant than it had, or to one where there was none; a
-    buffer is set, or a parameter to another one of its form; a list is extended, or gets another content; entries of a
-    dict are set.
+    buffer is set, or a parameter to another one of its form; a list or a set is extended, or gets another content;
+    entries of a dict are set.
     """
 
     SET = "set"
@@ -41,6 +35,9 @@ class Kind(enum.Enum):
     EXTEND = "extend"
     FILL = "fill"
     UPDATE = "update"
+
+
+LEFT_IN = frozenset((Kind.EXTEND, Kind.FILL, Kind.UPDATE))  # a collection
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +66,10 @@ class Place:
         """The name of the attribute, of which it may be within."""
         return next((str(step) for step in (self.name, *reversed(self.steps)) if not isinstance(step, Item)), "")
 
+    def entry(self, key: Any) -> Place:
+        """The place of what is in the collection that is here."""
+        return Place(self.path, Item(key), Kind.SET, (*self.steps, self.name))
+
     def owner(self, module: torch.nn.Module) -> Any:
         """The submodule, or the object that it holds."""
         return owner_at(module.get_submodule(self.path), self.steps)
@@ -78,14 +79,10 @@ def leave(module: torch.nn.Module, places: Iterable[Place], values: Iterable[Any
     """Put on a module what a call of it leaves there."""
     for place, value in zip(places, values, strict=True):
         owner = place.owner(module)
-        if place.kind is Kind.EXTEND:
-            attribute(owner, place.name).extend(value)
+        if place.kind in (Kind.EXTEND, Kind.UPDATE):
+            add(attribute(owner, place.name), value)
         elif place.kind is Kind.FILL:
-            attribute(owner, place.name)[:] = value
-        elif place.kind is Kind.UPDATE:
-            held = attribute(owner, place.name)
-            for key, entry in value.items():  # Counter.update adds
-                held[key] = entry
+            fill(attribute(owner, place.name), value)
         elif place.kind is Kind.BUFFER:
             owner._buffers[place.name] = value
         elif place.kind is Kind.PARAMETER:
@@ -95,25 +92,48 @@ def leave(module: torch.nn.Module, places: Iterable[Place], values: Iterable[Any
             put(owner, {place.name: value})
 
 
-def put(owner: Any, attributes: Mapping[str, Any]) -> None:
-    """Set attributes as they stand, whatever the owner's class does where they are set."""
+def put(owner: Any, attributes: Mapping[Any, Any]) -> None:
+    """Set attributes as they stand, whatever the owner's class does where they are set, or what is in a collection."""
     table = getattr(owner, "__dict__", {})
     slots = slots_of(type(owner))
     for name, value in attributes.items():
-        if name in slots:
+        if isinstance(name, Item):
+            class_of(owner).__setitem__(owner, name.key, value)
+        elif name in slots:
             object.__setattr__(owner, name, value)
         else:
             table[name] = value
 
 
+def class_of(collection: Any) -> Any:
+    """Python's own class that a collection is of, whose methods do what a class made of it may do in another way."""
+    return next(kind for kind in (collections.OrderedDict, *LEFT) if isinstance(collection, kind))
+
+
+def content_of(collection: Any) -> Any:
+    """What is in a collection, as a dict, a set or a list."""
+    kind = class_of(collection)
+    if kind is collections.OrderedDict:
+        return dict(kind.items(collection))
+    return kind.copy(collection) if kind in (dict, set) else list(kind.__iter__(collection))
+
+
 def fill(collection: Any, content: Any) -> None:
-    """Have a list or a dict hold another content; it stays the same object."""
-    collection.clear()
+    """Have a collection hold another content; it stays the same object."""
+    class_of(collection).clear(collection)
+    add(collection, content)
+
+
+def add(collection: Any, content: Any) -> None:
+    """Have a collection hold more, and in the places of a dict something else."""
+    kind = class_of(collection)
     if isinstance(collection, dict):
         for key, value in content.items():  # Counter.update adds
-            collection[key] = value
+            kind.__setitem__(collection, key, value)
+    elif kind is set:
+        kind.update(collection, content)
     else:
-        collection.extend(content)
+        kind.extend(collection, content)
 
 
 def take(owner: Any, names: Iterable[str]) -> None:

@@ -84,10 +84,15 @@ def noted_answers(
             if (passes := _that_passes()) is None:
                 raise
             return passes
-        if (relation := _beyond_ones(question, answer)) is not None:
-            asking = _asking(sys._getframe(1)).f_code
+        relation, asking = _beyond_ones(question, answer), _asking(sys._getframe(1)).f_code
+        if relation is None and _chooses(asking.co_filename):
+            found.update(
+                _different(question, answer)
+            )  # which broadcasting may have asked before, when it decided nothing
+        elif relation is not None:
             is_number = not isinstance(question, Boolean) and asking.co_name not in _ABOUT_MEMORY
-            if is_number or _chooses(asking.co_filename) or asking.co_name in _ABOUT_SIZES:
+            is_chosen = _chooses(asking.co_filename) or asking.co_name in _ABOUT_SIZES
+            if is_number or is_chosen or (_is_empty(question) and asking.co_filename == torch._ops.__file__):
                 found.add(relation)
         return answer
 
@@ -175,6 +180,19 @@ def _beyond_ones(question: Any, answer: Any) -> sympy.Basic | None:
     if answer.is_number:
         return sympy.Eq(question, answer, evaluate=False)
     return question if answer else sympy.Not(question)
+
+
+def _is_empty(question: Any) -> bool:
+    """Whether it is asked if there is nothing in a tensor, of which operators made of others compute something else."""
+    return isinstance(question, sympy.Eq) and question.rhs == 0
+
+
+def _different(question: Any, answer: Any) -> set[sympy.Basic]:
+    """That two sizes differ, where an answer says so."""
+    if not isinstance(question, Boolean) or not question.free_symbols:
+        return set()
+    relation = question if answer else sympy.Not(question)
+    return {relation} if isinstance(relation, sympy.Ne) else set()
 
 
 def settled(relation: sympy.Basic, values: Mapping[Any, sympy.Basic]) -> sympy.Basic | None:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import array
 import collections
 import functools
 import operator
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from onnxtrain.capture import (
+    LEFT_IN,
     OWN,
     PLAIN,
     Captured,
+    Item,
     Kind,
     Named,
+    Place,
     are_settings,
     attribute,
     attributes_carried,
@@ -25,11 +29,12 @@ from onnxtrain.capture import (
     is_foreign,
     is_librarys,
     owners_of,
+    places_carried,
     within,
 )
 from onnxtrain.ortmodule.values import BY_VALUE, Same, is_compared, told_apart
 
-_COLLECTIONS = (list, tuple, dict, set, frozenset, collections.deque)
+_COLLECTIONS = (list, tuple, dict, set, frozenset, collections.deque, bytearray, array.array)
 _LARGEST = 1000  # values of a collection; of a larger one their number is compared
 _LARGEST_ARRAY = 1 << 16  # bytes; of a larger one type and sizes are compared
 
@@ -114,52 +119,74 @@ class Contents:
         return isinstance(value, _COLLECTIONS) or is_array(value) or (not is_named and are_settings(value))
 
 
-def collections_read(module: torch.nn.Module, captured: Captured) -> list[Named]:
-    """The collections that a captured call reads on its module, and that neither it leaves something in nor are state.
+def collections_read(module: torch.nn.Module, captured: Captured, unread: Collection[Place] = ()) -> list[Named]:
+    """The collections that a captured call reads on its module, without numbers in them that are state.
 
     Args:
         module: the module.
         captured: the call.
+        unread: the collections in which calls leave something and of which they do not read what is there.
     """
-    left = {(id(place.owner(module)), place.name): place for place in captured.left}
-    made = captured.outputs.restore([Same(None)] * captured.outputs.tensors) if left else ((), (), ())
-    constants = dict(zip(captured.left, made[1], strict=True))  # in the places of tensors something else
-    extended = frozenset(id(attribute(place.owner(module), place.name)) for place in captured.left)
-    state, found = attributes_carried(module), []
-    for owner in owners_of(module):
-        for name, value in attributes_of(owner).items():
-            if (type(owner), name) not in captured.read or not is_collection(value) or (id(owner), name) in state:
-                continue
-            place, label = left.get((id(owner), name)), f"{type(owner).__name__}.{name}"
-            if place is None or place.kind is Kind.SET:  # what it has now is not what this call has read
-                found.append(Named(label, functools.partial(_but, owner, name, extended)))
-            elif place.kind in (Kind.FILL, Kind.UPDATE):  # a constant may be read before it is another
-                keys = [k for k, v in _pairs(constants[place]) if type(v) in BY_VALUE]
-                found.append(Named(label, functools.partial(_part, owner, name, keys)))
-    return found
+    state, seen = attributes_carried(module), _Seen(module, captured, unread)
+    return [
+        Named(f"{type(owner).__name__}.{name}", functools.partial(seen.of, owner, name))
+        for owner in owners_of(module)
+        for name, value in attributes_of(owner).items()
+        if (type(owner), name) in captured.read and is_collection(value) and (id(owner), name) not in state
+    ]
 
 
-def _but(owner: Any, name: str, extended: Collection[int]) -> Any:
-    """What an attribute is, without lists and dicts within it that calls extend."""
-    value = attribute(owner, name)
-    return _without(value, extended) if any(id(x) in extended for _, x in within(value)) else value
+class _Seen:
+    """What a call may have read of the collections of attributes.
+
+    Of those in which it leaves something that is plain values, for what else is there is another at the next call; of
+    those that it does not read only where it leaves constants.
+
+    Args:
+        module: the module.
+        captured: the call.
+        unread: the places of those that it does not read.
+    """
+
+    def __init__(self, module: torch.nn.Module, captured: Captured, unread: Collection[Place]) -> None:
+        made = captured.outputs.restore([Same(None)] * captured.outputs.tensors) if captured.left else ((), (), ())
+        left = zip(captured.left, made[1], strict=True)  # in the places of tensors something else
+        self._left = {place: _constants(place, value) for place, value in left if place.kind in LEFT_IN}
+        self._numbers = [place for place in places_carried(module) if isinstance(place.name, Item)]
+        self._module, self._unread = module, frozenset(place for place in self._left if place in unread)
+
+    def of(self, owner: Any, name: str) -> Any:
+        """What an attribute holds now; itself, where nothing in it changes."""
+        value = attribute(owner, name)
+        numbers = {(id(place.owner(self._module)), place.name.key) for place in self._numbers}
+        left = {id(attribute(place.owner(self._module), place.name)): place for place in self._left}
+        changing = left.keys() | {held for held, _ in numbers}
+        return self._seen(value, left, numbers) if any(id(x) in changing for _, x in within(value)) else value
+
+    def _seen(
+        self, value: Any, left: Mapping[int, Place], numbers: Collection[tuple[int, Any]], is_plain: bool = False
+    ) -> Any:
+        place = left.get(id(value))
+        if not isinstance(value, _COLLECTIONS):
+            return value if type(value) in BY_VALUE or not is_plain else None
+        pairs, is_plain = _pairs(value), is_plain or place is not None
+        if place in self._unread:
+            pairs = [(k, x) for k, x in pairs if k in self._left[place]]
+        if isinstance(value, set | frozenset):
+            return {x for _, x in pairs if type(x) in BY_VALUE or not is_plain}
+        kept = [(k, None if (id(value), k) in numbers else self._seen(x, left, numbers, is_plain)) for k, x in pairs]
+        return dict(kept) if isinstance(value, dict) else [x for _, x in kept]
 
 
-def _without(value: Any, extended: Collection[int]) -> Any:
-    if id(value) in extended or not isinstance(value, list | tuple | dict):
-        return None if id(value) in extended else value
-    held = [_without(x, extended) for x in (value.values() if isinstance(value, dict) else value)]
-    return dict(zip(value, held, strict=True)) if isinstance(value, dict) else held
-
-
-def _part(owner: Any, name: str, keys: Sequence[Any]) -> list[Any]:
-    """Some of what is in a list or dict."""
-    held = dict(_pairs(attribute(owner, name)))
-    return [held.get(key) for key in keys]
+def _constants(place: Place, left: Any) -> frozenset[Any]:
+    """Where in a collection there are constants once they are left, which may be read before they are others."""
+    pairs = () if place.kind is Kind.EXTEND else _pairs(left)
+    return frozenset(k for k, v in pairs if type(v) in BY_VALUE)
 
 
 def _pairs(held: Any) -> Iterable[tuple[Any, Any]]:
-    return held.items() if isinstance(held, dict) else enumerate(held or ())  # None, where it is switched off
+    """What is in a collection, with where; of a set it does not matter."""
+    return dict.items(held) if isinstance(held, dict) else enumerate(held)
 
 
 def settled(module: torch.nn.Module) -> dict[_Key, Hashable]:

@@ -378,7 +378,7 @@ def _reader(owner: Any, names: tuple[str, ...]) -> Callable[[], Sequence[Any]]:
 
 def _stamps(configuration: Any) -> frozenset[str]:
     """Attributes of a configuration that saving the model sets."""
-    return _STAMPS if hasattr(configuration, "save_pretrained") else frozenset()
+    return _STAMPS if hasattr(type(configuration), "save_pretrained") else frozenset()
 
 
 def _class_of(owned: torch.Tensor) -> type:

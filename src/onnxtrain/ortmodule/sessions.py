@@ -30,6 +30,7 @@ from onnxtrain.options import Options
 from onnxtrain.ortmodule.checks import check_devices, check_hooks, check_sharding
 from onnxtrain.ortmodule.contents import Contents, collections_read, settled, settles
 from onnxtrain.ortmodule.guards import Call, Inspector
+from onnxtrain.ortmodule.left_unread import LeftUnread
 from onnxtrain.ortmodule.paths import can_follow, difference, integers, too_many, varying
 from onnxtrain.ortmodule.reasons import always_another, differences
 from onnxtrain.ortmodule.session import Entry, Session
@@ -72,6 +73,7 @@ class Sessions:
         self._unsettled: tuple[Call, Contents] | None = None
         self._by_call: dict[Call, list[Entry]] = {}
         self._numbers = VaryingNumbers(module)
+        self._left_unread = LeftUnread(module)
 
     @functools.cached_property
     def inspector(self) -> Inspector:
@@ -357,7 +359,8 @@ class Sessions:
         after = dataclasses.replace(call, state=self.inspector.state())
         flips = any(place.kind is Kind.FLIP for place in session.captured.left)
         flips |= settles(attributes, self.module, session.captured.read)
-        read = [*collections_read(self.module, session.captured), *named]
+        self._left_unread.learn(session.captured)
+        read = [*collections_read(self.module, session.captured, self._left_unread.places), *named]
         contents = Contents(read, self.module).without(self._set)
         entry = Entry(call if flips else after, session, self.calls, reasons, contents)
         self.entries.append(entry)
