@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -76,7 +77,7 @@ def kept(value: Any) -> Any:
     return value.detach().clone().requires_grad_(value.requires_grad and torch.is_grad_enabled())
 
 
-_NOTED = torch.Tensor | int | float | str | list | dict
+_NOTED = torch.Tensor | int | float | str | list | dict | set | collections.deque
 LOSSES: dict[str, Callable[[list[torch.Tensor], int], list[torch.Tensor]]] = {
     "weighted": lambda outputs, step: [(y * _weights(y)).sum() for y in outputs],
     "sum": lambda outputs, step: [y.sum() for y in outputs],
@@ -126,6 +127,11 @@ def state(module: torch.nn.Module) -> list[Leaf]:
 
 
 def _held(module: torch.nn.Module) -> list[Leaf]:
-    noted = {k: v for k, v in vars(module).items() if isinstance(v, _NOTED) and k != "training" and k[0] != "_"}
+    own = ((k, v) for k, v in vars(module).items() if isinstance(v, _NOTED) and k != "training" and k[0] != "_")
+    noted = {k: _listed(v) for k, v in own}
     held = {**dict(module.named_parameters()), **dict(module.named_buffers()), **noted}
     return [(f"{name}{place}", v) for name, value in sorted(held.items()) for place, v in leaves(value)]
+
+
+def _listed(value: Any) -> Any:
+    return sorted(value) if isinstance(value, set) else [*value] if isinstance(value, collections.deque) else value
