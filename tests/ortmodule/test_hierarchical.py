@@ -28,7 +28,7 @@ class Branch(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.left, self.right, self.calls = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8), [0]
+        self.left, self.right, self.calls = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8), bytearray(1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls[0] += 1
