@@ -9,7 +9,6 @@ import array
 import collections
 import copy
 import dataclasses
-import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ import torch
 
 from onnxtrain.capture.attribute_reads import is_array, items_of, may_hold
 from onnxtrain.capture.descriptions import PLAIN
-from onnxtrain.capture.places import LEFT, Place
+from onnxtrain.capture.places import LEFT, Place, fill, holds
 from onnxtrain.capture.schema import SYMBOLS, can_be_counted
 
 _COLLECTIONS = (list, dict, set, collections.deque, bytearray, array.array)
@@ -81,33 +80,12 @@ class HeldContent:
     def take_back(self) -> None:
         """Put back what was there; what is as it was is not touched: somebody may be going through it."""
         for _, _, content, before in self._held:
-            if _has_the_same(content, before):
-                continue
             if is_array(content):
                 content[...] = before
-            elif isinstance(content, list | bytearray | array.array):
+            elif isinstance(content, bytearray | array.array):
                 content[:] = before
-            else:
-                content.clear()
-                for item in dict.items(before) if isinstance(content, dict) else before:
-                    _add(content, item)
-
-
-def _has_the_same(content: Any, before: Any) -> bool:
-    """Whether a collection has the very items that it had; of arrays it is not asked."""
-    if is_array(content) or len(content) != len(before):
-        return False
-    now, then = ((*dict.keys(c), *dict.values(c)) if isinstance(c, dict) else tuple(c) for c in (content, before))
-    return all(map(operator.is_, now, then))
-
-
-def _add(content: Any, item: Any) -> None:
-    if isinstance(content, dict):
-        content[item[0]] = item[1]
-    elif isinstance(content, set):
-        content.add(item)
-    else:
-        content.append(item)
+            elif not holds(content, before):
+                fill(content, before)
 
 
 def _changes(held: _Held) -> Iterator[tuple[Any, Any, Any]]:

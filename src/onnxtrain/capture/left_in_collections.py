@@ -12,7 +12,7 @@ import torch
 
 from onnxtrain.capture.attribute_reads import attribute, is_number, may_hold, within
 from onnxtrain.capture.held_content import is_plain, is_told
-from onnxtrain.capture.places import LEFT, Kind, Place, class_of, content_of, fill
+from onnxtrain.capture.places import LEFT, Kind, Place, content_of, fill, holds
 from onnxtrain.errors import CaptureError, NumberError
 
 Counts = Callable[[Place, str, Any, Any], NumberError]  # the error for a number that was changed
@@ -86,17 +86,8 @@ class LeftInCollections:
     def take_back(self) -> None:
         """Have them hold again what they held."""
         for _, held, content in self._held.values():
-            if not _holds(held, content):
+            if not holds(held, content):
                 fill(held, content)
-
-
-def _holds(held: Any, content: Any) -> bool:
-    """Whether a collection has the very things in it, in this order; nothing is hashed, for sizes cannot be."""
-    now = class_of(held).__iter__(held)
-    if isinstance(content, set):
-        return {*map(id, now)} == {*map(id, content)}
-    values = list(map(id, dict.values(held))) == list(map(id, content.values())) if isinstance(content, dict) else True
-    return values and list(map(id, now)) == list(map(id, content))
 
 
 def is_another_number(old: Any, new: Any) -> bool:

@@ -118,6 +118,16 @@ def content_of(collection: Any) -> Any:
     return kind.copy(collection) if kind in (dict, set) else list(kind.__iter__(collection))
 
 
+def holds(collection: Any, content: Any) -> bool:
+    """Whether a collection has the very things in it, in this order; nothing is hashed, for sizes cannot be."""
+    now = class_of(collection).__iter__(collection)
+    if isinstance(collection, set):
+        return {*map(id, now)} == {*map(id, content)}
+    if isinstance(collection, dict) and list(map(id, dict.values(collection))) != list(map(id, dict.values(content))):
+        return False
+    return list(map(id, now)) == list(map(id, content))
+
+
 def fill(collection: Any, content: Any) -> None:
     """Have a collection hold another content; it stays the same object."""
     class_of(collection).clear(collection)

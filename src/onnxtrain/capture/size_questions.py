@@ -84,16 +84,8 @@ def noted_answers(
             if (passes := _that_passes()) is None:
                 raise
             return passes
-        relation, asking = _beyond_ones(question, answer), _asking(sys._getframe(1)).f_code
-        if relation is None and _chooses(asking.co_filename):
-            found.update(
-                _different(question, answer)
-            )  # which broadcasting may have asked before, when it decided nothing
-        elif relation is not None:
-            is_number = not isinstance(question, Boolean) and asking.co_name not in _ABOUT_MEMORY
-            is_chosen = _chooses(asking.co_filename) or asking.co_name in _ABOUT_SIZES
-            if is_number or is_chosen or (_is_empty(question) and asking.co_filename == torch._ops.__file__):
-                found.add(relation)
+        if (relation := _deciding(question, answer, sys._getframe(1))) is not None:
+            found.add(relation)
         return answer
 
     with replaced(
@@ -165,6 +157,24 @@ def _that_passes() -> sympy.Basic | None:
     return sympy.true if answer else sympy.false
 
 
+def _deciding(question: Any, answer: Any, frame: Any) -> sympy.Basic | None:
+    """What an answer says that decides on the result and may be no guard; None where there is nothing.
+
+    Args:
+        question: about sizes.
+        answer: torch's.
+        frame: that asked.
+    """
+    if (relation := _beyond_ones(question, answer)) is None:  # broadcasting may have asked, which decided nothing
+        different = _different(question, answer)
+        return different if different is not None and _chooses(_asking(frame).f_code.co_filename) else None
+    asking = _asking(frame).f_code
+    is_number = not isinstance(question, Boolean) and asking.co_name not in _ABOUT_MEMORY
+    is_chosen = _chooses(asking.co_filename) or asking.co_name in _ABOUT_SIZES
+    is_of_composites = _is_empty(question) and asking.co_filename == torch._ops.__file__
+    return relation if is_number or is_chosen or is_of_composites else None
+
+
 @functools.lru_cache(4096)
 def _beyond_ones(question: Any, answer: Any) -> sympy.Basic | None:
     """What an answer says, a number or whether something is so; None where it says the same if one of the sizes is 1.
@@ -187,12 +197,13 @@ def _is_empty(question: Any) -> bool:
     return isinstance(question, sympy.Eq) and question.rhs == 0
 
 
-def _different(question: Any, answer: Any) -> set[sympy.Basic]:
+@functools.lru_cache(4096)
+def _different(question: Any, answer: Any) -> sympy.Basic | None:
     """That two sizes differ, where an answer says so."""
     if not isinstance(question, Boolean) or not question.free_symbols:
-        return set()
+        return None
     relation = question if answer else sympy.Not(question)
-    return {relation} if isinstance(relation, sympy.Ne) else set()
+    return relation if isinstance(relation, sympy.Ne) else None
 
 
 def settled(relation: sympy.Basic, values: Mapping[Any, sympy.Basic]) -> sympy.Basic | None:

@@ -78,9 +78,8 @@ def read_weights(
     """
     with _named(source):
         model = _prepared(_load(source))
-        hold_constants(model.graph, lambda v: v.name in more)
+        hold_constants(model.graph, lambda v: v.name in more or (split is not None and _is_held(v)))
         if split is not None:
-            hold_constants(model.graph, _is_held)
             split_merged(model.graph, split)
         held = [v for n, v in model.graph.initializers.items() if _is_held(v) or n in more]
         content = {str(v.name): v.const_value for v in held if v.const_value is not None}
