@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import functools
 import re
@@ -35,8 +36,11 @@ START: dict[str, Any] = {
     "MISSES": 0,
     "CACHE": {},
     "LOG": [],
+    "LATELY": collections.deque(maxlen=3),
+    "SEEN": set(),
+    "BY_NAME": {},
 }
-_COMPARED = ("COUNT", "SCALE", "IS_FIRST", "MODE", "DEPTH", "NUMBER", "STATS", "MISSES", "CACHE")
+_COMPARED = ("COUNT", "SCALE", "IS_FIRST", "MODE", "DEPTH", "NUMBER", "STATS", "MISSES", "CACHE", "SEEN")
 COUNT: Any = START["COUNT"]
 SCALE: Any = START["SCALE"]
 IS_FIRST: Any = START["IS_FIRST"]
@@ -51,6 +55,9 @@ SETTINGS: Any = START["SETTINGS"]
 MISSES: Any = START["MISSES"]
 CACHE: Any = START["CACHE"]
 LOG: Any = START["LOG"]
+LATELY: Any = START["LATELY"]
+SEEN: Any = START["SEEN"]
+BY_NAME: Any = START["BY_NAME"]
 
 
 @pytest.fixture(autouse=True)
@@ -144,6 +151,28 @@ def _counts_what_a_cache_lacks(y: Tensor) -> Tensor:
     return y * CACHE[width]
 
 
+def _keeps_numbers_of_a_batch(y: Tensor) -> Tensor:
+    size = y.shape[0]
+    if size not in CACHE:
+        CACHE[size] = size * 2.0
+    return y * CACHE[size]
+
+
+def _keeps_tensors_of_a_batch(y: Tensor) -> Tensor:
+    """What has been seen and what is kept are left by the same call."""
+    size = y.shape[0]
+    if size not in SEEN:
+        SEEN.add(size)
+        CACHE[size] = torch.arange(float(size))
+    return y * CACHE[size][:, None]
+
+
+def _grows_for_a_while(y: Tensor) -> Tensor:
+    if len(SEEN) < 2:
+        SEEN.add(len(SEEN))
+    return y * len(SEEN)
+
+
 def _numbers_layers(y: Tensor) -> Tensor:
     global NUMBER
     NUMBER = 0
@@ -156,6 +185,7 @@ def _numbers_layers(y: Tensor) -> Tensor:
 AS_EAGER = (
     *(_sets, _sets_after_it_is_read, _does_otherwise_at_first, _warms_up, _makes_a_table, _stamps, _enters_and_leaves),
     *(_logs, _counts_what_a_cache_lacks, _numbers_layers),
+    *(_keeps_numbers_of_a_batch, _keeps_tensors_of_a_batch, _grows_for_a_while),
 )
 
 
@@ -172,12 +202,12 @@ def _run(module: nn.Module, do: Callable[[Tensor], Tensor]) -> list[Tensor]:
 def test_as_eager(do: Callable[[Tensor], Tensor]) -> None:
     module = Layer(do)
     expected = _run(module, module)
-    there = {name: copy.deepcopy(globals()[name]) for name in _COMPARED}
+    there = {name: repr(globals()[name]) for name in _COMPARED}
     _start()
     wrapped = ORTModule(module, options=Options(summary=False))
     for ours, its in zip(_run(module, wrapped), expected, strict=True):
         torch.testing.assert_close(ours, its)
-    assert {name: globals()[name] for name in _COMPARED} == there
+    assert {name: repr(globals()[name]) for name in _COMPARED} == there
     told = wrapped.explain()
     assert re.match(r"5 calls, (1 graph|2 graphs)\n(1 call in eager PyTorch, which set the module up\n)?graph 1:", told)
 
@@ -217,6 +247,65 @@ def _counts_after_a_look(y: Tensor) -> Tensor:
     if y.sum() > 0:
         y = y + 1
     return _counts(y)
+
+
+def _reads_a_list(y: Tensor) -> Tensor:
+    LOG.append(1)
+    return y * len(LOG)
+
+
+def _reads_a_list_before(y: Tensor) -> Tensor:
+    y = y * (1 + len(LOG))
+    LOG.append(1)
+    return y
+
+
+def _reads_a_list_of_sizes(y: Tensor) -> Tensor:
+    LOG.append(y.shape[0])
+    return y * sum(LOG)
+
+
+def _reads_a_queue(y: Tensor) -> Tensor:
+    LATELY.append(len(LATELY) + 1)
+    return y * sum(LATELY)
+
+
+def _reads_a_set(y: Tensor) -> Tensor:
+    SEEN.add(len(SEEN))
+    return y * len(SEEN)
+
+
+def _reads_a_table(y: Tensor) -> Tensor:
+    BY_NAME[len(BY_NAME)] = 1.0
+    return y * sum(BY_NAME.values())
+
+
+def _takes_from_a_list(y: Tensor) -> Tensor:
+    if not LOG:
+        LOG.extend(range(9))
+    return y * LOG.pop()
+
+
+def _reads_a_list_after_a_look(y: Tensor) -> Tensor:
+    return _reads_a_list(y + 1 if y.sum() > 0 else y)
+
+
+def _of_a_default() -> Callable[[Tensor], Tensor]:
+    def do(y: Tensor, held: list[int] = []) -> Tensor:  # noqa: B006 (what is tested)
+        held.append(1)
+        return y * len(held)
+
+    return do
+
+
+def _list_of_a_closure() -> Callable[[Tensor], Tensor]:
+    held: list[int] = []
+
+    def do(y: Tensor) -> Tensor:
+        held.append(1)
+        return y * len(held)
+
+    return do
 
 
 def _of_a_closure() -> Callable[[Tensor], Tensor]:
@@ -261,7 +350,30 @@ COUNTERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
 @pytest.mark.parametrize("case", COUNTERS.values(), ids=COUNTERS)
 def test_a_number_that_every_call_changes_is_an_error(case: tuple[Callable[[], nn.Module], str]) -> None:
     """The first call is eager's, as the number might be set once; the next is an error, and has not counted."""
-    make, label = case
+    _is_refused_from_the_second_call_on(*case, "from")
+
+
+GROWING: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "a list": (lambda: Layer(_reads_a_list), "LOG"),
+    "a list that is read before": (lambda: Layer(_reads_a_list_before), "LOG"),
+    "a list of sizes": (lambda: Layer(_reads_a_list_of_sizes), "LOG"),
+    "a list that shrinks": (lambda: Layer(_takes_from_a_list), "LOG"),
+    "a queue": (lambda: Layer(_reads_a_queue), "LATELY"),
+    "a set": (lambda: Layer(_reads_a_set), "SEEN"),
+    "a table": (lambda: Layer(_reads_a_table), "BY_NAME"),
+    "after a look": (lambda: Layer(_reads_a_list_after_a_look), "LOG"),
+    "a default": (lambda: Layer(_of_a_default()), "held"),
+    "a list of a closure": (lambda: Layer(_list_of_a_closure()), "held"),
+}
+
+
+@pytest.mark.parametrize("case", GROWING.values(), ids=GROWING)
+def test_what_every_call_adds_to_and_reads_is_an_error(case: tuple[Callable[[], nn.Module], str]) -> None:
+    """Not so a cache, to which a second call adds nothing."""
+    _is_refused_from_the_second_call_on(*case, "than before")
+
+
+def _is_refused_from_the_second_call_on(make: Callable[[], nn.Module], label: str, how: str) -> None:
     eager, ours, x = make(), make(), torch.randn(4, 3)
     ours.load_state_dict(eager.state_dict())
     expected = [eager(x), eager(x)]
@@ -270,7 +382,7 @@ def test_a_number_that_every_call_changes_is_an_error(case: tuple[Callable[[], n
     torch.testing.assert_close(wrapped(x), expected[0])
     with pytest.raises(CaptureError) as caught:
         wrapped(x)
-    assert f"{label} from" in str(caught.value) and f"{__file__}:" in str(caught.value)
+    assert f"{label} {how}" in str(caught.value) and f"{__file__}:" in str(caught.value)
     assert "ignored_attributes" in str(caught.value)
     torch.testing.assert_close(ours(x), expected[1])
 

@@ -125,6 +125,7 @@ def trace(
         names = input_names(module.forward, args, kwargs, inputs.numbers, owned)
         program = _program(flat, _told_apart(tensors), names, fixed, fill)
         stand_ins.take_out(program, PREFIX)
+        flat.result.names.settle(module, fill, has_left=flat.result.outside is not None)
         flat.result.settle()
         sizes, buffers = tuple(t.shape for t in tensors), dict.fromkeys(dict(module.named_buffers()), False)
         return Traced(
@@ -149,11 +150,12 @@ def _program(
 ) -> torch.export.ExportedProgram:
     """What a call is recorded as; caches outside of the module are left as a call in eager PyTorch leaves them."""
     try:
-        program = export(flat, tensors, names, constant)
+        return export(flat, tensors, names, constant)
     except LeftOutsideError as error:
         if error.has_history:
             raise
         before = flat.result.names
+        flat.take_back()
         fill()
         constant |= axes_of(tensors, size=1)  # of the sizes that the caches have now
         try:
@@ -161,9 +163,6 @@ def _program(
         except LeftOutsideError:
             before.give_back()
             raise
-    if flat.result.outside is not None:
-        fill()
-    return program
 
 
 def _parameters_of_their_own(module: torch.nn.Module) -> contextlib.AbstractContextManager[None]:

@@ -186,6 +186,7 @@ def _export(
     kinds = (torch.export.Dim.AUTO, torch.export.Dim.STATIC)
     fixed = constant | {(i, a) for i, t in enumerate(example) for a in range(t.dim()) if t.shape[a] == 0}
     dynamic = tuple({a: kinds[(i, a) in fixed] for a in range(t.dim())} for i, t in enumerate(example))
+    module.take_back()
     try:
         with recording(module.gradients), recorder() as module.result.recorded:
             example = [_ordinary(t) for t in example]

@@ -161,6 +161,11 @@ class FlatModule(torch.nn.Module):
         self.adopted[name] = tensor
         self.register_buffer(name, tensor)
 
+    def take_back(self) -> None:
+        """Let what has a name outside of the module be what it was before the latest call: it is called again."""
+        self.result.names.take_back()
+        self.result.names = NamedValues(())
+
     def finds_state(self, program: torch.export.ExportedProgram) -> bool:
         """Whether a trace read tensors of an attribute and set others there, which are state: the next one has buffers.
 

@@ -68,6 +68,15 @@ class HeldContent:
         changes = ((held, key, value, new) for held in self._held for key, value, new in _changes(held))
         return next(((held.place, f"{held.label}[{key!r}]", value, new) for held, key, value, new in changes), None)
 
+    def grown(self) -> list[str]:
+        """The labels of those that have more or less by now, or the same in another order."""
+        return [held.label for held in self._held if not _holds(held.content, held.before)]
+
+    def grew_by_sizes(self) -> bool:
+        """Whether some have sizes by now, or numbers that sizes tell: a trace has no others."""
+        contents = (held.content for held in self._held if isinstance(held.content, LEFT))
+        return any(isinstance(x, SYMBOLS) for content in contents for x in _parts(content))
+
     def put_back(self) -> None:
         """Put back what is another by now, and leave what there is more."""
         for held in self._held:
@@ -77,15 +86,35 @@ class HeldContent:
                 else:
                     held.content[key] = value
 
-    def take_back(self) -> None:
-        """Put back what was there; what is as it was is not touched: somebody may be going through it."""
+    def take_back(self, but_tensors: bool = False) -> None:
+        """Put back what was there; what is as it was is not touched: somebody may be going through it.
+
+        Args:
+            but_tensors: whether those are left alone that have tensors which they had not.
+        """
         for _, _, content, before in self._held:
+            if but_tensors and _tensors_in(content) - _tensors_in(before):
+                continue
             if is_array(content):
                 content[...] = before
             elif isinstance(content, bytearray | array.array):
                 content[:] = before
             elif not holds(content, before):
                 fill(content, before)
+
+
+def _holds(content: Any, before: Any) -> bool:
+    """Whether there is as much as there was, and the very same where it is no array; numbers in those are compared."""
+    if is_array(content) or isinstance(content, bytearray | array.array):
+        return len(content) == len(before)
+    return holds(content, before)
+
+
+def _parts(content: Any) -> Iterator[Any]:
+    """The items of a collection, and the keys of a dict; nothing is hashed."""
+    yield from content
+    if isinstance(content, dict):
+        yield from dict.values(content)
 
 
 def _changes(held: _Held) -> Iterator[tuple[Any, Any, Any]]:

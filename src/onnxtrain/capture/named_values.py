@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from onnxtrain.capture.held_content import HeldContent, is_another, is_plain
 from onnxtrain.capture.places import Kind, Place
-from onnxtrain.capture.reached_code import WITHIN, Named, line_that_writes, named_by
+from onnxtrain.capture.reached_code import WITHIN, Named, is_read, line_that_writes, named_by
 from onnxtrain.errors import SetUpError
 
 
@@ -28,8 +28,8 @@ class NamedValues:
     def __init__(self, named: Iterable[Named]) -> None:
         values = self._values = [(n, n.read()) for n in named]
         self._plain = [(n, v) for n, v in values if n.write is not None and is_plain(v)]
-        table = {n.label.removeprefix(WITHIN): v for n, v in values}
-        self._held = HeldContent([(Place("", "", Kind.SET), table)], is_left=False)
+        self._tables = [(Place("", "", Kind.SET), {n.label.removeprefix(WITHIN): v for n, v in values})]
+        self._held = HeldContent(self._tables, is_left=False)
 
     def refuse_changed(self, module: torch.nn.Module) -> None:
         """Raise SetUpError where one is another by now, of which code may compute.
@@ -43,6 +43,30 @@ class NamedValues:
         if (changed := self._held.changed()) is not None:
             _, label, before, now = changed
             raise _counts(module, label, before, now)
+
+    def settle(self, module: torch.nn.Module, fill: Callable[[], None], has_left: bool) -> None:
+        """Let collections hold what a call in eager PyTorch leaves in them, once: they may be caches.
+
+        Args:
+            module: the module whose call it was.
+            fill: runs the call in eager PyTorch.
+            has_left: whether it left a tensor there that has no content.
+
+        Raises:
+            SetUpError: each call leaves more there, of which code may compute; nothing is left then.
+        """
+        if has_left or self._held.grew_by_sizes():
+            self.take_back()
+            fill()
+        read = {name for name in map(_name, self._held.grown()) if is_read(module, name)}
+        if not read:
+            return
+        once = HeldContent(self._tables, is_left=False)
+        fill()
+        if again := [label for label in once.grown() if _name(label) in read]:
+            self.take_back()
+            labels = ", ".join(again)
+            raise _changes(module, again, f"leaves more or less in {labels} than before", _name(again[0]))
 
     def tensors(self) -> list[torch.Tensor]:
         """Those that there are under the names, and in collections there."""
@@ -77,10 +101,14 @@ class NamedValues:
                 named.write(before)
         self._held.put_back()
 
-    def take_back(self) -> None:
-        """Let all be again as it was, in collections too: a call that was given up has left nothing."""
+    def take_back(self, but_tensors: bool = False) -> None:
+        """Let all be again as it was, in collections too: a call that was given up has left nothing.
+
+        Args:
+            but_tensors: whether collections keep what there is more, where tensors are among it.
+        """
         self.put_back()
-        self._held.take_back()
+        self._held.take_back(but_tensors)
 
 
 def names_read(module: torch.nn.Module, ignored: Collection[str] = ()) -> list[Named]:
@@ -88,11 +116,18 @@ def names_read(module: torch.nn.Module, ignored: Collection[str] = ()) -> list[N
     return [named for named in named_by(module) if named.name not in ignored]
 
 
+def _name(label: str) -> str:
+    return re.split("[.: ]+", label.partition("[")[0])[-1]
+
+
 def _counts(module: torch.nn.Module, label: str, before: Any, now: Any) -> SetUpError:
-    name = re.split("[.: ]+", label.partition("[")[0])[-1]
+    return _changes(module, [label], f"changes {label} from {before!r} to {now!r}", _name(label))
+
+
+def _changes(module: torch.nn.Module, labels: Sequence[str], what: str, name: str) -> SetUpError:
     return SetUpError(
-        [label],
-        f"changes {label} from {before!r} to {now!r}",
+        labels,
+        what,
         line_that_writes(module, name),
         "make it a buffer of the module, or change it outside of forward; where nothing is computed from it, "
         f"Options(ignored_attributes=({name!r},))",

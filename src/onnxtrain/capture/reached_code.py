@@ -36,6 +36,7 @@ WITHIN = "what is in "
 _OPAQUE = (type, torch.Tensor, torch.nn.Module)  # whose attributes are looked up elsewhere
 _WHOLES = frozenset(("__dict__", "__getstate__", "copy", "deepcopy", "dumps", "pickle", "vars"))  # read all attributes
 _BY_NAMES = frozenset(("__getattribute__", "attrgetter", "eval", "exec", "getattr", "methodcaller"))  # any
+_ADDING = frozenset(("add", "append", "appendleft", "extend", "insert", "put", "put_nowait", "update"))
 _Key = tuple[int, str]  # the identity of a table or a cell, and the name there
 
 
@@ -84,6 +85,20 @@ def line_that_writes(module: torch.nn.Module, name: str) -> str:
     walk = _walk(module)
     walk.run()
     return line_that_changes(itertools.chain.from_iterable(map(lines_of, walk.functions)), rf"\b{re.escape(name)}\b")
+
+
+def is_read(module: torch.nn.Module, name: str) -> bool:
+    """Whether code that a module's forward pass can reach does more to what a name names than to add to it.
+
+    Args:
+        module: the module.
+        name: a global one, one of a closure, or an attribute.
+    """
+    walk = _walk(module)
+    walk.run()
+    paths = [mention.path for code in walk.codes() for mention in _mentions_in(code)]
+    after = [b for path in paths for a, b in itertools.pairwise((*path, "")) if a == name]
+    return not after or not _ADDING.issuperset(after)  # an argument's default is not looked up by its name
 
 
 def unread(module: torch.nn.Module, found: frozenset[Attribute]) -> frozenset[Attribute]:

@@ -91,6 +91,7 @@ def rehearse(
     kwargs: Mapping[str, Any],
     ignored: Collection[str] = (),
     numbers: Collection[int] = (),
+    fills: bool = False,
 ) -> Answers:
     """Run a call in eager PyTorch, leave the module as it was, and say what the call saw in tensors.
 
@@ -102,6 +103,7 @@ def rehearse(
         kwargs: keyword arguments.
         ignored: names of attributes that do not concern the forward pass.
         numbers: positions of numbers, among the leaves of the arguments, that a graph has as inputs.
+        fills: whether what has a name outside of the module is left as the call leaves it.
 
     Raises:
         Exception: what the module raises.
@@ -112,7 +114,7 @@ def rehearse(
     tensors, inputs = flatten((tuple(args), dict(kwargs)))
     once = {id(t): _without_history(t) for t in tensors}
     args, kwargs = inputs.restore([once[id(t)] for t in tensors])  # the caller's containers stay what they are
-    with untouched(module, [*once.values()], ignored), HostGenerators(module).untouched(), unseen(), recorder:
+    with untouched(module, [*once.values()], ignored, fills), HostGenerators(module).untouched(), unseen(), recorder:
         module.forward(*args, **kwargs)
     return Answers(tuple(recorder.looks), tuple(recorder.sizes), rehearsed=True)
 
@@ -145,16 +147,17 @@ def fill_caches(
         Exception: what the module raises.
     """
     with torch.random.fork_rng(range(torch.cuda.device_count())):
-        rehearse(module, args, kwargs, ignored)
+        rehearse(module, args, kwargs, ignored, fills=True)
 
 
 @contextlib.contextmanager
 def untouched(
-    module: torch.nn.Module, given: Sequence[torch.Tensor], ignored: Collection[str]
+    module: torch.nn.Module, given: Sequence[torch.Tensor], ignored: Collection[str], fills: bool = False
 ) -> Iterator[list[Callable[[], None]]]:
     """Take back what a call does to a module: what it sets and counts, and writes into buffers, parameters and inputs.
 
-    Gives a list that is filled afterwards: what does it again, but for tensors.
+    Gives a list that is filled afterwards: what does it again, but for tensors. Of what has a name outside of the
+    module caches keep tensors; where the call ``fills`` them, all is left.
     """
     watch, named = Watch(module, ignored), NamedValues(names_read(module, ignored))
     owned = [(t, t.detach().clone()) for t in (*module.buffers(), *given)]
@@ -166,7 +169,8 @@ def untouched(
             yield again
     finally:
         again.append(watch.take_back())
-        named.put_back()
+        if not fills:
+            named.take_back(but_tensors=True)
         overwritten.take_back()
         with torch.no_grad():
             for tensor, content in owned:
