@@ -20,6 +20,7 @@ DEVINFO = 15  # of logging: between Python's DEBUG and INFO
 LOG_LEVELS = ("VERBOSE", "DEVINFO", "INFO", "WARNING", "ERROR", "FATAL")
 OPSETS = (20, 21)
 HOOKS = ("auto", "error", "trace")
+CODEGENS = ("none", "auto", "inductor")
 CONV_SEARCHES = ("HEURISTIC", "EXHAUSTIVE")
 CAST_LEVELS = (-1, 0, 1, 2)
 
@@ -82,6 +83,10 @@ class Options:
         ignored_attributes: names of attributes of the module, or global ones, whose changes do not concern its forward
             pass.
         conv_algo_search: how cuDNN chooses convolution algorithms in onnxruntime, ``"HEURISTIC"`` or ``"EXHAUSTIVE"``.
+        codegen: what runs operators that go through the same rows one after the other: ``"none"``, for each a kernel of
+            ATen; ``"auto"``, once Inductor has made one loop of them, in a process of its own, the loop, where it turns
+            out faster; ``"inductor"``, always the loop, which is waited for. Rounding may differ from eager's in the
+            last places. Without effect with ``memory_budget`` or ``deterministic``, and on other backends.
         custom_op_library: library of custom operators that sessions of the onnxruntime backend load.
         compute_optimizer: skip work that nothing visible depends on; off turns off all that follows.
         sparse_optimizer: compute only rows that matter, such as those with a label; needs ``compute_optimizer``.
@@ -139,6 +144,7 @@ class Options:
     deterministic: bool = False
     ignored_attributes: tuple[str, ...] = ()
     conv_algo_search: str = "HEURISTIC"
+    codegen: str = "none"
     custom_op_library: Path | None = None
     compute_optimizer: bool = True
     sparse_optimizer: bool = True
@@ -172,6 +178,7 @@ class Options:
             ("log_level", LOG_LEVELS),
             ("hooks", HOOKS),
             ("conv_algo_search", CONV_SEARCHES),
+            ("codegen", CODEGENS),
             ("propagate_cast_ops_strategy", CAST_STRATEGIES),
             ("propagate_cast_ops_level", CAST_LEVELS),
             ("memory_level", memory_options.LEVELS),
@@ -257,6 +264,10 @@ def _all_segments(text: str) -> str | None:
     return "all" if _truth(text) else None
 
 
+def _codegen(text: str) -> str:
+    return "auto" if _truth(text) else "none"
+
+
 def _conv_search(text: str) -> str:
     if text.upper() in CONV_SEARCHES:
         return text.upper()
@@ -325,7 +336,7 @@ ENVIRONMENT: tuple[Variable | Missing, ...] = (
     ),
     Variable("ORTMODULE_MEMORY_OPT_PROBE_RECOMPUTE_CONFIG", memory_options.probe_of, "memory_probe", "level:boundary"),
     Variable("ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT", _all_segments, "segments", 'of the backward pass, 1: "all"'),
-    Missing("ORTMODULE_USE_TRITON"),
+    Variable("ORTMODULE_USE_TRITON", _codegen, "codegen", '1: "auto"'),
     Missing("ORTMODULE_TRITON_CONFIG_FILE", ()),
     Missing("ORTMODULE_TRITON_DEBUG"),
     Missing("ORTMODULE_ENABLE_TUNING"),

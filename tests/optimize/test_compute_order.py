@@ -14,7 +14,7 @@ import torch
 import transformers
 from models import ARCHITECTURES, SIZES, VOCABULARY, build, classified
 from onnxscript import opset20 as body
-from parity import pair, same_step
+from parity import Applied, pair, same_step
 
 from onnxtrain import Options, ORTModule
 from onnxtrain.compiler import Report, capture_module
@@ -563,6 +563,12 @@ def test_module(causal: bool, runner: str) -> None:
     for tokens in ([0, 3, -1], [4, 1, 2]):
         same_step(wrapped, eager, torch.randn(3, 5, 8, requires_grad=True), torch.tensor(tokens))
     assert ": f32[x_dim0,1,8]" in wrapped.graph("captured").split(" = Linear(")[1]
+
+
+def test_of_no_elements_no_axis_is_known_again() -> None:
+    wrapped, eager = pair(Applied(lambda y: (y @ torch.eye(4)).max(0)[0][:, 0]))
+    for length in (3, 4):
+        same_step(wrapped, eager, torch.randn(length, 0, 4, requires_grad=True))
 
 
 def test_causal_call_of_torch() -> None:

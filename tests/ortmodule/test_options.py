@@ -56,6 +56,7 @@ def test_what_is_not_built_yet_says_so(variable: Missing) -> None:
     ("name", "text", "option", "value"),
     [
         ("ONNX_OPSET_VERSION", "21", "opset", 21),
+        ("USE_TRITON", "1", "codegen", "auto"),
         ("CONV_ALGO_SEARCH", "exhaustive", "conv_algo_search", "EXHAUSTIVE"),
         ("FALLBACK_POLICY", "FALLBACK_UNSUPPORTED_DATA", "fallback", "FALLBACK_UNSUPPORTED_DATA"),
         ("FALLBACK_RETRY", "yes", "fallback_retry", True),

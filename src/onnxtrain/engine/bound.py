@@ -341,6 +341,7 @@ class BoundGraph:
                 if gradients
                 else "compiled without gradients"
             )
+            found += [f"  {line}" for line in compiled.executable.told()]
         for (gradients, outputs), backward in self._backward.items():
             found.append(f"gradients of {len(gradients)} tensors from {', '.join(outputs)} as a graph of their own")
             found += [f"  {line}" for line in backward.bound.variants()]

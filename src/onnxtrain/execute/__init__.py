@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 
@@ -27,6 +28,12 @@ def backend(name: str) -> Backend:
     package = "onnx" if name == "reference" else name
     if importlib.util.find_spec(package) is None:
         raise BackendError(f"the {name} backend needs the package {package}", cure=f"pip install onnxtrain[{package}]")
+    return _made(module, class_name)
+
+
+@functools.cache
+def _made(module: str, class_name: str) -> Backend:
+    """The one backend of a class: what it keeps, all plans share."""
     return getattr(importlib.import_module(module), class_name)()
 
 

@@ -164,6 +164,10 @@ class Executable(abc.ABC):
             cure="use backend='torch'",
         )
 
+    def told(self) -> list[str]:
+        """What else there is to say of how it runs, a line each."""
+        return []
+
     def source(self, part: str) -> str:
         """The program of ``"forward"`` or ``"backward"`` as text; backends without source print the graph."""
         from onnxtrain.ir.printer import to_text

@@ -10,11 +10,13 @@ import torch
 
 from onnxtrain.errors import BackendError, first_line
 from onnxtrain.execute.base import Backend, Executable, Footprint, Timing
-from onnxtrain.execute.torch.codegen import compile_plan
 from onnxtrain.execute.torch.footprint import footprint
+from onnxtrain.execute.torch.kernel_compiler import KernelCompiler
 from onnxtrain.execute.torch.memory import added_of
 from onnxtrain.execute.torch.program import Program
+from onnxtrain.execute.torch.programs import compile_plan
 from onnxtrain.execute.torch.registry import lowering_of
+from onnxtrain.execute.torch.tiers import Kernel, Kernels, told
 from onnxtrain.execute.torch.timing import Clock
 from onnxtrain.ir.expansions import can_expand
 from onnxtrain.ir.graphs import Plan, describe, source_of
@@ -70,6 +72,11 @@ class TorchExecutable(Executable):
             watched.backward(saved, [torch.ones_like(named[name]) for name in self.plan.output_gradients])
         return clock.timings()
 
+    def told(self) -> list[str]:
+        programs = [p for p in (self._forward, self._backward) if p is not None]
+        kernels = {f for p in programs for f in p.operators if isinstance(f, Kernel)}
+        return [told(kernels)] if kernels else []
+
     def source(self, part: str) -> str:
         program = self._forward if part == "forward" else self._backward
         return program.source if program is not None else ""
@@ -90,6 +97,10 @@ class TorchBackend(Backend):
     name = "torch"
     runs_aten = True
 
+    def __init__(self) -> None:
+        self._compiler = KernelCompiler()
+        self._kernels: dict[tuple[str, str], Kernels] = {}
+
     def runs(self, node: ir.Node) -> bool:
         return node.op_type == "Constant" or can_expand(node) or lowering_of(node) is not None
 
@@ -98,8 +109,20 @@ class TorchBackend(Backend):
 
     def compile(self, plan: Plan, device: str = "cpu", options: Options | None = None) -> TorchExecutable:
         added = added_of(plan)
-        forward, backward = compile_plan(plan, device, added, keeps=options is None or options.memory_budget is None)
+        is_free = options is None or options.memory_budget is None
+        kernels = self._kernels_of(device, options) if is_free else None
+        forward, backward = compile_plan(plan, device, added, keeps=is_free, kernels=kernels)
         return TorchExecutable(plan, forward, backward, device, added)
+
+    def _kernels_of(self, device: str, options: Options | None) -> Kernels | None:
+        """The kernels that plans share; None where there are to be none."""
+        if options is None or options.codegen == "none" or options.deterministic:
+            return None
+        found = self._kernels.get((device, options.codegen))
+        if found is None:
+            found = Kernels(device, self._compiler, is_waited_for=options.codegen == "inductor")
+            self._kernels[device, options.codegen] = found
+        return found
 
 
 __all__ = ["TorchBackend", "TorchExecutable"]

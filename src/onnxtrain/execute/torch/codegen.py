@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import types
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -21,78 +19,18 @@ from onnxtrain.execute.torch.expressions import (
     sizes_of,
     symbols_of,
 )
-from onnxtrain.execute.torch.kept import kept_between
-from onnxtrain.execute.torch.lowerings.recurrent import is_fused
-from onnxtrain.execute.torch.memory import Groups, mistakable, reusable, settled, unshared
+from onnxtrain.execute.torch.memory import mistakable, reusable, settled
 from onnxtrain.execute.torch.program import Program
-from onnxtrain.execute.torch.registry import lowering_of, needed_lowering
+from onnxtrain.execute.torch.registry import Lowering, needed_lowering
 from onnxtrain.execute.torch.sizes_on_host import nodes_on_host
 from onnxtrain.ir import shapes
 from onnxtrain.ir.bodies import BODY, bodies_of, is_closed
-from onnxtrain.ir.expansions import expand_nodes
 from onnxtrain.ir.graphs import Plan, source_of
 from onnxtrain.ir.python_calls import PythonCall, call_of
-from onnxtrain.ir.standard_form import write_out_nodes
 from onnxtrain.ir.traits import Trait, traits_of
 
 
-def compile_plan(plan: Plan, device: str, added: Mapping[str, int], keeps: bool) -> tuple[Program, Program | None]:
-    """The forward and backward programs of a plan; ``added`` is what ``added_of`` says of it.
-
-    Saved shape tensors whose content is known symbolically are not saved: the sizes they are made of are.
-    With ``keeps`` gradients go on with what their operators have kept, which do not run again.
-
-    Raises:
-        BackendError: an operator has no lowering.
-    """
-    plan = dataclasses.replace(plan, forward=_written_out(plan.forward))
-    if plan.backward is None:
-        return _Writer(plan.forward.graph, device).forward(plan, [], []), None
-    backward = _written_out(plan.backward).graph
-    bindable = _bindable(plan.forward.graph)
-    reader = _Writer(backward, device, known=bindable)
-    saved = [v for v in backward.inputs[: len(plan.saved)] if v in reader.live]
-    visible = [*plan.signature.outputs, *plan.signature.buffer_updates.values()]
-    sizes = sorted(reader.symbols & bindable)
-    writer = _Writer(plan.forward.graph, device, [*visible, *(str(v.name) for v in saved)], sizes=sizes)
-    reader.given = _given(writer, saved, visible)
-    reader.into = {plan.gradients[name]: f"made[{place}]" for name, place in added.items()}
-    for maker, gradient in kept_between(writer.nodes, reader.nodes) if keeps else ():
-        writer.kept[maker], reader.kept[gradient] = writer.names.unique("kept"), reader.names.unique("kept")
-    weights = _weights(writer, saved, plan.gradients)
-    return writer.forward(plan, [str(v.name) for v in saved], sizes), reader.backward(plan, saved, sizes, weights)
-
-
-def _written_out(model: ir.Model) -> ir.Model:
-    """The model without nodes that stand for others which have lowerings; itself where there are none."""
-    model = expand_nodes(model, is_fused)
-    return write_out_nodes(model, lambda node: lowering_of(node) is None)
-
-
-def _given(writer: _Writer, saved: Sequence[ir.Value], visible: Sequence[str]) -> set[ir.Value]:
-    """The saved values whose memory the forward pass leaves to the backward pass alone."""
-    names = {str(v.name) for v in saved}
-    kept = [v for v in writer.results if v.name in names and v.name not in visible]
-    held = {*writer.graph.inputs, *(v for v in writer.results if v.name in visible)}
-    found = {v.name for v in unshared(writer.nodes, writer.lowerings, kept, held)}
-    return {v for v in saved if v.name in found}
-
-
-def _weights(writer: _Writer, saved: Sequence[ir.Value], names: Iterable[str]) -> dict[str, list[ir.Value]]:
-    """For each differentiable input the saved values that may share its memory."""
-    root = Groups(writer.nodes, writer.lowerings).root
-    named = {v.name: v for v in (*writer.graph.inputs, *writer.results)}
-    found: dict[ir.Value, list[ir.Value]] = {}
-    for value in saved:
-        found.setdefault(root(named[value.name]), []).append(value)
-    return {name: found.get(root(named[name]), []) for name in names}
-
-
-def _bindable(graph: ir.Graph) -> set[str]:
-    return set().union(*map(sizes_of, itertools.chain(graph.inputs, (v for n in graph for v in n.outputs))))
-
-
-class _Writer:
+class Writer:
     """Writes one graph as the body of a function.
 
     Args:
@@ -101,6 +39,7 @@ class _Writer:
         needed: names of its outputs that must exist as tensors; all where it is None.
         sizes: those that the function returns.
         known: those that are given without a value of the graph.
+        lower: says how a node runs.
     """
 
     def __init__(
@@ -110,6 +49,7 @@ class _Writer:
         needed: Sequence[str] | None = None,
         sizes: Sequence[str] = (),
         known: Collection[str] = (),
+        lower: Callable[[ir.Node], Lowering] = needed_lowering,
     ) -> None:
         self.graph, self.device = graph, device
         self.lines: list[str] = []
@@ -119,7 +59,7 @@ class _Writer:
         self.calls: list[PythonCall] = []
         self.scope["calls"] = self.calls
         self.results = self._results(needed)
-        self.lowerings = {n: needed_lowering(n) for n in graph if n.op_type != "Constant"}
+        self.lowerings = {n: lower(n) for n in graph if n.op_type != "Constant"}
         self.staying = {n for n in self.lowerings if Trait.STAYS & traits_of(n)}
         self.on_host = nodes_on_host(self.lowerings, set(self.results))
         self._choose(set(sizes), known)
@@ -191,7 +131,7 @@ class _Writer:
             lines.append(f"yield  # segment {index + 1} of {len(given)}")
         return found
 
-    def function(self, name: str, outer: _Writer) -> list[str]:
+    def function(self, name: str, outer: Writer) -> list[str]:
         """A body as the lines of a function inside of the outer one: its inputs in, a tuple of its outputs out."""
         self.scope, self.ops, self.names = outer.scope, outer.ops, outer.names.nested()
         self.bound = self.free()
@@ -261,7 +201,7 @@ class _Writer:
         """The sizes that a node's arguments are made of."""
         found: set[str] = set()
         for body in bodies_of(node) if is_closed(node) else ():
-            found |= _Writer(body, self.device).free()
+            found |= Writer(body, self.device).free()
         for index, value in enumerate(node.inputs):
             if value is not None and self._is_known(node, index):
                 data = shapes.data_of(value)
@@ -379,7 +319,7 @@ class _Writer:
             return repr(attr.value)
         if attr.type == ir.AttributeType.GRAPH:
             name = self.names.unique(attr.name)
-            self.lines += _Writer(attr.value, self.device).function(name, self)
+            self.lines += Writer(attr.value, self.device).function(name, self)
             return name
         if attr.type == ir.AttributeType.TENSOR:
             name = f"attribute_{len(self.scope)}"

@@ -34,6 +34,11 @@ class Program:
         targets = line.partition(" = ")[0].split(", ")
         return next((self.values[name] for name in targets if name in self.values), "")
 
+    @property
+    def operators(self) -> list[Callable[..., Any]]:
+        """The functions of its operators."""
+        return [*vars(self.function.__globals__["ops"]).values()]
+
     def with_operators(self, change: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> Self:
         """The same program with other functions for its operators.
 

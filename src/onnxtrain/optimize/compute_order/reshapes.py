@@ -27,7 +27,7 @@ def _reshape(node: ir.Node, part: Part) -> Move | None:
     """The shape is stated anew, with the number of selected positions in it."""
     result = shapes.known_dims(node.outputs[0])
     found = _before(part, result, dims_at(node))
-    if found is None or any(d == 0 for d in result):
+    if found is None:
         return None
     wanted = part.of(result)
     unknown = [axis for axis, d in enumerate(wanted) if not isinstance(d, int)]
@@ -51,7 +51,12 @@ def _reshape(node: ir.Node, part: Part) -> Move | None:
 
 
 def _before(part: Part, result: Dims, dims: Dims) -> Part | None:
-    """The part of the operand of a change of shape; None where no one axis of it holds the selected one."""
+    """The part of the operand of a change of shape; None where no one axis of it holds the selected one.
+
+    Of no elements all axes have as many, so none is known again.
+    """
+    if 0 in (*result, *dims):
+        return None
     if part.batch is not None and part.batch.merged and part.batch.axis != part.place.axis:
         return None
     axis, parts = part.place.axis, part.place.parts

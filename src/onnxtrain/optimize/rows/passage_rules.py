@@ -273,6 +273,8 @@ def _packed_dims(value: Value, layout: Layout) -> list[int] | None:
 
 def _source_axes(before: shapes.Dims, after: shapes.Dims, layout: Layout) -> Layout | None:
     """The axes of a reshaped tensor's source that are its row axes: those with as many elements before them."""
+    if 0 in (*before, *after):
+        return None
     starts = {axis: shapes.product(before[:axis]) for axis in range(len(before))}
     found: list[int] = []
     for axis in layout:
