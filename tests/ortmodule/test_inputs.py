@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.distributions as D
-from parity import captures, pair, same, same_step
+from parity import Applied, Calls, captures, pair, same, same_step
 from transformers import BatchEncoding
 from transformers.modeling_outputs import BaseModelOutput, ModelOutput
 
-from onnxtrain import ORTModule
+from onnxtrain import Options, ORTModule
 from onnxtrain.errors import UnsupportedDataError
 from onnxtrain.utils import extract_data_and_schema, unflatten_data_using_schema
 
@@ -339,6 +339,37 @@ def test_a_view_as_the_first_input(name: str) -> None:
     same_step(wrapped, eager, VIEWS[name])
     same_step(wrapped, eager, VIEWS[name].clone())
     assert captures(wrapped) == 1
+
+
+_GIVEN: dict[str, Any] = {
+    "without the last": lambda b, n: torch.randn(b, n + 1, 4)[:, :-1],
+    "every second": lambda b, n: torch.randn(b, n, 8)[..., ::2],
+    "transposed": lambda b, n: torch.randn(n, b, 4).transpose(0, 1),
+    "expanded": lambda b, n: torch.randn(b, 1, 4).expand(b, n, 4),
+    "expanded over the batch": lambda b, n: torch.randn(1, n, 4).expand(b, n, 4),
+    "in order": lambda b, n: torch.randn(b, n, 4),
+}
+_SIZES = ((2, 5), (3, 6), (1, 7), (2, 1), (1, 1), (4, 2))
+
+
+@pytest.mark.parametrize("name", _GIVEN)
+def test_a_branch_on_the_order_in_memory(name: str) -> None:
+    wrapped, eager = pair(Applied(lambda y: y * 2 if y.is_contiguous() else y.sin()))
+    asked, asking = pair(Calls(lambda x: x * 2 if x.is_contiguous() else x.sin()))
+    for sizes in _SIZES:
+        x = _GIVEN[name](*sizes)
+        torch.testing.assert_close(asked(x), asking(x))
+        torch.testing.assert_close(wrapped(x), eager(x))
+
+
+@pytest.mark.parametrize("name", _GIVEN)
+def test_contiguous_is_a_copy_where_it_is_one(name: str) -> None:
+    module = ORTModule(Calls(lambda x: x.contiguous()), options=Options(summary=False))
+    for sizes in _SIZES:
+        x = _GIVEN[name](*sizes)
+        found, expected = module(x), x.contiguous()
+        assert found.equal(expected) and found.is_contiguous()
+        assert (found.data_ptr() == x.data_ptr()) == (expected.data_ptr() == x.data_ptr()), sizes
 
 
 def test_the_first_call_in_inference_mode() -> None:

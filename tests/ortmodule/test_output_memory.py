@@ -74,3 +74,21 @@ def test_what_eager_expands_is_not_written_out():
     model = ORTModule(Calls(lambda x: (x.abs()[:1].expand(4, 4), x.abs().expand(2, 4, 4).contiguous())))
     expanded, whole = model(torch.rand(4, 4))
     assert expanded.stride() == (0, 1) and whole.stride() == (16, 4, 1)
+
+
+IN_ORDER = {
+    "moved": lambda x: (x * 2).transpose(0, 1).contiguous(),
+    "computed in another order": lambda x: ((x * 2).transpose(0, 1) + 1).contiguous(),
+    "a clone": lambda x: (x * 2).permute(2, 0, 1).clone(memory_format=torch.contiguous_format),
+    "of the input": lambda x: x.transpose(0, 1).contiguous(),
+    "the input": lambda x: x.contiguous(),
+    "reshaped": lambda x: (x * 2).transpose(0, 1).reshape(-1, 5),
+}
+
+
+@pytest.mark.parametrize("name", IN_ORDER)
+def test_who_asked_for_order_may_look_at_it_in_another_shape(name):
+    """``view`` of what is returned raises where its elements lie in another order."""
+    for wrapped in (ORTModule(Calls(IN_ORDER[name])), torch.compile(IN_ORDER[name], backend="onnxtrain")):
+        for x in (torch.rand(3, 4, 5), torch.rand(4, 3, 5).transpose(0, 1), torch.rand(2, 4, 5)[:, :3]):
+            assert torch.equal(wrapped(x).view(-1), IN_ORDER[name](x).view(-1))

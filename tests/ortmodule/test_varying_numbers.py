@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from parity import captures
+from parity import Calls, captures, pair, same_step
 
 from onnxtrain import ORTModule
 
@@ -74,6 +74,18 @@ def test_a_number_that_is_set_anew_is_an_input(name: str) -> None:
     how, graphs = FREE[name]
     wrapped = _compare(how)
     assert captures(wrapped) == graphs, wrapped.explain()
+
+
+def test_a_size_of_which_nothing_else_is_left() -> None:
+    """The gradient reads the number, which what nobody reads had as its size."""
+
+    def part(x: torch.Tensor, count: int) -> torch.Tensor:
+        torch.arange(count).double()
+        return x[:, : count // 2]
+
+    wrapped, eager = pair(Calls(part))
+    for size in (4, 8, 6, 3):
+        same_step(wrapped, eager, torch.randn(3, size, size, requires_grad=True), size // 2)
 
 
 STEERS = {

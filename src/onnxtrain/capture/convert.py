@@ -15,6 +15,7 @@ from onnxtrain.capture.flat_module import PREFIX
 from onnxtrain.capture.lowering.records import memory_of
 from onnxtrain.capture.onnx_graph import TRACED
 from onnxtrain.capture.python_op import recorded
+from onnxtrain.capture.symbolic_sizes import expression_of
 from onnxtrain.capture.translator import Translator
 from onnxtrain.errors import ShapeError
 from onnxtrain.ir import shapes
@@ -92,7 +93,8 @@ def _graph(
     untrained = {n.removeprefix(PREFIX) for n, is_trained in {**buffers, **borrowed}.items() if not is_trained}
     parameters, kept = (tuple(n for n in owned if (n in untrained) == is_kept) for is_kept in (False, True))
     views = _views(ep, input_names, names[:count], borrowed)
-    signature = Signature(tuple(input_names), parameters, kept, tuple(names[:count]), updates, views=views)
+    outputs, in_order = tuple(names[:count]), _in_order(ep, names[:count])
+    signature = Signature(tuple(input_names), parameters, kept, outputs, updates, views=views, in_order=in_order)
     assert signature.inputs == tuple(str(v.name) for v in model.graph.inputs), "inputs come in the graph's order"
     return ForwardGraph(ir.Model(model.graph, ir_version=10), signature)
 
@@ -117,6 +119,22 @@ def _views(
         if memory is not None and ((first := lies.setdefault(memory, name)) != name or _is_expanded(node.meta["val"])):
             found[name] = first
     return found
+
+
+def _in_order(program: torch.export.ExportedProgram, outputs: Sequence[str]) -> tuple[str, ...]:
+    """The outputs whose elements lie in memory in the order of their axes."""
+    returned = next(n for n in program.graph.nodes if n.op == "output").args[0]
+    values = ((name, node.meta["val"]) for name, node in zip(outputs, returned, strict=False))
+    return tuple(name for name, value in values if value.layout is torch.strided and _lies_in_order(value))
+
+
+def _lies_in_order(value: torch.Tensor) -> bool:
+    within = sympy.Integer(1)
+    for size, step in zip(reversed(value.shape), reversed(value.stride()), strict=True):
+        if expression_of(size) != 1 and expression_of(step) != within:
+            return False
+        within *= expression_of(size)
+    return True
 
 
 def _is_expanded(value: torch.Tensor) -> bool:

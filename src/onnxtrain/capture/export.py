@@ -174,10 +174,28 @@ def _mistaken(
 
 
 def _enlarge(tensor: torch.Tensor, axes: set[int], larger: int) -> torch.Tensor:
+    """The tensor with some axes of size 1 larger, and others farther apart for them in memory."""
     sizes = [larger if size == 1 and axis in axes else size for axis, size in enumerate(tensor.shape)]
     if sizes == list(tensor.shape):
         return tensor
-    return tensor.detach().expand(sizes).clone().requires_grad_(tensor.requires_grad)
+    if tensor.is_contiguous():  # an axis of size 1 may have any step
+        return _laid_out(tensor, sizes, torch.empty(sizes, device="meta").stride())
+    steps, factor = list(tensor.stride()), 1
+    for axis in sorted(range(tensor.dim()), key=lambda axis: (steps[axis], tensor.shape[axis] != 1, -axis)):
+        steps[axis] *= factor
+        factor *= larger if sizes[axis] != tensor.shape[axis] else 1
+    return _laid_out(tensor, sizes, steps)
+
+
+def _laid_out(tensor: torch.Tensor, sizes: Sequence[int], steps: Sequence[int]) -> torch.Tensor:
+    """A copy of a tensor in memory of its own, expanded to sizes, with steps between its elements there."""
+    last = sum((size - 1) * step for size, step in zip(sizes, steps, strict=True)) if all(sizes) else -1
+    with torch.no_grad():
+        memory = tensor.new_empty(last + 1)
+        made = tensor.new_empty(0).set_(memory.untyped_storage(), 0, tuple(sizes), tuple(steps))
+        parts = tuple(slice(0, 1 if step == 0 else None) for step in steps)
+        made[parts].copy_(tensor.detach().expand(tuple(sizes))[parts])
+    return made.requires_grad_(tensor.requires_grad)
 
 
 def _export(
@@ -206,6 +224,8 @@ def _ordinary(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor; a copy where it is of ``torch.inference_mode``, or a view, whose base torch.export would look for."""
     if not tensor.is_inference() and not tensor._is_view():
         return tensor
+    if type(tensor) is torch.Tensor and tensor.layout is torch.strided:
+        return _laid_out(tensor, tensor.shape, tensor.stride())
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 

@@ -16,7 +16,7 @@ from onnxtrain.capture.nodes import Nodes, Value, added_to
 from onnxtrain.capture.source_lines import user_place
 from onnxtrain.capture.translations import TRANSLATIONS
 from onnxtrain.ir.bodies import remove_unread
-from onnxtrain.ir.graphs import DRAWN, SOURCE
+from onnxtrain.ir.graphs import DRAWN, SIZE, SOURCE
 
 TRACED = "node"  # in the ``meta`` of a node: the call that it was made for
 _SUBGRAPHS = "pkg.torch.__subgraph__"
@@ -175,6 +175,8 @@ class _Part:
         if producer is None or producer.meta.get(TRACED) is not call:
             return
         value.name, producer.name = name, f"node_{name}"
+        if isinstance(result, torch.SymInt) and result.node.expr.is_Symbol:
+            value.metadata_props[SIZE] = str(result.node.expr)
         self._describe(value, result)
 
     def _describe(self, value: ir.Value, result: Any) -> None:

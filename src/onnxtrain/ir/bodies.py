@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import onnx_ir as ir
 
-from onnxtrain.ir.graphs import DOMAIN, copy_notes, free_name, notes_of, values
+from onnxtrain.ir.graphs import DOMAIN, copy_notes, free_name, keep_size, notes_of, values
 from onnxtrain.ir.traits import Trait, traits_of
 
 CLOSED = frozenset(("If", "Loop", "Scan"))
@@ -236,6 +236,7 @@ def rewrite(node: ir.Node, op_type: str, inputs: Sequence[ir.Value | None], attr
 
 def _become(graph: ir.Graph, node: ir.Node, old: ir.Value, new: ir.Value) -> None:
     """Let all that read a value read another; a graph output keeps its name."""
+    keep_size(old, new)
     if not old.is_graph_output():
         old.replace_all_uses_with(new)
         return

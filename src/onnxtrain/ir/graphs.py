@@ -16,6 +16,7 @@ BACKWARD = "onnxtrain.backward"  # key in Node.meta: the node was emitted by the
 RECOMPUTED = "onnxtrain.recomputed"  # key in Node.meta: a copy that computes a value of the forward pass again
 SOURCE = "onnxtrain.source"  # key in Node.metadata_props: "file.py:12" of the user's line
 DRAWN = "onnxtrain.drawn"  # key in Node.metadata_props: it draws random numbers that nothing reads, as eager does
+SIZE = "onnxtrain.size"  # key in Value.metadata_props: it is a number, and the sizes of these names
 DOMAIN = "onnxtrain"  # domain of our own operators
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -51,6 +52,8 @@ class Signature:
             short graph those of the whole one.
         views: of each output that lies in the memory of an input, or of an output before it, the name of that; of one
             that is expanded its own. Others have memory of their own.
+        in_order: the outputs whose elements eager PyTorch gives in the order of their axes (contiguous), so that a
+            caller may look at them in another shape.
     """
 
     user_inputs: tuple[str, ...]
@@ -63,6 +66,7 @@ class Signature:
     casts: dict[str, Cast] = dataclasses.field(default_factory=dict)
     origins: dict[str, frozenset[str]] | None = None
     views: dict[str, str] = dataclasses.field(default_factory=dict)
+    in_order: tuple[str, ...] = ()
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -156,6 +160,13 @@ def copy_notes(source: ir.Node | ir.Value, made: ir.Node | ir.Value) -> None:
     """Note in ``meta`` of a copy what is noted of what it is a copy of."""
     if found := notes_of(source):
         made.meta.update(found)
+
+
+def keep_size(old: ir.Value, new: ir.Value) -> None:
+    """Let a value be the sizes that another one is, in whose place it comes."""
+    if old.shape == [] and (names := old.metadata_props.get(SIZE)):
+        known = new.metadata_props.get(SIZE, "").split()
+        new.metadata_props[SIZE] = " ".join(dict.fromkeys((*known, *names.split())))
 
 
 def is_backward(node: ir.Node) -> bool:

@@ -12,7 +12,7 @@ from onnx.reference import ReferenceEvaluator
 
 from onnxtrain.ir import shapes
 from onnxtrain.ir.bodies import remove_unread, rewrite
-from onnxtrain.ir.graphs import free_name
+from onnxtrain.ir.graphs import free_name, keep_size
 from onnxtrain.ir.traits import Trait, traits_of
 
 _LARGEST_FOLD = 65536  # elements of a folded constant
@@ -179,6 +179,7 @@ class NoOperationPass(ir.passes.InPlacePass):
                 continue
             if y.is_graph_output() or shapes.names_a_size(x, y):
                 continue
+            keep_size(y, x)
             y.replace_all_uses_with(x)
             modified = True
         return ir.passes.PassResult(model, modified)
@@ -259,6 +260,7 @@ class CommonSubexpressionsPass(ir.passes.InPlacePass):
                 for old, new in zip(node.outputs, first.outputs, strict=True):
                     if old.uses():
                         _merge_names(old, new, model.graph)
+                        keep_size(old, new)
                         old.replace_all_uses_with(new)
                         modified = True
         return ir.passes.PassResult(model, modified)

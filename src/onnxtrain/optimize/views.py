@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnxtrain.ir import shapes
 from onnxtrain.ir.bodies import rewrite
 from onnxtrain.ir.builder import Builder
-from onnxtrain.ir.graphs import is_backward
+from onnxtrain.ir.graphs import is_backward, keep_size
 
 _IN_ORDER = frozenset(("Reshape", "Squeeze", "Unsqueeze", "Flatten"))  # keep the order of elements, whatever the shape
 
@@ -121,6 +121,7 @@ def _bypass(node: ir.Node, origins: list[ir.Value]) -> bool:
         return False
     for x in reversed(origins):
         if shapes.same_dims(x, y) and not shapes.names_a_size(x, y):
+            keep_size(y, x)
             y.replace_all_uses_with(x)
             return True
     return False

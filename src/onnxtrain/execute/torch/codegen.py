@@ -16,10 +16,11 @@ from onnxtrain.execute.torch.expressions import (
     data_text,
     dim_text,
     is_known,
+    itself_of,
     sizes_of,
     symbols_of,
 )
-from onnxtrain.execute.torch.memory import mistakable, reusable, settled
+from onnxtrain.execute.torch.memory import disordered, mistakable, reusable, settled
 from onnxtrain.execute.torch.program import Program
 from onnxtrain.execute.torch.registry import Lowering, needed_lowering
 from onnxtrain.execute.torch.sizes_on_host import nodes_on_host
@@ -79,6 +80,9 @@ class Writer:
         by_name = {str(v.name): v for v in [*self.graph.inputs, *self.results]}
         outputs = [*signature.outputs, *signature.buffer_updates.values()]
         self._set_apart([by_name[n] for n in signature.outputs], signature.views)
+        in_order = [by_name[n] for n in signature.outputs if n in signature.in_order and n not in signature.views]
+        for value in disordered(self.nodes, in_order, [by_name[n] for n in signature.user_inputs]):
+            self.lines.append(f"{self._tensor(value)} = in_order({self._tensor(value)})")
         names = [[self._tensor(by_name[n]) for n in part] for part in (outputs, saved)]
         lists = [f"[{', '.join(part)}]" for part in (names[0], [*names[1], *self.kept.values()])]
         self.lines.append(f"return {lists[0]}, {lists[1]}, ({''.join(s + ', ' for s in sizes)})")
@@ -221,6 +225,10 @@ class Writer:
                 if text in self.symbols and text not in self.bound:
                     self.bound.add(text)
                     self.lines.append(f"{text} = {self.names(value)}.shape[{axis}]")
+            for text in itself_of(value):
+                if text in self.symbols and text not in self.bound:
+                    self.bound.add(text)
+                    self.lines.append(f"{text} = host({self.names(value)})")
 
     def _body(self, keep: set[ir.Value], held: Collection[ir.Value] = ()) -> None:
         last = self._last_uses(keep)

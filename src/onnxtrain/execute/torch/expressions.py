@@ -17,6 +17,7 @@ from sympy.printing.str import StrPrinter
 
 from onnxtrain.execute.torch.dtypes import torch_dtype
 from onnxtrain.ir import shapes
+from onnxtrain.ir.graphs import SIZE
 
 
 class _Printer(StrPrinter):
@@ -76,8 +77,14 @@ def symbols_of(data: shapes.Data) -> set[str]:
 
 
 def sizes_of(value: ir.Value) -> set[str]:
-    """The sizes that a value's shape names."""
-    return {str(d.value) for d in shapes.dims_of(value) or () if isinstance(d, ir.SymbolicDim)}
+    """The sizes that a value's shape names, or that it is itself."""
+    return {str(d.value) for d in shapes.dims_of(value) or () if isinstance(d, ir.SymbolicDim)}.union(itself_of(value))
+
+
+def itself_of(value: ir.Value) -> list[str]:
+    """The sizes that a number is."""
+    is_number = value.dtype == ir.DataType.INT64 and value.shape == []
+    return value.metadata_props.get(SIZE, "").split() if is_number else []
 
 
 def is_known(data: shapes.Data | None) -> bool:
@@ -150,6 +157,7 @@ def _apart(tensor: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
 NAMES: Mapping[str, Any] = {
     "apart": _apart,
     "host": _host,
+    "in_order": torch.Tensor.contiguous,
     "tensor": _tensor,
     "inf": math.inf,
     "nan": math.nan,

@@ -12,6 +12,7 @@ from onnxtrain.execute.torch.registry import Lowering, lowering_of
 from onnxtrain.ir import shapes
 from onnxtrain.ir.graphs import Plan
 from onnxtrain.ir.python_calls import is_call
+from onnxtrain.ir.traits import Trait, traits_of
 
 
 def reusable(
@@ -102,6 +103,27 @@ def mistakable(
     return found
 
 
+def disordered(nodes: Sequence[ir.Node], values: Sequence[ir.Value], given: Collection[ir.Value]) -> list[ir.Value]:
+    """Those of the values whose elements may not lie in memory in the order of their axes.
+
+    An operator that goes through elements leaves them in its operand's order; others, but for those of whose results
+    nothing is known, put theirs in order.
+
+    Args:
+        nodes: the program in order.
+        values: the values.
+        given: inputs that a caller may give in any order; what is computed of them is in that of eager PyTorch.
+    """
+    found, shown = set[ir.Value](), set(given)
+    for node in nodes:
+        traits, operands = traits_of(node), [v for v in node.inputs if v is not None]
+        if node.op_type in _MOVING or (traits & (Trait.ELEMENTWISE | Trait.VIEW) and not found.isdisjoint(operands)):
+            found.update(node.outputs)
+        if Trait.VIEW in traits and operands[0] in shown:
+            shown.update(node.outputs)
+    return [v for v in values if v in found or v in shown]
+
+
 def settled(
     nodes: Sequence[ir.Node], lowerings: Mapping[ir.Node, Lowering], sets: Sequence[Collection[ir.Value]]
 ) -> list[int]:
@@ -149,6 +171,9 @@ SHARE_ANY = (
     "Loop",
     "Scan",
 )  # a result may share memory with any operand
+
+
+_MOVING = ("Transpose", "ATen", "ATenGrad", "PythonOp", "PythonOpGrad", "If", "Loop", "Scan")
 
 
 def _same(a: ir.Value, b: ir.Value) -> bool:
