@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from onnxtrain import __version__
-from onnxtrain.cli import artifacts, inspecting, planning, training
+from onnxtrain.cli import artifacts, doctor, inspecting, planning, training
 from onnxtrain.errors import OnnxTrainError
 
 _FAILED = 2  # exit status of a command that could not do its work; 1 is its finding
@@ -39,6 +39,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("onnxtrain", description="Train PyTorch modules and ONNX models as one graph.")
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="command")
-    for family in (inspecting, planning, artifacts, training):
+    for family in (inspecting, planning, artifacts, training, doctor):
         family.add_to(commands)
     return parser

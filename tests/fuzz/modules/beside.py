@@ -308,6 +308,8 @@ def _same(where: str, what: str, mine: Any, other: Any, moved: Any, precision: t
         return
     if (mine.dtype, mine.shape, mine.device) != (other.dtype, other.shape, other.device):
         raise Fault(f"{what}: another type, shape or device", f"{where}: {_kind(mine)}, not {_kind(other)}")
+    if what == "outputs" and other.is_contiguous() and not mine.is_contiguous():
+        raise Fault(f"{what}: another order in memory", f"{where}: {mine.stride()}, not {other.stride()}")
     if mine.requires_grad != other.requires_grad:
         raise Fault(f"{what}: requires_grad is another", f"{where}: {mine.requires_grad}, not {other.requires_grad}")
     allowed = TOLERANCE[precision] * max(1.0, _largest(other)) + 30 * _distance(other, moved)

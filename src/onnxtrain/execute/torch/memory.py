@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import onnx_ir as ir
 
+from onnxtrain.execute.torch.kernels import is_kernel
 from onnxtrain.execute.torch.registry import Lowering, lowering_of
 from onnxtrain.ir import shapes
 from onnxtrain.ir.graphs import Plan
@@ -117,7 +118,8 @@ def disordered(nodes: Sequence[ir.Node], values: Sequence[ir.Value], given: Coll
     found, shown = set[ir.Value](), set(given)
     for node in nodes:
         traits, operands = traits_of(node), [v for v in node.inputs if v is not None]
-        if node.op_type in _MOVING or (traits & (Trait.ELEMENTWISE | Trait.VIEW) and not found.isdisjoint(operands)):
+        goes_through = bool(traits & (Trait.ELEMENTWISE | Trait.VIEW)) or is_kernel(node)
+        if node.op_type in _MOVING or (goes_through and not found.isdisjoint(operands)):
             found.update(node.outputs)
         if Trait.VIEW in traits and operands[0] in shown:
             shown.update(node.outputs)
