@@ -211,7 +211,7 @@ def test_a_loop_comes_while_steps_run_and_is_compared() -> None:
     assert any("µs on Inductor's loop" in state for state in kernels().values()), kernels()
 
 
-def _kernel(call: Callable[[list[Tensor]], Any]) -> Kernel:
+def _kernel(call: Callable[[list[Tensor]], Any], is_waited_for: bool = False) -> Kernel:
     """A kernel whose loop is a function."""
 
     class Giving(KernelCompiler):
@@ -221,7 +221,7 @@ def _kernel(call: Callable[[list[Tensor]], Any]) -> Kernel:
             return future
 
     made = with_kernels(graph_of(lambda op, a, b: op.Tanh(op.Add(a, b))), (), "cpu").graph
-    return Kernel(next(n for n in made if is_kernel(n)), "cpu", Giving(), is_waited_for=False)
+    return Kernel(next(n for n in made if is_kernel(n)), "cpu", Giving(), is_waited_for)
 
 
 def test_a_loop_that_is_wrong_is_not_taken(caplog: pytest.LogCaptureFixture) -> None:
@@ -238,6 +238,18 @@ def test_a_loop_that_loses_a_number_is_not_taken(lost: float) -> None:
     kernel(x, x)
     kernel(x, x)
     assert kernel.state.startswith("ATen: Inductor's loop differs")
+
+
+@pytest.mark.parametrize("is_waited_for", [False, True])
+def test_a_loop_that_raises_is_not_taken(is_waited_for: bool, caplog: pytest.LogCaptureFixture) -> None:
+    def raising(args: list[Tensor]) -> tuple[Tensor]:
+        raise NameError("s36")
+
+    kernel, x = _kernel(raising, is_waited_for), torch.randn(3, 8)
+    with caplog.at_level(logging.WARNING, "onnxtrain.execute"):
+        for _ in range(3):
+            assert torch.equal(kernel(x, x), (x + x).tanh())
+    assert kernel.state == "ATen: Inductor's loop raises NameError: s36" and len(caplog.records) == 1
 
 
 def test_a_loop_that_is_slower_is_not_taken() -> None:

@@ -68,7 +68,14 @@ class Schema:
             find: the container among the call's arguments that keys lead to.
             number: what stands where there was a number, of its position and the tensor that it is now.
         """
+        if self.is_tensor:
+            return tensors[0]
         return self._restore(iter(tensors), find, number)
+
+    @functools.cached_property
+    def is_tensor(self) -> bool:
+        """Whether the structure is one tensor, and nothing around it."""
+        return self.spec.is_leaf() and self.tensors == 1 and not (self.computed or self.numbers or self.objects)
 
     def _restore(self, tensors: Iterator[Any], find: Callable[[Keys], Any], number: Callable[[int, Any], Any]) -> Any:
         fixed = dict(self.constants) | {index: find(keys) for index, keys in self.given}

@@ -114,7 +114,7 @@ class Inspector:
         self._read: set[tuple[type, str]] = set()
         self._unread = Unread()
         self._filled: dict[tuple[int, Any], tuple[Any, bool]] = {}  # of lists and dicts of which a call leaves more
-        self._flat: dict[tuple[str, ...], tuple[Schema, list[str]]] = {}
+        self._flat: dict[tuple[int | str, ...], tuple[Schema, list[str]]] = {}
         self._device_types = device_types()
         self._may_move = len(self._device_types) > 1
         self._watch()
@@ -130,10 +130,10 @@ class Inspector:
         Raises:
             UnsupportedDataError: an input has a type that a graph cannot take.
         """
-        known = None if args else self._flat.get(tuple(kwargs))
-        if known is not None and all(map(torch.is_tensor, kwargs.values())):
+        known = self._flat.get((len(args), *kwargs))
+        if known is not None and all(map(torch.is_tensor, (*args, *kwargs.values()))):
             schema, order = known
-            tensors = [kwargs[name] for name in order]
+            tensors = [*args, *[kwargs[name] for name in order]]
         else:
             tensors, schema = self._flatten(args, kwargs, numbers)
         inputs = tuple([(t.dtype, t.dim(), t.device) for t in tensors])
@@ -142,11 +142,11 @@ class Inspector:
     def _flatten(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: Numbers
     ) -> tuple[list[torch.Tensor], Schema]:
-        """Flatten a call of any structure; a batch that is tensors by name is remembered, it comes at every step."""
+        """Flatten a call of any structure; one of tensors alone is remembered, it comes at every step."""
         given = self.ordered(kwargs)
         tensors, schema = flatten((args, given), numbers=numbers)
-        if not args and all(isinstance(v, torch.Tensor) for v in kwargs.values()):
-            self._flat[tuple(kwargs)] = schema, list(given)
+        if all(map(torch.is_tensor, (*args, *kwargs.values()))):
+            self._flat[(len(args), *kwargs)] = schema, list(given)
         return tensors, schema
 
     def ordered(self, kwargs: dict[str, Any]) -> dict[str, Any]:

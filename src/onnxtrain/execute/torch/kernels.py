@@ -153,7 +153,7 @@ def _shape_of(node: ir.Node, device: str) -> _Shape | None:
         return None
     through = node.outputs[0] if is_elementwise else node.inputs[0]
     dims = _dims(through)
-    return dims if dims is not None and len(dims) > 1 else None
+    return dims if dims is not None and len(dims) > 1 and 0 not in dims else None
 
 
 def _is_sum(node: ir.Node) -> bool:

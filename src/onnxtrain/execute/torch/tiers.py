@@ -105,30 +105,36 @@ class Kernel:
             return
         is_one = len(self._body.outputs) == 1
         self._compiled = (lambda *args: found.call([*args])[0]) if is_one else (lambda *args: found.call([*args]))
-        self._fits, self.state = found.fits, "Inductor"
-        self._run = self._on_loop if self._is_waited_for else self._compared
+        self._fits, self.state, self._run = found.fits, "ATen: its loop is there", self._compared
 
     def _on_loop(self, *args: torch.Tensor) -> Any:
         return self._compiled(*args) if self._can_take(args) else self._aten(*args)
 
     def _compared(self, *args: torch.Tensor) -> Any:
-        """Both are run and timed in turn; the faster one stays, if they agree."""
+        """Both are run; the loop stays if they agree, and, where it was not waited for, if it is the faster one."""
         if not self._can_take(args):
             return self._aten(*args)
-        self._run = self._aten  # whatever is raised
-        made = self._aten(*args)
-        if (error := self._error(args, made, self._compiled(*args))) > _ERROR:
-            self.state = f"ATen: Inductor's loop differs by {error:.0f} units in the last place"
-            _LOG.warning("%s runs on ATen: Inductor's loop differs by %.0f units in the last place", self._name, error)
-            return made
-        ways = (self._aten, self._compiled)
-        seconds = [[seconds_of(lambda way=way: way(*args), self._device) for way in ways] for _ in range(_TIMES)]
-        slow, fast = (min(column) for column in zip(*seconds, strict=True))
-        is_faster = fast < slow
-        self.state = (
-            f"{'Inductor' if is_faster else 'ATen'}: {fast * 1e6:.0f} µs on Inductor's loop, {slow * 1e6:.0f} without"
-        )
-        self._run = self._on_loop if is_faster else self._aten
+        self._run, made = self._aten, self._aten(*args)
+        try:
+            error = self._error(args, made, self._compiled(*args))
+        except Exception as raised:  # whatever what Inductor wrote raises
+            return self._refused(made, f"raises {type(raised).__name__}: {first_line(raised)}")
+        if error > _ERROR:
+            return self._refused(made, f"differs by {error:.0f} units in the last place")
+        self.state = "Inductor"
+        if not self._is_waited_for:
+            ways = (self._aten, self._compiled)
+            seconds = [[seconds_of(lambda way=way: way(*args), self._device) for way in ways] for _ in range(_TIMES)]
+            slow, fast = (min(column) for column in zip(*seconds, strict=True))
+            times = f"{fast * 1e6:.0f} µs on Inductor's loop, {slow * 1e6:.0f} without"
+            self.state = f"{'Inductor' if fast < slow else 'ATen'}: {times}"
+        if self.state.startswith("Inductor"):
+            self._run = self._on_loop
+        return made
+
+    def _refused(self, made: Any, why: str) -> Any:
+        self.state = f"ATen: Inductor's loop {why}"
+        _LOG.warning("%s runs on ATen: Inductor's loop %s", self._name, why)
         return made
 
     def _error(self, args: Sequence[torch.Tensor], expected: Any, found: Any) -> float:
