@@ -81,7 +81,7 @@ class KernelCompiler:
         return future
 
     def _started(self) -> subprocess.Popen[str]:
-        if self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
+        if self._process is None or self._owner != os.getpid():
             self._owner, self._waiting = os.getpid(), {}
             paths = os.pathsep.join(p for p in sys.path if p)
             self._process = subprocess.Popen(
@@ -93,23 +93,31 @@ class KernelCompiler:
                 env={**os.environ, "PYTHONPATH": paths},
             )
             atexit.register(self._process.kill)
-            threading.Thread(target=self._receive, args=(self._process,), daemon=True).start()
+            threading.Thread(target=self._receive, args=(self._process, self._waiting), daemon=True).start()
         return self._process
 
-    def _receive(self, process: subprocess.Popen[str]) -> None:
-        """Runs in a thread of its own, as long as the process lives."""
+    def _receive(
+        self,
+        process: subprocess.Popen[str],
+        waiting: dict[int, tuple[ir.Graph, concurrent.futures.Future[Compiled]]],
+    ) -> None:
+        """Runs in a thread of its own, as long as the process lives; who still waits for it then is told."""
         assert process.stdout is not None
         for line in process.stdout:
             answer = json.loads(line)
-            body, future = self._waiting.pop(answer["number"])
+            body, future = waiting.pop(answer["number"])
             try:
                 if "error" in answer:
                     raise self._refusal(answer["error"])
                 future.set_result(_loaded(body, answer))
             except Exception as error:
                 future.set_exception(error)
-        while self._waiting:
-            self._waiting.popitem()[1][1].set_exception(self._refusal("the process that compiles has ended"))
+        with self._lock:  # a job comes before, and is among those that wait, or begins another process
+            left = [future for _, future in waiting.values()]
+            self._process = None if self._process is process else self._process
+        for future in left:
+            if not future.done():
+                future.set_exception(self._refusal("the process that compiles has ended"))
 
     def _refusal(self, why: str) -> BackendError:
         if not self._is_told:
