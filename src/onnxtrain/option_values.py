@@ -34,3 +34,16 @@ def as_declared(name: str, declared: str, value: Any) -> Any:
             raise OptionError(f"{name}={value!r} is not a tuple of names", cure=f'write {name}=("one", "other"), say')
         return names
     return value
+
+
+def truth_of(text: str) -> bool:
+    """A truth value as an environment variable has it.
+
+    Raises:
+        ValueError: the text is none.
+    """
+    if text.lower() in ("1", "true", "yes", "on"):
+        return True
+    if text.lower() in ("0", "false", "no", "off"):
+        return False
+    raise ValueError("write 1 or 0")

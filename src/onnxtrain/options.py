@@ -13,7 +13,7 @@ from typing import Any
 
 from onnxtrain import memory_options
 from onnxtrain.errors import OptionError
-from onnxtrain.option_values import as_declared
+from onnxtrain.option_values import as_declared, truth_of
 
 BACKENDS = ("auto", "torch", "onnxruntime", "reference")
 DEVINFO = 15  # of logging: between Python's DEBUG and INFO
@@ -252,20 +252,12 @@ class Options:
         return Fallback.FALLBACK_DISABLE if Fallback.FALLBACK_DISABLE in chosen else chosen
 
 
-def _truth(text: str) -> bool:
-    if text.lower() in ("1", "true", "yes", "on"):
-        return True
-    if text.lower() in ("0", "false", "no", "off"):
-        return False
-    raise ValueError("write 1 or 0")
-
-
 def _all_segments(text: str) -> str | None:
-    return "all" if _truth(text) else None
+    return "all" if truth_of(text) else None
 
 
 def _codegen(text: str) -> str:
-    return "auto" if _truth(text) else "none"
+    return "auto" if truth_of(text) else "none"
 
 
 def _conv_search(text: str) -> str:
@@ -310,24 +302,24 @@ ENVIRONMENT: tuple[Variable | Missing, ...] = (
     Variable("ORTMODULE_ONNX_OPSET_VERSION", int, "opset", "opset of the graph"),
     Variable("ORTMODULE_CONV_ALGO_SEARCH", _conv_search, "conv_algo_search", "HEURISTIC or EXHAUSTIVE"),
     Variable("ORTMODULE_FALLBACK_POLICY", str, "fallback", "policy names joined by |; FALLBACK_DISABLE turns all off"),
-    Variable("ORTMODULE_FALLBACK_RETRY", _truth, "fallback_retry", "1: try the graph again at the next step"),
+    Variable("ORTMODULE_FALLBACK_RETRY", truth_of, "fallback_retry", "1: try the graph again at the next step"),
     Variable("ORTMODULE_LOG_LEVEL", str.upper, "log_level", "overrides DebugOptions"),
     Variable("ORTMODULE_SAVE_ONNX_PATH", Path, "save_onnx", "folder of the dumps"),
     Variable("ORTMODULE_CACHE_DIR", Path, "cache_dir", "folder of translated graphs"),
-    Variable("ORTMODULE_CACHE_VERIFY", _truth, "cache_verify", "1: trace and compare although there is a graph"),
+    Variable("ORTMODULE_CACHE_VERIFY", truth_of, "cache_verify", "1: trace and compare although there is a graph"),
     Variable("ORTMODULE_SKIPCHECK_POLICY", _skip_checks, note="nothing to choose: no check is skipped"),
-    Variable("ORTMODULE_DEEPCOPY_BEFORE_MODEL_EXPORT", _truth, note="nothing to choose: there is no probing run"),
-    Variable("ORTMODULE_ENABLE_CUSTOM_AUTOGRAD", _truth, "custom_autograd", "0: torch.autograd.Function is an error"),
-    Variable("ORTMODULE_ALLOW_AUTOGRAD_CHECKPOINT", _truth, "keep_checkpoints", "1: checkpoints stay as they are"),
+    Variable("ORTMODULE_DEEPCOPY_BEFORE_MODEL_EXPORT", truth_of, note="nothing to choose: there is no probing run"),
+    Variable("ORTMODULE_ENABLE_CUSTOM_AUTOGRAD", truth_of, "custom_autograd", "0: torch.autograd.Function is an error"),
+    Variable("ORTMODULE_ALLOW_AUTOGRAD_CHECKPOINT", truth_of, "keep_checkpoints", "1: checkpoints stay as they are"),
     Variable("ORTMODULE_SKIPPED_AUTOGRAD_FUNCTIONS", str, note="nothing to skip: names do not clash"),
     Variable("ORTMODULE_ROCM_TEST", str, note="of the predecessor's own tests"),
-    Variable("ORTMODULE_ENABLE_COMPUTE_OPTIMIZER", _truth, "compute_optimizer", "0: nothing is skipped"),
-    Variable("ORTMODULE_ENABLE_SPARSE_OPTIMIZER", _truth, "sparse_optimizer", "0: all rows are computed"),
+    Variable("ORTMODULE_ENABLE_COMPUTE_OPTIMIZER", truth_of, "compute_optimizer", "0: nothing is skipped"),
+    Variable("ORTMODULE_ENABLE_SPARSE_OPTIMIZER", truth_of, "sparse_optimizer", "0: all rows are computed"),
     Variable(
-        "ORTMODULE_ENABLE_EMBEDDING_SPARSE_OPTIMIZER", _truth, "embedding_sparse_optimizer", "0: padding is computed"
+        "ORTMODULE_ENABLE_EMBEDDING_SPARSE_OPTIMIZER", truth_of, "embedding_sparse_optimizer", "0: padding is computed"
     ),
-    Variable("ORTMODULE_PRINT_INPUT_DENSITY", _truth, "print_input_density", "1: print each step's density"),
-    Variable("ORTMODULE_PRINT_MEMORY_STATS", _truth, "print_memory_stats", "1: print memory at the phases of a step"),
+    Variable("ORTMODULE_PRINT_INPUT_DENSITY", truth_of, "print_input_density", "1: print each step's density"),
+    Variable("ORTMODULE_PRINT_MEMORY_STATS", truth_of, "print_memory_stats", "1: print memory at the phases of a step"),
     Variable("ORTMODULE_ENABLE_MEMORY_ALLEVIATION", memory_options.plans_of, "memory_plans", "as the next one"),
     Variable("ORTMODULE_MEMORY_OPT_CONFIG", memory_options.plans_of, "memory_plans", "Gelu+:1:-1,..., or a .json file"),
     Variable("ORTMODULE_MEMORY_OPT_LEVEL", int, "memory_level", "0 those plans, 1 all of a layer, 2 with compromise"),

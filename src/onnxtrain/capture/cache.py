@@ -222,12 +222,12 @@ def graph_bytes(graph: ForwardGraph) -> bytes:
 
 def _from_bytes(payload: bytes) -> ForwardGraph:
     model = ir.from_proto(onnx.load_model_from_string(payload))
-    names, parameters, buffers, outputs, *rest = json.loads(model.metadata_props.pop(_SIGNATURE))
-    updates, views, in_order, rows = rest
+    fields = json.loads(model.metadata_props.pop(_SIGNATURE))
+    user_inputs, parameters, buffers, outputs, updates, views, in_order, rows = fields
     for node in model.graph.all_nodes():
         for name, exact in json.loads(node.metadata_props.pop(_EXACT, "{}")).items():
             node.attributes[name] = ir.Attr(name, node.attributes[name].type, exact)
     infer_graph(model.graph)  # the content of shape tensors is not part of the file
-    roles = tuple(names), tuple(parameters), tuple(buffers), tuple(outputs)
+    roles = tuple(user_inputs), tuple(parameters), tuple(buffers), tuple(outputs)
     signature = Signature(*roles, updates, views=views, in_order=tuple(in_order))
     return ForwardGraph(model, signature, tuple(Layers(*row) for row in rows))

@@ -82,8 +82,7 @@ def line_that_writes(module: torch.nn.Module, name: str) -> str:
         module: the module.
         name: a global one, one of a closure, or an attribute.
     """
-    walk = _walk(module)
-    walk.run()
+    walk = _walked(module)
     return line_that_changes(itertools.chain.from_iterable(map(lines_of, walk.functions)), rf"\b{re.escape(name)}\b")
 
 
@@ -94,8 +93,7 @@ def is_read(module: torch.nn.Module, name: str) -> bool:
         module: the module.
         name: a global one, one of a closure, or an attribute.
     """
-    walk = _walk(module)
-    walk.run()
+    walk = _walked(module)
     paths = [mention.path for code in walk.codes() for mention in _mentions_in(code)]
     after = [b for path in paths for a, b in itertools.pairwise((*path, "")) if a == name]
     return not after or not _ADDING.issuperset(after)  # an argument's default is not looked up by its name
@@ -110,8 +108,7 @@ def unread(module: torch.nn.Module, found: frozenset[Attribute]) -> frozenset[At
     """
     if not found:
         return found
-    walk = _walk(module)
-    walk.run()
+    walk = _walked(module)
     if not _BY_NAMES.isdisjoint(itertools.chain.from_iterable(code.co_names for code in walk.codes())):
         walk.see_methods()
         walk.run()
@@ -121,6 +118,13 @@ def unread(module: torch.nn.Module, found: frozenset[Attribute]) -> frozenset[At
 
 def _texts(constants: Sequence[Any]) -> list[str]:
     return [x for x in constants if isinstance(x, str)]
+
+
+def _walked(module: torch.nn.Module) -> _Walk:
+    """A walk that has come to all that a module's forward pass can reach."""
+    walk = _walk(module)
+    walk.run()
+    return walk
 
 
 def _walk(module: torch.nn.Module) -> _Walk:

@@ -39,10 +39,13 @@ def with_kernels(model: ir.Model, parts: Sequence[int], device: str) -> ir.Model
         parts: how many nodes each part has, over whose ends no kernel reaches; the last part has the rest.
         device: where it runs.
     """
-    if not any(len(found) > 1 for found in _groups(model.graph, parts, device)):
+    found = [nodes for nodes in _groups(model.graph, parts, device) if len(nodes) > 1]
+    if not found:
         return model
+    own = list(model.graph)
     model = ir.Model(model.graph.clone(), ir_version=model.ir_version)
-    groups = [found for found in _groups(model.graph, parts, device) if len(found) > 1]
+    copies = dict(zip(own, model.graph, strict=True))
+    groups = [[copies[node] for node in nodes] for nodes in found]
     _move_together(model.graph, groups)
     for nodes in groups:
         _replace(model.graph, nodes)

@@ -16,7 +16,6 @@ from onnxtrain.execute.torch.kernels import body_of
 from onnxtrain.execute.torch.programs import compile_body
 from onnxtrain.execute.torch.registry import Lowering
 from onnxtrain.execute.torch.timing import seconds_of
-from onnxtrain.ir import shapes
 
 _LOG = logging.getLogger("onnxtrain.execute")
 _TIMES = 5  # each is timed, in turn
@@ -71,7 +70,6 @@ class Kernel:
         body = body_of(node)
         self._name, self._body, self._device = node.op_type, body, device
         self._compiler, self._is_waited_for = compiler, is_waited_for
-        self._dims = [tuple(shapes.known_dims(v)) for v in body.inputs]
         function, is_one = compile_body(body, device).function, len(body.outputs) == 1
         self._aten: Callable[..., Any] = (lambda *args: function(*args)[0]) if is_one else function
         self._compiled: Callable[..., Any] = self._aten
