@@ -97,6 +97,83 @@ def test_operators_of_torch(part: int) -> None:
     assert not wrong
 
 
+def overloads() -> Iterator[Any]:
+    """All of torch's that take tensors and numbers alone, by position, and write nothing."""
+    for name in sorted(dir(torch.ops.aten)):
+        packet = getattr(torch.ops.aten, name)
+        if name not in STOP_THE_PROCESS and isinstance(packet, torch._ops.OpOverloadPacket):
+            yield from filter(_is_of_tensors, (getattr(packet, overload) for overload in packet.overloads()))
+
+
+STOP_THE_PROCESS = {"_batch_norm_no_update", "smooth_l1_loss_backward"}  # of arguments that do not fit
+NOT_PLAIN = {"uniform", "resize_as"}  # without content, these take an input's own strides where it has gaps
+
+
+def _is_of_tensors(overload: Any) -> bool:
+    kinds, name = [str(a.type) for a in _positional(overload)], overload._schema.name.split("::")[1]
+    is_plain = name not in NOT_PLAIN and not overload._schema.is_mutable
+    if BEFORE_2_12 and (name.startswith("fft_") or name == "zero"):
+        return False
+    return is_plain and "Tensor" in kinds and set(kinds) <= {"Tensor", "number", "int", "float", "bool"}
+
+
+def _positional(overload: Any) -> list[Any]:
+    return [a for a in overload._schema.arguments if not a.kwarg_only and not a.has_default_value()]
+
+
+def _argument(kind: str, tensor: torch.Tensor) -> Any:
+    return {"Tensor": tensor, "number": 2, "int": 1, "float": 0.5, "bool": True}[kind]
+
+
+LAID_OUT: dict[str, Callable[[], torch.Tensor]] = {
+    "backwards": lambda: torch.rand(4, 5).mT,
+    "in another order": lambda: torch.rand(3, 4, 5).permute(1, 2, 0),
+    "channels last": lambda: channels_last(torch.rand(2, 3, 4, 5)),
+    "with gaps": lambda: torch.rand(4, 10)[:, ::2],
+    "counted, backwards": lambda: torch.randint(2, (4, 4)).mT,
+}
+
+
+@pytest.mark.parametrize("name", LAID_OUT)
+@pytest.mark.filterwarnings("ignore")
+def test_overloads_of_torch(name: str) -> None:
+    """The same of all that takes tensors and numbers, those that torch's samples do not call too."""
+    given, compared, wrong = LAID_OUT[name](), 0, []
+    for overload in overloads():
+        kinds = [str(a.type) for a in _positional(overload)]
+        try:
+            real = overload(*(_argument(kind, given) for kind in kinds))
+            with layouts(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+                fake = overload(*(_argument(kind, mode.from_tensor(given)) for kind in kinds))
+        except Exception:
+            continue
+        compared += 1
+        if strides(fake)[:1] != strides(real)[:1]:
+            wrong.append(str(overload))
+    assert compared > 200
+    assert not wrong
+
+
+INDEXED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "first": lambda x, i: x[i],
+    "second": lambda x, i: x[:, i],
+    "last": lambda x, i: x[..., i],
+    "two beside": lambda x, i: x[:, i, i],
+    "two apart": lambda x, i: x[i, :, i],
+    "one of each kind": lambda x, i: x[i, i.contiguous()],
+    "two of other ranks": lambda x, i: x[i, i[:, 0][:, None]],
+}
+
+
+@pytest.mark.parametrize("name", INDEXED)
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_indices_in_another_order(name: str, order: tuple[int, ...]) -> None:
+    x, index = torch.rand(4, 5, 6).permute(order), torch.randint(4, (3, 5)).mT
+    with layouts(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = INDEXED[name](mode.from_tensor(x), mode.from_tensor(index))
+    assert strides(fake) == strides(INDEXED[name](x, index))
+
+
 WRITTEN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "copysign": lambda x: torch.copysign(x, x.flip(0)),
     "floor": lambda x: torch.div(x, 0.3, rounding_mode="floor") * 0.3,
@@ -104,6 +181,9 @@ WRITTEN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "logaddexp": lambda x: torch.logaddexp(x, x[:1]),
     "channel shuffle": lambda x: F.channel_shuffle(x.permute(0, 2, 3, 1), 2),
     "padding": lambda x: F.pad(x.permute(0, 2, 3, 1), (1, 1, 1, 1), mode="reflect"),
+    "power": lambda x: 2.0 ** x.detach().clamp(-3.0, 3.0) * x.mean(),
+    "rolled": lambda x: x.roll(1, 2),
+    "indexed": lambda x: x[:, torch.tensor([[0, 1], [2, 3], [1, 5]]).mT],
     "max pooling": lambda x: F.max_pool1d(x.detach()[0].transpose(1, 2), 2) * x.mean(),
     "one hot": lambda x: F.one_hot(x.detach()[0, 0].abs().long().T, 9) * x.mean(),
     "cross entropy": lambda x: F.binary_cross_entropy(x.sigmoid(), (x > 0).to(x), reduction="none"),

@@ -6,12 +6,12 @@ there is written in ``x``, and a copy of a transposed one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch._prims_common import suggest_memory_format
+from torch._prims_common import compute_elementwise_output_strides, suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from onnxtrain.capture.replaced import replaced
@@ -56,9 +56,39 @@ def _contiguous(result: Tensor, *_: Any) -> Tensor:
     return torch.empty(result.shape, device=result.device)
 
 
+def _contiguous_on_cpu(result: Tensor, *_: Any) -> Tensor:
+    return _contiguous(result) if result.device.type == "cpu" else result
+
+
 def _in_format(result: Tensor, input: Tensor, *_: Any) -> Tensor:
     """Channels last where the input is, else contiguous."""
     return torch.empty(result.shape, device=result.device).contiguous(memory_format=suggest_memory_format(input))
+
+
+def _rolled(result: Tensor, input: Tensor, shifts: Any, dims: Any = (), *_: Any) -> Tensor:
+    """Two parts in a row, in their format, on the CPU; contiguous where all axes are rolled as one."""
+    return _in_format(result, input) if dims and result.device.type == "cpu" else _contiguous(result)
+
+
+def _indexed(result: Tensor, input: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
+    """In the order of what is indexed, and where that says none, in the order of the indices."""
+    chosen = {axis: index for axis, index in enumerate(indices) if index is not None}
+    are_places = all(i.dtype in (torch.int64, torch.int32) for i in chosen.values())
+    if not are_places or all(_in_rows(i) for i in chosen.values()):
+        return result
+    axes = list(chosen)
+    kept = [stride for axis, stride in enumerate(input.stride()) if axis not in chosen]
+    first = axes[0] if axes == list(range(axes[0], axes[-1] + 1)) else 0
+    rank = max(i.dim() for i in chosen.values())
+    taken = torch.empty_strided(result.shape, (*kept[:first], *[0] * rank, *kept[first:]), device=result.device)
+    after = (None,) * (len(kept) - first)
+    places = [index[(..., *after)].expand(result.shape) for index in chosen.values()]
+    strides = compute_elementwise_output_strides(taken, *places)
+    return torch.empty_strided(result.shape, strides, device=result.device)
+
+
+def _in_rows(index: Tensor) -> bool:
+    return index.dim() < 2 or index.is_contiguous()
 
 
 _ATEN = torch.ops.aten
@@ -90,12 +120,33 @@ _LAYOUTS: dict[Any, _Layout] = {
             _ATEN.native_batch_norm.default,
             _ATEN.native_channel_shuffle.default,
             _ATEN.reflection_pad2d.default,
+            _ATEN.reflection_pad3d.default,
             _ATEN.replication_pad2d.default,
+            _ATEN.replication_pad3d.default,
         ),
         _in_format,
     ),
+    **dict.fromkeys(
+        (
+            _ATEN._log_softmax_backward_data.default,
+            _ATEN._standard_gamma.default,
+            _ATEN._weight_norm_interface.default,
+            _ATEN.grid_sampler_2d.default,
+            _ATEN.huber_loss_backward.default,
+            _ATEN.isin.Tensor_Scalar,
+            _ATEN.isin.Tensor_Tensor,
+            _ATEN.mse_loss_backward.default,
+            _ATEN.normal.Tensor_Tensor,
+            _ATEN.normal.float_Tensor,
+            _ATEN.poisson.default,
+            _ATEN.pow.Scalar,
+        ),
+        _contiguous,
+    ),
+    **dict.fromkeys((_ATEN.index.Tensor, _ATEN._unsafe_index.Tensor), _indexed),
     _ATEN.binary_cross_entropy.default: _unreduced,
-    _ATEN.normal.Tensor_Tensor: _contiguous,
+    _ATEN.log_sigmoid_forward.default: _contiguous_on_cpu,
+    _ATEN.roll.default: _rolled,
 }
 
 
