@@ -140,6 +140,7 @@ _LAYOUTS: dict[Any, _Layout] = {
             _ATEN.normal.float_Tensor,
             _ATEN.poisson.default,
             _ATEN.pow.Scalar,
+            _ATEN.rrelu_with_noise.default,
         ),
         _contiguous,
     ),
