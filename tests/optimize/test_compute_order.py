@@ -193,6 +193,7 @@ CHAINS = {
     "cast": Chain(lambda op, x: op.Cast(op.Cast(op.Exp(x), to=1), to=11), ("Cast", "Exp")),
     "dropout": Chain(lambda op, x: op.Dropout(op.Exp(x), op.constant(0.0), op.constant(True)), ("Exp",)),
     "layer norm": Chain(lambda op, x, a: op.LayerNormalization(op.Exp(x), a), ("Exp",), inputs=(weights(D),)),
+    "rms norm": Chain(lambda op, x, a: op.RMSNorm(op.Exp(x), a), ("Exp",), inputs=(weights(D),)),
     "softmax": Chain(lambda op, x: op.LogSoftmax(op.Softmax(op.Exp(x), axis=2), axis=-1), ("Softmax", "LogSoftmax")),
     "rows": Chain(lambda op, x, a: op.MatMul(op.Exp(x), a), ("MatMul", "Exp"), inputs=(weights(D, N),)),
     "columns": Chain(

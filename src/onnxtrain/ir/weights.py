@@ -67,7 +67,7 @@ _BY_USE: dict[tuple[str, int], tuple[Kind, str]] = {
     **{(op, i): _STATE for op in ("LSTM", "GRU", "RNN") for i in (5, 6)},
     **{(op, i): _NORM for op in ("LayerNormalization", "GroupNormalization", "BatchNormalization") for i in (1, 2)},
     **{("InstanceNormalization", i): _NORM for i in (1, 2)},
-    **{(op, i): _NORM for op in ("RMSNormalization", "SimplifiedLayerNormalization") for i in (1, 2)},
+    **{(op, i): _NORM for op in ("RMSNormalization", "RMSNorm", "SimplifiedLayerNormalization") for i in (1, 2)},
     **{(op, i): _NORM for op in ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization") for i in (2, 3, 4)},
     **{("BatchNormalization", i): (_STATISTIC, "running statistic of BatchNormalization") for i in (3, 4)},
     ("Gemm", 2): (_WEIGHT, "bias of a linear layer"),

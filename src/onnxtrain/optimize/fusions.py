@@ -6,45 +6,58 @@ A fused kernel rounds differently in the last digits; nothing else changes.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.ir import shapes
 from onnxtrain.ir.bodies import remove_unread
-from onnxtrain.ir.graphs import SOURCE, source_of
+from onnxtrain.ir.graphs import DOMAIN, SOURCE, source_of
+from onnxtrain.optimize.causal_masks import causal_attention
+
+_Fused: TypeAlias = tuple[ir.Node, list[ir.Node]]  # the last node of a formula, and what is in its place
 
 
 class FusionsPass(ir.passes.InPlacePass):
-    """``0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`` is Gelu's tanh approximation (``gelu_new`` of GPT-2).
+    """Formulas become one node: Gelu's tanh approximation, the root mean square normalization, causal attention.
 
-    Products and sums may be in any order. What is fused keeps the source line of the formula's last node.
+    The first is ``0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`` (``gelu_new`` of GPT-2), the second
+    ``x / sqrt(mean(x^2) + epsilon) * scale`` over the last axis (Llama and its kin), the third attention with a mask
+    that is causal. Products and sums may be in any order. What is fused keeps the source line of the formula's last
+    node.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Run the pass."""
-        found = [pair for node in model.graph if node.op_type == "Tanh" and (pair := _gelu(node)) is not None]
-        for last, x in found:
-            fused = ir.Node("", "Gelu", [x], [ir.Attr("approximate", ir.AttributeType.STRING, "tanh")])
-            old, new = last.outputs[0], fused.outputs[0]
-            new.type, new.shape = old.type, old.shape
+        found = [pair for node in model.graph if (pair := _FORMULAS.get(node.op_type, _none)(node)) is not None]
+        for last, made in found:
+            for old, new in zip(last.outputs, made[-1].outputs, strict=True):
+                new.type, new.shape = old.type, old.shape
             if line := source_of(last):
-                fused.metadata_props[SOURCE] = line
-            ir.convenience.replace_nodes_and_values(model.graph, last, [last], [fused], [old], [new])
+                for node in made:
+                    node.metadata_props[SOURCE] = line
+            ir.convenience.replace_nodes_and_values(model.graph, last, [last], made, last.outputs, made[-1].outputs)
         if found:
             remove_unread(model.graph)
         return ir.passes.PassResult(model, bool(found))
 
 
-def _gelu(tanh: ir.Node) -> tuple[ir.Node, ir.Value] | None:
-    """The last node of the formula around a Tanh, and what it is computed of; None where it is another formula."""
+def _none(_: ir.Node) -> None:
+    """Of most operators no formula is looked for."""
+
+
+def _gelu(tanh: ir.Node) -> _Fused | None:
+    """The last node of the formula around a Tanh, and what is in its place; None where it is another formula."""
     last = _reader(_reader(tanh, "Add"), "Mul")
     inner = _beside(tanh.inputs[0], "Mul", math.sqrt(2 / math.pi))
     for half, total in _orders(last):
         x = _beside(half, "Mul", 0.5)
         is_outer = x is not None and _beside(total, "Add", 1.0) is tanh.outputs[0]
         if last is not None and x is not None and is_outer and _is_inner(inner, x):
-            return (last, x) if _rank(last.outputs[0]) == _rank(x) else None
+            fused = ir.Node("", "Gelu", [x], [ir.Attr("approximate", ir.AttributeType.STRING, "tanh")])
+            return (last, [fused]) if _rank(last.outputs[0]) == _rank(x) else None
     return None
 
 
@@ -55,6 +68,74 @@ def _is_inner(value: ir.Value | None, x: ir.Value) -> bool:
         if operand is x and power is not None and power.inputs[0] is x and _is(power.inputs[1], 3.0):
             return True
     return False
+
+
+def _rms_norm(root: ir.Node) -> _Fused | None:
+    """The last node of the formula around a Sqrt, and what is in its place; None where it is another formula."""
+    mean, epsilon = _with_constant(_made_by(root.inputs[0], "Add"))
+    x = _mean_squared(mean)
+    by = _reader(root, "Reciprocal")
+    normalized = _reader(root, "Div") if by is None else _reader(by, "Mul")
+    if x is None or epsilon is None or normalized is None or not _is_divided(normalized, x, by or root):
+        return None
+    cast = _reader(normalized, "Cast")
+    last = _reader(cast or normalized, "Mul")
+    scale = None if last is None else next((v for v in last.inputs if v is not (cast or normalized).outputs[0]), None)
+    if last is None or scale is None or scale.dtype != last.outputs[0].dtype or not _is_of_last_axis(scale, x):
+        return None
+    return last, _rms_nodes(x, scale, epsilon)
+
+
+def _rms_nodes(x: ir.Value, scale: ir.Value, epsilon: float) -> list[ir.Node]:
+    """The normalization in the type of x, the result in that of the scale, which may be half precision."""
+    axis, epsilon_of = ir.Attr("axis", ir.AttributeType.INT, -1), ir.Attr("epsilon", ir.AttributeType.FLOAT, epsilon)
+    if scale.dtype == x.dtype or x.dtype is None or scale.dtype is None:
+        return [ir.Node(DOMAIN, "RMSNorm", [x, scale], [axis, epsilon_of])]
+    widened = _cast(scale, x.dtype)
+    norm = ir.Node(DOMAIN, "RMSNorm", [x, widened.outputs[0]], [axis, epsilon_of])
+    norm.outputs[0].type, norm.outputs[0].shape = x.type, x.shape
+    return [widened, norm, _cast(norm.outputs[0], scale.dtype)]
+
+
+def _cast(x: ir.Value, dtype: ir.DataType) -> ir.Node:
+    cast = ir.Node("", "Cast", [x], [ir.Attr("to", ir.AttributeType.INT, dtype.value)])
+    cast.outputs[0].type, cast.outputs[0].shape = ir.TensorType(dtype), x.shape
+    return cast
+
+
+def _mean_squared(value: ir.Value | None) -> ir.Value | None:
+    """Of what a value that one node reads is the mean of squares over the last axis, which it keeps."""
+    mean = _made_by(value, "ReduceMean")
+    if mean is None or value is None or len(value.uses()) > 1 or not shapes.attribute(mean, "keepdims", 1):
+        return None
+    squares, axes = mean.inputs[0], shapes.constant_of(shapes.operand(mean, 1))
+    rank = None if squares is None else _rank(squares)
+    if rank is None or axes is None or [a % rank for a in axes.tolist()] != [rank - 1]:
+        return None
+    power, product = _made_by(squares, "Pow"), _made_by(squares, "Mul")
+    if power is not None:
+        return power.inputs[0] if _is(power.inputs[1], 2.0) else None
+    return product.inputs[0] if product is not None and product.inputs[0] is product.inputs[1] else None
+
+
+def _is_divided(node: ir.Node, x: ir.Value, by: ir.Node) -> bool:
+    """Whether a product or quotient is of a value and what a node makes, in that order or, a product, in either."""
+    orders = _orders(node) if node.op_type == "Mul" else (tuple(node.inputs),)
+    return (x, by.outputs[0]) in orders
+
+
+def _is_of_last_axis(scale: ir.Value, x: ir.Value) -> bool:
+    """Whether a value has a number for each place of another's last axis."""
+    return _rank(scale) == 1 and bool(_rank(x)) and shapes.known_dims(scale)[0] == shapes.known_dims(x)[-1]
+
+
+def _with_constant(node: ir.Node | None) -> tuple[ir.Value | None, float | None]:
+    """Of a sum with a constant number, the other operand and the number."""
+    for operand, other in _orders(node):
+        content = shapes.constant_of(other)
+        if content is not None and content.size == 1:
+            return operand, float(content.item())
+    return None, None
 
 
 def _beside(value: ir.Value | None, op_type: str, number: float) -> ir.Value | None:
@@ -91,3 +172,10 @@ def _is(value: ir.Value | None, number: float) -> bool:
     if content is None or content.size != 1:
         return False
     return bool(np.isclose(content.item(), number, rtol=_ROUNDING.get(content.dtype.name, 1e-6)))
+
+
+_FORMULAS: dict[str, Callable[[ir.Node], _Fused | None]] = {  # around which operator a formula is looked for
+    "MaskedScaledDotProductAttention": causal_attention,
+    "Sqrt": _rms_norm,
+    "Tanh": _gelu,
+}

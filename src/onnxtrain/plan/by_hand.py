@@ -20,7 +20,7 @@ RECOMPUTE, COMPROMISE = 1, 2
 _MOST = 15  # nodes that run again for one value
 _SHOWN = 5  # clusters that an error names
 _LAYERS = "1:1"  # the probe of plans layer by layer
-_NORMS = ("LayerNormalization", "SimplifiedLayerNormalization", "SkipLayerNormalization", "RMSNormalization")
+_NORMS = ("LayerNormalization", "SimplifiedLayerNormalization", "SkipLayerNormalization", "RMSNormalization", "RMSNorm")
 _PRODUCTS = ("MatMul", "Gemm", "Einsum", "Linear", "LinearWithoutBias")
 _CHEAP = Trait.ELEMENTWISE | Trait.VIEW
 

@@ -36,6 +36,7 @@ PER_ELEMENT = {
     "GroupNormalization": 7,
     "InstanceNormalization": 7,
     "RMSNormalization": 4,
+    "RMSNorm": 4,
     "LayerNormalizationGrad": 13,  # dx 10 (onnxtrain::LayerNormalizationGrad, term by term), dscale 2, dbias 1
     "BatchNormalizationGrad": 13,
     "GroupNormalizationGrad": 17,  # the statistics are computed again (4)

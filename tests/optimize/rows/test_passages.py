@@ -81,6 +81,7 @@ CASES = [
     Case("LayerNormalization", ((B, T, 6), numbers(6), numbers(6)), (BT, (0,), (1, 0)), ((0, 2),)),
     Case("LayerNormalization", ((B, T, 2, 3), numbers(2, 3)), (BT,), ((0, 2),), {"axis": 2}),
     Case("RMSNormalization", ((B, 2, T, 6), numbers(6)), ((0, 2), BT, (2, 0)), ((0, 3),)),
+    Case("RMSNorm", ((B, 2, T, 6), numbers(6)), ((0, 2), BT, (2, 0)), ((0, 3),), domain=DOMAIN),
     Case("Softmax", ((B, 2, T, 6),), ((0, 2), BT, (2, 0)), ((0, 3), (3,))),
     Case("LogSoftmax", ((B, 5, T),), ((0, 2), (2, 0)), ((0, 1),), {"axis": 1}),
     Case("Split", ((B, T, 6), ints(2, 2, 2)), (BT, (0,)), ((0, 2),), {"axis": -1}, 3),

@@ -21,7 +21,7 @@ from onnxtrain.ir.traits import Trait, traits_of
 
 NAME = "Kernel_"
 _ROWS = frozenset(
-    ("LayerNormalization", "LayerNormalizationGrad", "RMSNormalization", "RMSNormalizationGrad", "Softmax")
+    ("LayerNormalization", "LayerNormalizationGrad", "RMSNormalization", "RMSNormalizationGrad", "RMSNorm", "Softmax")
 ) | {"SoftmaxGrad"}
 _SUMS = frozenset(("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin"))
 _FASTER_ALONE = frozenset(("Gelu", "GeluGrad", "Erf"))  # on the CPU, whose ATen has a vectorized error function

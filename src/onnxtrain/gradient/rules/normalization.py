@@ -63,6 +63,7 @@ def _statistics(op: Builder, x: Value, axis: int, epsilon: float) -> tuple[Value
     return mean, op.Reciprocal(op.Sqrt(op.ReduceMean(off * off, axes, keepdims=1) + epsilon))
 
 
+@gradient("RMSNorm", domain=DOMAIN)
 @gradient("RMSNormalization")
 def rms_normalization(
     ctx: Context, dy: Value, x: Value, scale: Value, *, axis: int = -1, epsilon: float = 1e-5, **_: Any

@@ -42,6 +42,15 @@ def GroupNormalizationGrad(dy, x, scale, num_groups: int, epsilon: float = 1e-05
     )
 
 
+@function(like=(0,))
+def RMSNorm(x, scale, axis: int = -1, epsilon: float = 1e-05):
+    """``x / sqrt(mean(x * x) + epsilon) * scale``, the mean over the axes from one on (Zhang and Sennrich, 2019)."""
+    total = op.Size(op.Shape(x))
+    first = op.Mod(op.Constant(value_int=axis) + total, total)
+    square = op.ReduceMean(x * x, op.Range(first, total, op.Constant(value_int=1)), keepdims=1)
+    return x * op.Reciprocal(op.Sqrt(square + op.CastLike(op.Constant(value_float=epsilon), x))) * scale
+
+
 @function(like=(1, 2))
 def RMSNormalizationGrad(dy, x, scale, axis: int = -1, epsilon: float = 1e-05):
     """Gradient of RMSNormalization: dx, dscale.

@@ -121,6 +121,7 @@ def _softmax(node: ir.Node, part: Part) -> Move | None:
     return None if axis in part.axes else Move({0: part})
 
 
+@rule_of("RMSNorm", domain=DOMAIN)
 @rule_of("LayerNormalization", "RMSNormalization")
 def _normalization(node: ir.Node, part: Part) -> Move | None:
     first = shapes.attribute(node, "axis", -1) % len(dims_at(node))

@@ -65,7 +65,7 @@ def _gemm(node: ir.Node, layout: Layout) -> Passage | None:
     return Passage((Operand((0,)), FREE, *(FREE for _ in node.inputs[2:])), again(node))
 
 
-@passage("LayerNormalization", "RMSNormalization")
+@passage("LayerNormalization", "RMSNormalization", "RMSNorm")
 def _normalization(node: ir.Node, layout: Layout) -> Passage | None:
     """The normalized axes come after the rows, so scale and bias have no rows."""
     x = node.inputs[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -51,24 +52,45 @@ def group_normalization_grad(
     return dx if len(needed) == 1 else (dx, *sums)[: len(needed)]
 
 
+@lowering("RMSNorm", domain=DOMAIN)
 @lowering("RMSNormalization")
 def rms_normalization(
     x: Tensor, scale: Tensor, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> Tensor:
-    """ATen's kernel; a scale that broadcasts is a factor after it."""
+    """ATen's kernel, on a GPU; the CPU has none, and computes half precision in float32."""
     sizes = x.shape[axis:]
+    if x.device.type == "cpu" and x.dtype not in (torch.float16, torch.bfloat16):
+        return (x * _inverse_rms(x, len(sizes), epsilon)).mul_(scale)
     if scale.shape == sizes:
         return torch.rms_norm(x, sizes, scale, epsilon)
     return torch.rms_norm(x, sizes, None, epsilon) * scale
+
+
+def _inverse_rms(x: Tensor, axes: int, epsilon: float) -> Tensor:
+    """``1 / sqrt(mean(x^2) + epsilon)`` over that many last axes, which it keeps, in one pass over x."""
+    over = tuple(range(-axes, 0))
+    norm = torch.linalg.vector_norm(x, 2, over, keepdim=True)
+    return (norm.square() / math.prod(x.shape[-axes:]) + epsilon).rsqrt()
 
 
 @lowering("RMSNormalizationGrad", domain=DOMAIN)
 def rms_normalization_grad(
     dy: Tensor, x: Tensor, scale: Tensor, *, needed: Sequence[bool], axis: int = -1, epsilon: float = 1e-5
 ) -> Tensor | tuple[Tensor | None, ...]:
-    """The formula, for the gradients that are read."""
+    """For the gradients that are read; LayerNormalization's kernel, of a mean of 0, computes most of it in one pass.
+
+    That kernel subtracts the mean of ``dy * scale`` from the gradient of x, which is added again.
+    """
+    sizes = x.shape[axis:]
+    inv_rms = _inverse_rms(x, len(sizes), epsilon)
+    if scale.shape == sizes and x.numel() and needed[0]:
+        mask = [True, len(needed) > 1 and needed[1], False]
+        none = torch.zeros_like(inv_rms)
+        dx, dscale, _ = aten.native_layer_norm_backward(dy, x, sizes, none, inv_rms, scale, None, mask)
+        mean = (dy.flatten(axis) @ scale.flatten()).view(inv_rms.shape)
+        dx = dx.addcmul_(inv_rms, mean, value=1 / scale.numel())
+        return dx if len(needed) == 1 else (dx, dscale)
     axes = tuple(range(axis % x.dim(), x.dim()))
-    inv_rms = torch.rsqrt(x.square().mean(axes, keepdim=True) + epsilon)
     n = x * inv_rms
     dscale = (dy * n).sum_to_size(scale.shape) if len(needed) > 1 and needed[1] else None
     if not needed[0]:
