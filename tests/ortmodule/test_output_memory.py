@@ -21,6 +21,8 @@ NEW = {
     "parts": lambda x: (x.index_select(0, torch.arange(4)), torch.cat([x]), torch.stack([x]), x[torch.tensor([0, 1])]),
     "copy_of_same_type": lambda x: (x.to(torch.float32, copy=True), x.t().contiguous(), x.t().reshape(16)),
     "nothing_to_do": lambda x: (x + 0, x * 1, x.relu(), x.clamp(-1e9, 1e9), x.tril(10), x.roll(0), x[:1].sum(0)),
+    "known_numbers": lambda x: (x.sum().max(0)[1], x * 2),
+    "known_numbers_twice": lambda x: (lambda v: (v.cumsum(0), v, v.clone(), x * 2))(x.sum().max(0)[1]),
     "split_copy": lambda x: x.clone().unbind(0),
 }
 
@@ -92,3 +94,23 @@ def test_who_asked_for_order_may_look_at_it_in_another_shape(name):
     for wrapped in (ORTModule(Calls(IN_ORDER[name])), torch.compile(IN_ORDER[name], backend="onnxtrain")):
         for x in (torch.rand(3, 4, 5), torch.rand(4, 3, 5).transpose(0, 1), torch.rand(2, 4, 5)[:, :3]):
             assert torch.equal(wrapped(x).view(-1), IN_ORDER[name](x).view(-1))
+
+
+FOLLOWED = {
+    "computed": lambda x: x * 2,
+    "made in order": lambda x: torch.zeros(x.shape) + x,
+    "a part of a copy": lambda x: x.tile(1, 1, 1)[:, 1:3],
+    "a part": lambda x: x[:, 1:3],
+    "a copy": lambda x: x.clone(),
+}
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_what_is_made_of_a_tensor_in_another_order_lies_as_in_eager(name):
+    """Where its own order decides, it does; where a tensor in order is made first, that one does."""
+    wrapped = ORTModule(Calls(FOLLOWED[name]))
+    for size in (3, 6):
+        x = torch.rand(4, size, 5).transpose(0, 1)
+        made, wanted = wrapped(x), FOLLOWED[name](x)
+        axes = [sorted(range(3), key=lambda a, y=y: -y.stride(a)) for y in (made, wanted)]
+        assert axes[0] == axes[1]

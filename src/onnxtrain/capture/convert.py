@@ -13,9 +13,9 @@ import torch
 from onnxtrain.capture import aten, exact_constants, hidden_sizes
 from onnxtrain.capture.flat_module import PREFIX
 from onnxtrain.capture.lowering.records import memory_of
+from onnxtrain.capture.lowering.strides import lies_in_order
 from onnxtrain.capture.onnx_graph import TRACED
 from onnxtrain.capture.python_op import recorded
-from onnxtrain.capture.symbolic_sizes import expression_of
 from onnxtrain.capture.translator import Translator
 from onnxtrain.errors import ShapeError
 from onnxtrain.ir import shapes
@@ -93,8 +93,9 @@ def _graph(
     untrained = {n.removeprefix(PREFIX) for n, is_trained in {**buffers, **borrowed}.items() if not is_trained}
     parameters, kept = (tuple(n for n in owned if (n in untrained) == is_kept) for is_kept in (False, True))
     views = _views(ep, input_names, names[:count], borrowed)
-    outputs, in_order = tuple(names[:count]), _in_order(ep, names[:count])
-    signature = Signature(tuple(input_names), parameters, kept, outputs, updates, views=views, in_order=in_order)
+    outputs, places = tuple(names[:count]), (_in_order(ep, names[:count]), _out_of_order(ep, input_names))
+    roles = tuple(input_names), parameters, kept, outputs
+    signature = Signature(*roles, updates, views=views, in_order=places[0], out_of_order=places[1])
     assert signature.inputs == tuple(str(v.name) for v in model.graph.inputs), "inputs come in the graph's order"
     return ForwardGraph(ir.Model(model.graph, ir_version=10), signature)
 
@@ -122,19 +123,21 @@ def _views(
 
 
 def _in_order(program: torch.export.ExportedProgram, outputs: Sequence[str]) -> tuple[str, ...]:
-    """The outputs whose elements lie in memory in the order of their axes."""
+    """The outputs whose axes lie in memory in their order."""
     returned = next(n for n in program.graph.nodes if n.op == "output").args[0]
-    values = ((name, node.meta["val"]) for name, node in zip(outputs, returned, strict=False))
-    return tuple(name for name, value in values if value.layout is torch.strided and _lies_in_order(value))
+    return tuple(name for name, node in zip(outputs, returned, strict=False) if _lies_in_order(node))
 
 
-def _lies_in_order(value: torch.Tensor) -> bool:
-    within = sympy.Integer(1)
-    for size, step in zip(reversed(value.shape), reversed(value.stride()), strict=True):
-        if expression_of(size) != 1 and expression_of(step) != within:
-            return False
-        within *= expression_of(size)
-    return True
+def _out_of_order(program: torch.export.ExportedProgram, names: Sequence[str]) -> tuple[str, ...]:
+    """The user's inputs whose axes lie in memory in another order than theirs."""
+    given = program.graph_signature.user_inputs
+    nodes = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
+    return tuple(name for name, user in zip(names, given, strict=True) if not _lies_in_order(nodes[str(user)]))
+
+
+def _lies_in_order(node: torch.fx.Node) -> bool:
+    value = node.meta["val"]
+    return value.layout is torch.strided and lies_in_order(value)
 
 
 def _is_expanded(value: torch.Tensor) -> bool:

@@ -74,21 +74,16 @@ class ReferenceExecutable(Executable):
         arrays = [_array(x) for x in inputs]
         signature = self.plan.signature
         known = dict(zip(signature.inputs, arrays, strict=True)) | self._forward.run(arrays)
-        views, updates = signature.views, [known[n] for n in signature.buffer_updates.values()]
-        is_view = {n: views.get(n, n) in signature.inputs for n in signature.outputs}
-        outputs = [known[n] if is_view[n] else _apart(known[n], arrays) for n in signature.outputs]
-        return [*outputs, *updates], [known[n] for n in self.plan.saved]
+        outputs = [*signature.outputs, *signature.buffer_updates.values()]
+        is_view = {n: signature.views.get(n, n) in signature.inputs for n in outputs}
+        own = {n: known[n] if is_view[n] else known[n].copy() for n in outputs}  # the graph keeps its constants
+        return [own[n] for n in outputs], [known[n] for n in self.plan.saved]
 
     def walk(self, saved: Any, output_gradients: list[Any], made: list[Any]) -> Iterator[None]:
         assert self._backward is not None, "a plan for inference has no backward pass"
         found = self._backward.run([*saved, *(_array(dy) for dy in output_gradients)])
-        made[:] = [found[name] for name in self.plan.gradients.values()]
+        made[:] = [found[name].copy() for name in self.plan.gradients.values()]
         yield
-
-
-def _apart(made: np.ndarray, given: Sequence[np.ndarray]) -> np.ndarray:
-    """A result; a copy where it lies in the memory of something given."""
-    return made.copy() if any(np.may_share_memory(made, x) for x in given) else made
 
 
 def _array(tensor: Any) -> np.ndarray:

@@ -52,8 +52,10 @@ class Signature:
             short graph those of the whole one.
         views: of each output that lies in the memory of an input, or of an output before it, the name of that; of one
             that is expanded its own. Others have memory of their own.
-        in_order: the outputs whose elements eager PyTorch gives in the order of their axes (contiguous), so that a
-            caller may look at them in another shape.
+        in_order: the outputs whose elements eager PyTorch gives in the order of their axes, so that a caller may look
+            at them in another shape.
+        out_of_order: the user inputs whose elements the traced call had in another order, and eager PyTorch what it
+            computes of them, where it is not ``in_order``.
     """
 
     user_inputs: tuple[str, ...]
@@ -67,6 +69,7 @@ class Signature:
     origins: dict[str, frozenset[str]] | None = None
     views: dict[str, str] = dataclasses.field(default_factory=dict)
     in_order: tuple[str, ...] = ()
+    out_of_order: tuple[str, ...] = ()
 
     @property
     def inputs(self) -> tuple[str, ...]:

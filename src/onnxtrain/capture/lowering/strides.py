@@ -6,10 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 from torch.utils._sympy.functions import Max
 
+from onnxtrain.capture.symbolic_sizes import expression_of
 from onnxtrain.errors import CaptureError
 
 
@@ -27,6 +29,19 @@ def order_in_memory(value: torch.Tensor) -> list[int] | None:
             return None
         expected = expected * value.shape[axis]
     return order if str(value.storage_offset()) == "0" else None
+
+
+def lies_in_order(value: torch.Tensor) -> bool:
+    """Whether a tensor's axes lie in memory one within the other, the last one innermost."""
+    within = sympy.Integer(1)
+    steps, is_whole = list[int | None](), True
+    for size, step in zip(reversed(value.shape), reversed(value.stride()), strict=True):
+        if expression_of(size) != 1:
+            steps.append(_hint(step))
+            is_whole = is_whole and expression_of(step) == within
+        within *= expression_of(size)
+    known = [step for step in steps if step is not None]
+    return is_whole or (len(known) == len(steps) and known == sorted(known))
 
 
 def is_empty(value: torch.Tensor) -> bool:

@@ -67,6 +67,7 @@ class Writer:
         self.bound: set[str] = set()
         self.given: set[ir.Value] = set()  # inputs whose memory may be overwritten
         self.after: dict[ir.Node | None, list[str]] = {}  # lines that follow a node, or come first
+        self.instead: dict[ir.Value, str] = {}  # of constants that the caller gets in another form
         self.kept: dict[ir.Node, str] = {}  # nodes that keep something for their gradients, and these: where
         self.into: dict[str, str] = {}  # results that may be added to what the caller has, and where that is
         self.names = Names({*NAMES, "ops", "calls", "saved", "sizes", "inputs", "gradients", "made", *self.symbols})
@@ -79,11 +80,14 @@ class Writer:
         self._body(keep=set(self.graph.inputs), held={v for node in self.kept for v in node.outputs})
         by_name = {str(v.name): v for v in [*self.graph.inputs, *self.results]}
         outputs = [*signature.outputs, *signature.buffer_updates.values()]
+        for value in filter(_is_constant, dict.fromkeys(by_name[n] for n in outputs)):
+            self._give(value, f"{self._tensor(value)}.clone()")
         self._set_apart([by_name[n] for n in signature.outputs], signature.views)
         in_order = [by_name[n] for n in signature.outputs if n in signature.in_order and n not in signature.views]
-        for value in disordered(self.nodes, in_order, [by_name[n] for n in signature.user_inputs]):
-            self.lines.append(f"{self._tensor(value)} = in_order({self._tensor(value)})")
-        names = [[self._tensor(by_name[n]) for n in part] for part in (outputs, saved)]
+        given = [[by_name[n] for n in names] for names in (signature.user_inputs, signature.out_of_order)]
+        for value in disordered(self.nodes, in_order, *given):
+            self._give(value, f"in_order({self._given(value)})")
+        names = [[self._given(by_name[n]) for n in part] for part in (outputs, saved)]
         lists = [f"[{', '.join(part)}]" for part in (names[0], [*names[1], *self.kept.values()])]
         self.lines.append(f"return {lists[0]}, {lists[1]}, ({''.join(s + ', ' for s in sizes)})")
         return self._program("forward", "inputs")
@@ -92,8 +96,17 @@ class Writer:
         """Lines that give the user's outputs memory of their own, where theirs may be that of others."""
         held = [*self.graph.inputs, *(v for n in self.nodes for v in n.inputs if v is not None and _is_constant(v))]
         for value, others in mistakable(self.nodes, self.lowerings, outputs, held, views).items():
-            name = self._tensor(value)
-            self.lines.append(f"{name} = apart({', '.join((name, *dict.fromkeys(map(self._tensor, others))))})")
+            self._give(value, f"apart({', '.join((self._given(value), *dict.fromkeys(map(self._tensor, others))))})")
+
+    def _given(self, value: ir.Value) -> str:
+        """The name of what the caller gets for a value; it may be another one than that of a constant."""
+        return self.instead.get(value) or self._tensor(value)
+
+    def _give(self, value: ir.Value, text: str) -> None:
+        """A line that makes what the caller gets for a value."""
+        if _is_constant(value):
+            self.instead.setdefault(value, self.names.unique(str(value.name)))
+        self.lines.append(f"{self._given(value)} = {text}")
 
     def backward(
         self, plan: Plan, saved: Sequence[ir.Value], sizes: Sequence[str], weights: Mapping[str, list[ir.Value]]
@@ -124,7 +137,8 @@ class Writer:
         found: dict[ir.Node | None, list[str]] = {}
         for index, place in enumerate(settled(self.nodes, self.lowerings, touching)):
             lines = found.setdefault(self.nodes[place] if place >= 0 else None, [])
-            names = {n: self._tensor(value) for n, value in given[index].items()}
+            copied = {value: ".clone()" if _is_constant(value) else "" for value in given[index].values()}
+            names = {n: self._tensor(value) + copied[value] for n, value in given[index].items()}
             if names:
                 lines.append(f"{', '.join(f'made[{order[n]}]' for n in names)} = {', '.join(names.values())}")
             later = {v for part in given[index + 1 :] for v in part.values()}

@@ -154,10 +154,18 @@ def _apart(tensor: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
     return tensor.clone() if is_expanded or any(torch._C._is_alias_of(tensor, x) for x in others) else tensor
 
 
+def _in_order(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor; a contiguous copy where its axes do not lie in memory in their order."""
+    if tensor.is_contiguous():
+        return tensor
+    steps = [step for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1]
+    return tensor if steps == sorted(steps, reverse=True) else tensor.contiguous()
+
+
 NAMES: Mapping[str, Any] = {
     "apart": _apart,
     "host": _host,
-    "in_order": torch.Tensor.contiguous,
+    "in_order": _in_order,
     "tensor": _tensor,
     "inf": math.inf,
     "nan": math.nan,

@@ -104,7 +104,12 @@ def mistakable(
     return found
 
 
-def disordered(nodes: Sequence[ir.Node], values: Sequence[ir.Value], given: Collection[ir.Value]) -> list[ir.Value]:
+def disordered(
+    nodes: Sequence[ir.Node],
+    values: Sequence[ir.Value],
+    given: Collection[ir.Value],
+    out_of_order: Collection[ir.Value],
+) -> list[ir.Value]:
     """Those of the values whose elements may not lie in memory in the order of their axes.
 
     An operator that goes through elements leaves them in its operand's order; others, but for those of whose results
@@ -114,8 +119,9 @@ def disordered(nodes: Sequence[ir.Node], values: Sequence[ir.Value], given: Coll
         nodes: the program in order.
         values: the values.
         given: inputs that a caller may give in any order; what is computed of them is in that of eager PyTorch.
+        out_of_order: those of them that the traced call had in another one: what is in order there was put so.
     """
-    found, shown = set[ir.Value](), set(given)
+    found, shown = set(out_of_order), set(given)
     for node in nodes:
         traits, operands = traits_of(node), [v for v in node.inputs if v is not None]
         goes_through = bool(traits & (Trait.ELEMENTWISE | Trait.VIEW)) or is_kernel(node)
