@@ -7,9 +7,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from parity import Calls
 from torch import Tensor, nn
 
 from onnxtrain import ORTModule
+from onnxtrain.errors import CaptureError
 
 Result = tuple[Tensor, ...]
 
@@ -128,3 +130,9 @@ def test_as_eager(name: str) -> None:
         ours, theirs = _step(wrapped, size), _step(eager, size)
         assert ours[1] == theirs[1], "requires_grad"
         torch.testing.assert_close(ours[0] + ours[2], theirs[0] + theirs[2], rtol=1e-11, atol=1e-12)
+
+
+def test_numbers_that_onnx_does_not_have() -> None:
+    """Complex numbers of two halves."""
+    with pytest.raises(CaptureError, match=r"complex32|chalf|to\."):
+        ORTModule(Calls(lambda x: x.chalf().real.float()))(torch.randn(3, 4))

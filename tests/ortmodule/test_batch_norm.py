@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from parity import captures, pair, same, same_step
+import torch.nn.functional as F
+from parity import Calls, captures, pair, same, same_step
 
 from onnxtrain import Options, ORTModule
 from onnxtrain.capture.lowering import Lowering
@@ -218,3 +220,32 @@ def test_new_running_statistics_have_no_gradient(again: bool) -> None:
     for found in (wrapped(x), compiled(x)):
         torch.testing.assert_close(found, expected)
         assert [y.requires_grad for y in found] == [True, False]
+
+
+GIVEN: dict[str, Callable[..., Any]] = {
+    "functional": lambda x, w, mean, var: F.batch_norm(x, mean, var, w, None, True, 0.3),
+    "named": lambda x, w, mean, var: F.batch_norm(x, running_var=var, running_mean=mean, weight=w, training=True),
+    "evaluated": lambda x, w, mean, var: F.batch_norm(x, mean, var, w),
+    "twice": lambda x, w, mean, var: F.batch_norm(F.batch_norm(x, mean, var, w, None, True), mean, var, w, None, True),
+    "batch_norm": lambda x, w, mean, var: torch.batch_norm(x, w, None, mean, var, True, 0.3, 1e-5, False),
+    "native": lambda x, w, mean, var: torch.native_batch_norm(x, w, w * 2, mean, var, True, 0.3, 1e-5),
+    "native evaluated": lambda x, w, mean, var: torch.native_batch_norm(x, w, None, mean, var, False, 0.3, 1e-5)[0],
+    "instances": lambda x, w, mean, var: F.instance_norm(x, mean, var, w),
+    "instance_norm": lambda x, w, mean, var: torch.instance_norm(x, w, None, mean, var, True, 0.3, 1e-5, False),
+}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_running_statistics_that_are_given_in_the_call(name: str) -> None:
+    """They are the caller's, who finds them moved."""
+    wrapped, eager = pair(Calls(GIVEN[name]))
+    for batch in (4, 3, 6):
+        x, w = torch.randn(batch, 3, 5, dtype=torch.float64), torch.rand(3, dtype=torch.float64, requires_grad=True)
+        found = []
+        for run in (wrapped, eager):
+            statistics = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+            made = run(x, w, *statistics)
+            made = made if isinstance(made, tuple) else (made,)
+            (gradient,) = torch.autograd.grad(made[0].square().sum(), w)
+            found.append((made, statistics, gradient, [y.requires_grad for y in made]))
+        torch.testing.assert_close(*found)

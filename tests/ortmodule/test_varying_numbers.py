@@ -131,3 +131,34 @@ def test_modes_and_other_reasons_keep_their_graphs() -> None:
             wrapped.train(is_training)
             torch.testing.assert_close(wrapped(x), eager(x))
     assert captures(wrapped) <= 4
+
+
+SIGNED: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
+    "expand": lambda x, n: x.unsqueeze(0).expand(n, -1),
+    "expand, behind": lambda x, n: x.unsqueeze(1).expand(-1, n),
+    "expand, of a list": lambda x, n: x.expand([n, 6]) if n != -1 else x.expand((1, n)),
+    "view": lambda x, n: x.view(n, -1) if n != -1 else x.view(n, 1),
+    "reshape": lambda x, n: x.reshape(-1, n) if n != -1 else x.reshape(1, n),
+    "slice from": lambda x, n: x[n:],
+    "slice to": lambda x, n: x[:n],
+    "index": lambda x, n: x[n],
+    "narrow": lambda x, n: x.narrow(0, n, 1),
+    "roll": lambda x, n: x.roll(n),
+    "pad": lambda x, n: F.pad(x, (n, 2)),
+    "sum": lambda x, n: x.expand(4, 3, 2, 6).sum(n),
+    "unsqueeze": lambda x, n: x.expand(2, 3, 6).unsqueeze(n),
+    "unflatten": lambda x, n: x.unflatten(0, (n, -1)) if n != -1 else x.unflatten(0, (n, 2)),
+    "triangle": lambda x, n: x.expand(6, 6).tril(n),
+    "diagonal": lambda x, n: x.expand(6, 6).diagonal(n),
+    "transpose": lambda x, n: x.expand(2, 3, 4, 6).transpose(0, n),
+    "select": lambda x, n: x.select(0, n),
+}
+
+
+@pytest.mark.parametrize("first", [3, -1])
+@pytest.mark.parametrize("name", SIGNED)
+def test_a_number_given_may_be_below_zero(name: str, first: int) -> None:
+    """There it counts from the end, or stands for what is left."""
+    wrapped, eager = pair(Calls(SIGNED[name]).double())
+    for number in (first, 1, 3, -1, 2, -1, 3):
+        same_step(wrapped, eager, torch.randn(6, dtype=torch.float64, requires_grad=True), number)

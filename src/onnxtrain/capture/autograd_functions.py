@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
 from onnxtrain.capture.layer_values import version_of
 from onnxtrain.capture.python_op import record
 from onnxtrain.capture.replaced import replaced
+from onnxtrain.capture.running_statistics import UNCOUNTED
 from onnxtrain.errors import CaptureError
 
 _LOG = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ class _Updates(TorchFunctionMode):
         held = [b for a in (*args, *(kwargs or {}).values()) if (b := self._buffers.get(id(a))) is not None]
         before = list(map(version_of, held))
         result = function(*args, **(kwargs or {}))
-        if before != list(map(version_of, held)) or function is F.batch_norm:  # whose changes torch does not count
+        if before != list(map(version_of, held)) or function in UNCOUNTED:  # whose changes torch does not count
             self.found.append(functools.partial(function, *args, **(kwargs or {})))
         return result
 

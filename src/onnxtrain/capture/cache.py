@@ -210,7 +210,7 @@ def graph_bytes(graph: ForwardGraph) -> bytes:
     """All of a graph as bytes: of two that are equal they are the same."""
     s = graph.signature
     rows = [dataclasses.astuple(row) for row in graph.layers]
-    places = (s.views, s.in_order, s.out_of_order)
+    places = (s.views, s.in_order, s.is_out_of_order)
     fields = (s.user_inputs, s.parameters, s.buffers, s.outputs, s.buffer_updates, places, rows)
     model = graph.model.clone()
     model.metadata_props[_SIGNATURE] = json.dumps(fields)
@@ -224,12 +224,11 @@ def graph_bytes(graph: ForwardGraph) -> bytes:
 def _from_bytes(payload: bytes) -> ForwardGraph:
     model = ir.from_proto(onnx.load_model_from_string(payload))
     fields = json.loads(model.metadata_props.pop(_SIGNATURE))
-    user_inputs, parameters, buffers, outputs, updates, (views, *orders), rows = fields
+    user_inputs, parameters, buffers, outputs, updates, (views, in_order, is_out_of_order), rows = fields
     for node in model.graph.all_nodes():
         for name, exact in json.loads(node.metadata_props.pop(_EXACT, "{}")).items():
             node.attributes[name] = ir.Attr(name, node.attributes[name].type, exact)
     infer_graph(model.graph)  # the content of shape tensors is not part of the file
     roles = tuple(user_inputs), tuple(parameters), tuple(buffers), tuple(outputs)
-    in_order, out_of_order = map(tuple, orders)
-    signature = Signature(*roles, updates, views=views, in_order=in_order, out_of_order=out_of_order)
+    signature = Signature(*roles, updates, views=views, in_order=tuple(in_order), is_out_of_order=is_out_of_order)
     return ForwardGraph(model, signature, tuple(Layers(*row) for row in rows))

@@ -93,9 +93,9 @@ def _graph(
     untrained = {n.removeprefix(PREFIX) for n, is_trained in {**buffers, **borrowed}.items() if not is_trained}
     parameters, kept = (tuple(n for n in owned if (n in untrained) == is_kept) for is_kept in (False, True))
     views = _views(ep, input_names, names[:count], borrowed)
-    outputs, places = tuple(names[:count]), (_in_order(ep, names[:count]), _out_of_order(ep, input_names))
+    outputs, in_order, is_turned = tuple(names[:count]), _in_order(ep, names[:count]), _is_out_of_order(ep)
     roles = tuple(input_names), parameters, kept, outputs
-    signature = Signature(*roles, updates, views=views, in_order=places[0], out_of_order=places[1])
+    signature = Signature(*roles, updates, views=views, in_order=in_order, is_out_of_order=is_turned)
     assert signature.inputs == tuple(str(v.name) for v in model.graph.inputs), "inputs come in the graph's order"
     return ForwardGraph(ir.Model(model.graph, ir_version=10), signature)
 
@@ -128,11 +128,10 @@ def _in_order(program: torch.export.ExportedProgram, outputs: Sequence[str]) -> 
     return tuple(name for name, node in zip(outputs, returned, strict=False) if _lies_in_order(node))
 
 
-def _out_of_order(program: torch.export.ExportedProgram, names: Sequence[str]) -> tuple[str, ...]:
-    """The user's inputs whose axes lie in memory in another order than theirs."""
-    given = program.graph_signature.user_inputs
-    nodes = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
-    return tuple(name for name, user in zip(names, given, strict=True) if not _lies_in_order(nodes[str(user)]))
+def _is_out_of_order(program: torch.export.ExportedProgram) -> bool:
+    """Whether the axes of a user's input lie in memory in another order than theirs."""
+    given = {str(name) for name in program.graph_signature.user_inputs}
+    return not all(_lies_in_order(n) for n in program.graph.nodes if n.op == "placeholder" and n.name in given)
 
 
 def _lies_in_order(node: torch.fx.Node) -> bool:

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.overrides import TorchFunctionMode
 
 from onnxtrain.capture.lowering.records import memory_of
+from onnxtrain.capture.running_statistics import UNCOUNTED, statistics_moved
 from onnxtrain.errors import CaptureError, SetUpError
 
 Tensor = torch.Tensor
@@ -231,20 +231,17 @@ def is_view_in_place(func: Callable[..., Any]) -> bool:
 
 def tensors_written_by(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
     """The tensors that a function writes to: its first argument, or all in that, and ``out``; running statistics."""
-    if func in (F.batch_norm, F.instance_norm):
-        return _statistics(func, args, kwargs)
+    if (statistics := statistics_moved(func, args, kwargs)) is not None:
+        return statistics
     first = args[0] if args else kwargs.get("input", kwargs.get("self", kwargs.get("data")))
     is_changed = _is_in_place(func) or _is_asked_to_be_in_place(func, args, kwargs)
     written = [first if is_changed else None, kwargs.get("out")]
     return [x for w in written for x in (w if isinstance(w, list | tuple) else [w]) if isinstance(x, Tensor)]
 
 
-def _statistics(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """The running mean and variance that a normalization updates."""
-    given = inspect.signature(func).bind(*args, **kwargs).arguments
-    is_updated = given.get("training", False) if func is F.batch_norm else given.get("use_input_stats", True)
-    held = (given.get("running_mean"), given.get("running_var"))
-    return [x for x in held if isinstance(x, Tensor)] if is_updated else []
+def is_uncounted(func: Callable[..., Any]) -> bool:
+    """Whether tensors without content do not count that a function writes to them."""
+    return func in UNCOUNTED or getattr(func, "__name__", "").startswith("_foreach_")
 
 
 def _is_in_place(func: Callable[..., Any]) -> bool:

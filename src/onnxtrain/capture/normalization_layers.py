@@ -62,6 +62,58 @@ def batch_norm(
     return NotImplemented
 
 
+@substitute(torch.batch_norm)
+def _batch_norm(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Any:
+    return batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+
+
+@substitute(torch.instance_norm)
+def _instance_norm(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Any:
+    return instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+
+
+@substitute(torch.native_batch_norm)
+def native_batch_norm(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
+    """With the statistics of the batch, which have no gradient: its operator does not say what it writes."""
+    if not training:
+        return NotImplemented
+    with torch.no_grad():
+        variance, mean = torch.var_mean(input, dim=(0, *range(2, input.dim())), correction=0)
+    given = (input, running_mean, running_var, weight, bias, True, momentum, eps)
+    made = batch_norm(*given)
+    made = F.batch_norm(*given) if made is NotImplemented else made
+    return made, mean, torch.rsqrt(variance + eps)
+
+
 def _batch_norm_in_sight(
     input: Tensor,
     running_mean: Tensor,

@@ -139,13 +139,20 @@ class _Part:
             if DRAWN in call.meta:
                 node.metadata_props[DRAWN] = "yes"
         self._graph.extend(added)
+        try:
+            self._name_all(made, call)
+        except TypeError as error:  # of a type that ONNX does not have
+            raise UntranslatableError(call) from error
+        return made
+
+    def _name_all(self, made: Any, call: torch.fx.Node) -> None:
+        """Name and describe what a call returns."""
         results: Any = call.meta.get("val")
         if isinstance(made, list | tuple):
             for index, (value, result) in enumerate(zip(made, results, strict=False)):
                 self._name(value, f"{call.name}__{index}", result, call)
         else:
             self._name(made, call.name, results, call)
-        return made
 
     def _recorded(self, call: torch.fx.Node) -> Any:
         args = [self._argument(a) for a in call.args]

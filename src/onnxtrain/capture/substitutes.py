@@ -26,6 +26,7 @@ from onnxtrain.capture.hidden_changes import (
     HiddenChanges,
     history,
     is_made_in_call,
+    is_uncounted,
     is_view_in_place,
     refuse_freezing,
     refuse_unnoticed,
@@ -119,7 +120,7 @@ class Substitutes(TorchFunctionMode):
             return write(behind, lambda: _call(func, *args, **kwargs))
         before = [(w, history(w)) for w in written if not (_is_unwatched(func, w) or self._hidden.is_known(w))]
         made = _call(func, *args, **kwargs)
-        if _is_uncounted(func):
+        if is_uncounted(func):
             torch.autograd.graph.increment_version(written)
         self._elsewhere.made(made, args, is_detached := _detaches(func, args, kwargs))
         refuse_unnoticed(before, func.__name__)
@@ -136,11 +137,6 @@ def _detaches(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
 def _is_type(size: Any = None, *others: Any, dtype: torch.dtype | None = None) -> bool:
     """Whether a tensor is to be looked at as another type."""
     return dtype is not None or isinstance(size, torch.dtype)
-
-
-def _is_uncounted(func: Callable[..., Any]) -> bool:
-    """Whether tensors without content do not count that a function writes to them."""
-    return getattr(func, "__name__", "").startswith("_foreach_")
 
 
 def _call(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -330,7 +326,7 @@ def repeat_interleave(
     axis = dim % input.dim() + 1
     sizes = input.shape
     made = input.unsqueeze(axis).expand(*sizes[:axis], repeats, *sizes[axis:]).flatten(axis - 1, axis)
-    return made.clone() if memory_of(made) == memory_of(input) else made
+    return made.clone(memory_format=torch.contiguous_format) if memory_of(made) == memory_of(input) else made
 
 
 @substitute(Tensor.data.__get__)  # type: ignore[attr-defined]

@@ -1,4 +1,7 @@
-"""What a tensor is asked that is not its content: its bytes, its type among others, whether it is another one."""
+"""What a tensor is asked that is not its content: its bytes, its type among others, whether it is another one.
+
+And what a size is asked where torch's own code asks its number alone.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,15 @@ def is_set_to(self: Tensor, tensor: Tensor) -> bool:
 def place_in_memory(tensor: Tensor) -> tuple[int | torch.SymInt, ...]:
     """Sizes and strides of a tensor, and where it begins."""
     return *tensor.shape, *tensor.stride(), tensor.storage_offset()
+
+
+@substitute(Tensor.expand)
+def expand(self: Tensor, *size: Any, **named: Any) -> Any:
+    """-1 keeps an axis: a number that was given to the module may be that in another call."""
+    given = size[0] if len(size) == 1 and isinstance(size[0], tuple | list) else size
+    if not any(isinstance(number, torch.SymInt) and number < 0 for number in given):
+        return NotImplemented
+    return self.expand([int(n) if isinstance(n, torch.SymInt) and n < 0 else n for n in given], **named)
 
 
 @substitute(torch.result_type)

@@ -54,8 +54,8 @@ class Signature:
             that is expanded its own. Others have memory of their own.
         in_order: the outputs whose elements eager PyTorch gives in the order of their axes, so that a caller may look
             at them in another shape.
-        out_of_order: the user inputs whose elements the traced call had in another order, and eager PyTorch what it
-            computes of them, where it is not ``in_order``.
+        is_out_of_order: whether a user input had its elements in another order in the traced call, so that what is
+            ``in_order`` all the same was put so.
     """
 
     user_inputs: tuple[str, ...]
@@ -69,7 +69,7 @@ class Signature:
     origins: dict[str, frozenset[str]] | None = None
     views: dict[str, str] = dataclasses.field(default_factory=dict)
     in_order: tuple[str, ...] = ()
-    out_of_order: tuple[str, ...] = ()
+    is_out_of_order: bool = False
 
     @property
     def inputs(self) -> tuple[str, ...]:

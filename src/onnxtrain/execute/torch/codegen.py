@@ -84,8 +84,8 @@ class Writer:
             self._give(value, f"{self._tensor(value)}.clone()")
         self._set_apart([by_name[n] for n in signature.outputs], signature.views)
         in_order = [by_name[n] for n in signature.outputs if n in signature.in_order and n not in signature.views]
-        given = [[by_name[n] for n in names] for names in (signature.user_inputs, signature.out_of_order)]
-        for value in disordered(self.nodes, in_order, *given):
+        given = [] if signature.is_out_of_order else [by_name[n] for n in signature.user_inputs]
+        for value in disordered(self.nodes, self.lowerings, in_order, given):
             self._give(value, f"in_order({self._given(value)})")
         names = [[self._given(by_name[n]) for n in part] for part in (outputs, saved)]
         lists = [f"[{', '.join(part)}]" for part in (names[0], [*names[1], *self.kept.values()])]

@@ -106,30 +106,31 @@ def mistakable(
 
 def disordered(
     nodes: Sequence[ir.Node],
+    lowerings: Mapping[ir.Node, Lowering],
     values: Sequence[ir.Value],
     given: Collection[ir.Value],
-    out_of_order: Collection[ir.Value],
 ) -> list[ir.Value]:
-    """Those of the values whose elements may not lie in memory in the order of their axes.
+    """Those of the values whose elements may not lie in memory in the order of their axes, where eager PyTorch's do.
 
-    An operator that goes through elements leaves them in its operand's order; others, but for those of whose results
-    nothing is known, put theirs in order.
+    What is computed element by element of what the caller gives is in the order of that, as in eager PyTorch.
 
     Args:
         nodes: the program in order.
-        values: the values.
-        given: inputs that a caller may give in any order; what is computed of them is in that of eager PyTorch.
-        out_of_order: those of them that the traced call had in another one: what is in order there was put so.
+        lowerings: how each node runs.
+        values: the values, whose axes the traced call had in order.
+        given: inputs that a caller may give in any order, which the traced call had in order.
     """
-    found, shown = set(out_of_order), set(given)
+    shown, follows, moved = set(given), set[ir.Value](), set[ir.Value]()
     for node in nodes:
-        traits, operands = traits_of(node), [v for v in node.inputs if v is not None]
-        goes_through = bool(traits & (Trait.ELEMENTWISE | Trait.VIEW)) or is_kernel(node)
-        if node.op_type in _MOVING or (goes_through and not found.isdisjoint(operands)):
-            found.update(node.outputs)
-        if Trait.VIEW in traits and operands[0] in shown:
+        is_view, operands = lowerings[node].view, {v for v in node.inputs if v is not None}
+        is_elementwise = Trait.ELEMENTWISE in traits_of(node) or is_kernel(node)
+        if node.op_type in _MOVING or ((is_view or is_elementwise) and moved & operands):
+            moved.update(node.outputs)
+        elif (is_elementwise and operands & (shown | follows)) or (is_view and node.inputs[0] in follows):
+            follows.update(node.outputs)
+        elif is_view and node.inputs[0] in shown:
             shown.update(node.outputs)
-    return [v for v in values if v in found or v in shown]
+    return [v for v in values if v not in follows and len(shapes.dims_of(v) or (0, 0)) > 1]
 
 
 def settled(

@@ -60,6 +60,7 @@ def rms_normalization(
     """ATen's kernel, on a GPU; the CPU has none, and computes half precision in float32."""
     sizes = x.shape[axis:]
     if x.device.type == "cpu" and x.dtype not in (torch.float16, torch.bfloat16):
+        x = x.contiguous()
         return (x * _inverse_rms(x, len(sizes), epsilon)).mul_(scale)
     if scale.shape == sizes:
         return torch.rms_norm(x, sizes, scale, epsilon)
