@@ -185,6 +185,7 @@ WRITTEN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "rolled": lambda x: x.roll(1, 2),
     "indexed": lambda x: x[:, torch.tensor([[0, 1], [2, 3], [1, 5]]).mT],
     "max pooling": lambda x: F.max_pool1d(x.detach()[0].transpose(1, 2), 2) * x.mean(),
+    "resizing": lambda x: F.interpolate(x[0].transpose(1, 2), size=5, mode="nearest-exact"),
     "one hot": lambda x: F.one_hot(x.detach()[0, 0].abs().long().T, 9) * x.mean(),
     "cross entropy": lambda x: F.binary_cross_entropy(x.sigmoid(), (x > 0).to(x), reduction="none"),
 }

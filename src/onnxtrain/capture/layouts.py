@@ -157,6 +157,14 @@ def one_hot(input: Tensor, num_classes: int = -1) -> Any:
     return NotImplemented if input.is_contiguous() else F.one_hot(input.contiguous(), num_classes)
 
 
+@substitute(F.interpolate)
+def interpolate(input: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Contiguous along one axis: without content torch computes it as an index, in the order of the input."""
+    if input.dim() != 3 or input.is_contiguous():
+        return NotImplemented
+    return F.interpolate(input.contiguous(), *args, **kwargs)
+
+
 @substitute(F.max_pool1d)
 def max_pool1d(input: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Contiguous where nobody differentiates it, on the CPU: torch has a kernel of its own for that."""
