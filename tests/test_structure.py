@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 
 import pytest
+import yaml
 
 import onnxtrain
 
@@ -60,6 +61,21 @@ def test_circles_are_found() -> None:
     files |= {"p.c": "from p.b import name\nfrom . import a\nimport os"}
     found = {name: _imported(name, name == "p", ast.parse(text), set(files)) for name, text in files.items()}
     assert found == {"p": set(), "p.a": {"p.b"}, "p.b": {"p.a"}, "p.c": {"p.b", "p.a"}}
+
+
+def test_pages_of_a_release_name_its_version() -> None:
+    """The newest changes and the citation; forms for issues are read as GitHub reads them."""
+    root = Path(__file__).parents[1]
+    assert root.joinpath("CHANGELOG.md").read_text().split("\n## ")[1].startswith(onnxtrain.__version__)
+    citation = yaml.safe_load(root.joinpath("CITATION.cff").read_text())
+    assert (citation["cff-version"], citation["version"]) == ("1.2.0", onnxtrain.__version__)
+    assert {"title", "authors", "message"} <= set(citation)
+    forms = sorted(root.joinpath(".github", "ISSUE_TEMPLATE").glob("*.yml"))
+    assert forms
+    for form in forms:
+        content = yaml.safe_load(form.read_text())
+        assert {"name", "description", "body"} <= set(content), form.name
+        assert len({field["id"] for field in content["body"]}) == len(content["body"]), form.name
 
 
 def _imports() -> dict[str, set[str]]:

@@ -88,7 +88,7 @@ def _features(bound: BoundGraph, options: Options) -> list[tuple[str, str]]:
         ("graph cache", str(options.cache_dir) if options.cache_dir is not None else "off (ORTMODULE_CACHE_DIR)"),
         *sparsity.features(bound),
         ("memory budget", _memory(options)),
-        ("not available yet", "Triton"),
+        ("kernels by Inductor", "off (Options(codegen=))" if options.codegen == "none" else options.codegen),
     ]
 
 
