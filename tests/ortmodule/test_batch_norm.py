@@ -229,7 +229,7 @@ GIVEN: dict[str, Callable[..., Any]] = {
     "twice": lambda x, w, mean, var: F.batch_norm(F.batch_norm(x, mean, var, w, None, True), mean, var, w, None, True),
     "batch_norm": lambda x, w, mean, var: torch.batch_norm(x, w, None, mean, var, True, 0.3, 1e-5, False),
     "native": lambda x, w, mean, var: torch.native_batch_norm(x, w, w * 2, mean, var, True, 0.3, 1e-5),
-    "native evaluated": lambda x, w, mean, var: torch.native_batch_norm(x, w, None, mean, var, False, 0.3, 1e-5)[0],
+    "native evaluated": lambda x, w, mean, var: torch.native_batch_norm(x, w, None, mean, var, False, 0.3, 1e-5),
     "instances": lambda x, w, mean, var: F.instance_norm(x, mean, var, w),
     "instance_norm": lambda x, w, mean, var: torch.instance_norm(x, w, None, mean, var, True, 0.3, 1e-5, False),
 }

@@ -104,13 +104,13 @@ def native_batch_norm(
     eps: float,
 ) -> Any:
     """With the statistics of the batch, which have no gradient: its operator does not say what it writes."""
-    if not training:
-        return NotImplemented
-    with torch.no_grad():
-        variance, mean = torch.var_mean(input, dim=(0, *range(2, input.dim())), correction=0)
-    given = (input, running_mean, running_var, weight, bias, True, momentum, eps)
+    given = (input, running_mean, running_var, weight, bias, training, momentum, eps)
     made = batch_norm(*given)
     made = F.batch_norm(*given) if made is NotImplemented else made
+    if not training:
+        return made, input.new_empty(0), input.new_empty(0)
+    with torch.no_grad():
+        variance, mean = torch.var_mean(input, dim=(0, *range(2, input.dim())), correction=0)
     return made, mean, torch.rsqrt(variance + eps)
 
 
