@@ -466,6 +466,7 @@ def test_gradients_that_come_after_the_update_are_refused(tmp_path: Any) -> None
         replica(torch.ones(2, 3)).sum().backward()
         with pytest.raises(OptimizerError, match=r"another gradient after its update.*\n.*fully_shard"):
             optimizer.step()
+        del replica  # what holds the last reference to a process group waits for its threads, which may wait for Python
     finally:
         dist.destroy_process_group()
 
