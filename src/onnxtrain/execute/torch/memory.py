@@ -130,7 +130,7 @@ def disordered(
             follows.update(node.outputs)
         elif is_view and node.inputs[0] in shown:
             shown.update(node.outputs)
-    return [v for v in values if v not in follows and len(shapes.dims_of(v) or (0, 0)) > 1]
+    return [v for v in values if v not in follows and (v.shape is None or len(v.shape) > 1)]
 
 
 def settled(
