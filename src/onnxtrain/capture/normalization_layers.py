@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -62,34 +63,20 @@ def batch_norm(
     return NotImplemented
 
 
-@substitute(torch.batch_norm)
-def _batch_norm(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool,
-) -> Any:
-    return batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+def _weights_first(normalize: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for the function that torch's own calls, which takes weight and bias before the statistics."""
+
+    def call(
+        input: Tensor, weight: Any, bias: Any, running_mean: Any, running_var: Any, *others: Any, **named: Any
+    ) -> Any:
+        named.pop("cudnn_enabled", None)
+        return normalize(input, running_mean, running_var, weight, bias, *others[:3], **named)
+
+    return call
 
 
-@substitute(torch.instance_norm)
-def _instance_norm(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    use_input_stats: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool,
-) -> Any:
-    return instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+substitute(torch.batch_norm)(_weights_first(batch_norm))
+substitute(torch.instance_norm)(_weights_first(instance_norm))
 
 
 @substitute(torch.native_batch_norm)

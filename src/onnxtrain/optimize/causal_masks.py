@@ -7,29 +7,32 @@ numbers, a triangle of ones, or one of minus infinity.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.ir import shapes
+from onnxtrain.ir.builder import Builder
 from onnxtrain.ir.graphs import DOMAIN
 
 _MOVES = ("Reshape", "Unsqueeze", "Squeeze", "Expand", "Identity")
-_SEEN = {"LessOrEqual": (0, 1), "GreaterOrEqual": (1, 0)}  # columns and rows, where it holds for what is seen
-_HIDDEN = {"Greater": (0, 1), "Less": (1, 0)}
+_ORDERS: dict[bool, dict[str, tuple[int, int]]] = {  # by whether it holds for what is hidden: columns and rows
+    False: {"LessOrEqual": (0, 1), "GreaterOrEqual": (1, 0)},
+    True: {"Greater": (0, 1), "Less": (1, 0)},
+}
 
 
-def causal_attention(node: ir.Node) -> tuple[ir.Node, list[ir.Node]] | None:
-    """An attention with a mask and the one in its place that is causal; None where the mask is another one."""
+def causal_attention(node: ir.Node) -> tuple[ir.Node, Callable[[Builder], Any]] | None:
+    """An attention with a mask, and what writes the causal one in its place; None where the mask is another one."""
     q, k, v, mask = node.inputs[:4]
     if node.domain != DOMAIN or q is None or k is None or mask is None or not _fits(mask, q, k, node.outputs[0]):
         return None
     if not _is_causal(mask):
         return None
-    causal = ir.Node(DOMAIN, "CausalScaledDotProductAttention", [q, k, v], num_outputs=len(node.outputs))
-    causal.attributes.update(node.attributes)
-    return node, [causal]
+    given = {"outputs": len(node.outputs)} | {name: attribute.value for name, attribute in node.attributes.items()}
+    return node, lambda op: op.CausalScaledDotProductAttention(q, k, v, **given)
 
 
 def _fits(mask: ir.Value, q: ir.Value, k: ir.Value, y: ir.Value) -> bool:
@@ -47,33 +50,34 @@ def _is_causal(mask: ir.Value) -> bool:
     if node is None:
         return False
     if node.op_type == "Trilu":
-        return _is_triangle(node, 1, True) and _is_everywhere(node.inputs[0], _is_least)
+        return _is_triangle(node, hidden=True) and _is_everywhere(node.inputs[0], _is_least)
     if node.op_type != "Where":
         return False
     condition, chosen, other = node.inputs
-    if _is_everywhere(chosen, _is_zero) and _is_everywhere(other, _is_least):
-        return _holds(condition, _SEEN, (0, False))
-    hides = _is_everywhere(chosen, _is_least) and _is_everywhere(other, _is_zero)
-    return hides and _holds(condition, _HIDDEN, (1, True))
+    hidden = _is_everywhere(other, _is_zero)
+    seen, unseen = (other, chosen) if hidden else (chosen, other)
+    return _is_everywhere(seen, _is_zero) and _is_everywhere(unseen, _is_least) and _holds(condition, hidden)
 
 
-def _holds(value: ir.Value | None, orders: dict[str, tuple[int, int]], triangle: tuple[int, bool]) -> bool:
-    """Whether a condition compares columns with rows, by one of some operators, or is a triangle of ones."""
+def _holds(value: ir.Value | None, hidden: bool) -> bool:
+    """Whether a condition holds for what is hidden, or for what is seen: it compares, or is a triangle of ones."""
     node = _made_by(value)
-    if node is not None and node.op_type == "Not":
-        is_seen = orders is _SEEN
-        return _holds(node.inputs[0], _HIDDEN if is_seen else _SEEN, (1, True) if is_seen else (0, False))
-    if node is None or node.op_type not in orders:
-        return node is not None and _is_triangle(node, *triangle) and _is_everywhere(node.inputs[0], np.all)
-    columns, rows = (node.inputs[place] for place in orders[node.op_type])
+    if node is None:
+        return False
+    if node.op_type == "Not":
+        return _holds(node.inputs[0], not hidden)
+    places = _ORDERS[hidden].get(node.op_type)
+    if places is None:
+        return _is_triangle(node, hidden) and _is_everywhere(node.inputs[0], np.all)
+    columns, rows = (node.inputs[place] for place in places)
     return _counts(columns, -1) and _counts(rows, -2)
 
 
-def _is_triangle(node: ir.Node, diagonal: int, upper: bool) -> bool:
-    """Whether a node keeps what is above, or below, a diagonal, and that itself."""
-    first = shapes.operand(node, 1)
+def _is_triangle(node: ir.Node, hidden: bool) -> bool:
+    """Whether a node keeps what is above the diagonal alone; where it is not of what is hidden, the rest."""
+    first, diagonal = shapes.operand(node, 1), int(hidden)
     is_there = _is_number(first, diagonal) if first is not None else not diagonal
-    return node.op_type == "Trilu" and is_there and bool(shapes.attribute(node, "upper", 1)) is upper
+    return node.op_type == "Trilu" and is_there and bool(shapes.attribute(node, "upper", 1)) is hidden
 
 
 def _is_everywhere(value: ir.Value | None, test: Callable[[np.ndarray], object]) -> bool:

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.ir import shapes
 from onnxtrain.ir.bodies import remove_unread
-from onnxtrain.ir.graphs import DOMAIN, SOURCE, source_of
+from onnxtrain.ir.builder import Builder
+from onnxtrain.ir.graphs import SOURCE, source_of
 from onnxtrain.optimize.causal_masks import causal_attention
 
-_Fused: TypeAlias = tuple[ir.Node, list[ir.Node]]  # the last node of a formula, and what is in its place
+_Fused: TypeAlias = tuple[ir.Node, Callable[[Builder], Any]]  # the last node of a formula, and what writes its results
 
 
 class FusionsPass(ir.passes.InPlacePass):
@@ -31,33 +32,38 @@ class FusionsPass(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Run the pass."""
-        found = [pair for node in model.graph if (pair := _FORMULAS.get(node.op_type, _none)(node)) is not None]
-        for last, made in found:
-            for old, new in zip(last.outputs, made[-1].outputs, strict=True):
-                new.type, new.shape = old.type, old.shape
-            if line := source_of(last):
-                for node in made:
-                    node.metadata_props[SOURCE] = line
-            ir.convenience.replace_nodes_and_values(model.graph, last, [last], made, last.outputs, made[-1].outputs)
-        if found:
+        found = [_fuse(model.graph, node) for node in list(model.graph) if node.op_type in _FORMULAS]
+        if any(found):
             remove_unread(model.graph)
-        return ir.passes.PassResult(model, bool(found))
+        return ir.passes.PassResult(model, any(found))
 
 
-def _none(_: ir.Node) -> None:
-    """Of most operators no formula is looked for."""
+def _fuse(graph: ir.Graph, node: ir.Node) -> bool:
+    """Write what is in the place of the formula around a node; says whether there is one."""
+    found = _FORMULAS[node.op_type](node)
+    if found is None:
+        return False
+    last, write = found
+    op = Builder(graph, before=last)
+    op.metadata = {SOURCE: line} if (line := source_of(last)) else {}
+    made = write(op)
+    results = made if isinstance(made, tuple) else (made,)
+    for old, new in zip(last.outputs, results, strict=True):
+        new.type, new.shape = old.type, old.shape
+    ir.convenience.replace_nodes_and_values(graph, last, [last], [], last.outputs, results)
+    return True
 
 
 def _gelu(tanh: ir.Node) -> _Fused | None:
-    """The last node of the formula around a Tanh, and what is in its place; None where it is another formula."""
+    """The last node of the formula around a Tanh, and what writes its result; None where it is another formula."""
     last = _reader(_reader(tanh, "Add"), "Mul")
     inner = _beside(tanh.inputs[0], "Mul", math.sqrt(2 / math.pi))
     for half, total in _orders(last):
         x = _beside(half, "Mul", 0.5)
         is_outer = x is not None and _beside(total, "Add", 1.0) is tanh.outputs[0]
         if last is not None and x is not None and is_outer and _is_inner(inner, x):
-            fused = ir.Node("", "Gelu", [x], [ir.Attr("approximate", ir.AttributeType.STRING, "tanh")])
-            return (last, [fused]) if _rank(last.outputs[0]) == _rank(x) else None
+            is_whole = _rank(last.outputs[0]) == _rank(x)
+            return (last, lambda op, x=x: op.Gelu(x, approximate="tanh")) if is_whole else None
     return None
 
 
@@ -71,7 +77,7 @@ def _is_inner(value: ir.Value | None, x: ir.Value) -> bool:
 
 
 def _rms_norm(root: ir.Node) -> _Fused | None:
-    """The last node of the formula around a Sqrt, and what is in its place; None where it is another formula."""
+    """The last node of the formula around a Sqrt, and what writes its result; None where it is another formula."""
     mean, epsilon = _with_constant(_made_by(root.inputs[0], "Add"))
     x = _mean_squared(mean)
     by = _reader(root, "Reciprocal")
@@ -83,24 +89,12 @@ def _rms_norm(root: ir.Node) -> _Fused | None:
     scale = None if last is None else next((v for v in last.inputs if v is not (cast or normalized).outputs[0]), None)
     if last is None or scale is None or scale.dtype != last.outputs[0].dtype or not _is_of_last_axis(scale, x):
         return None
-    return last, _rms_nodes(x, scale, epsilon)
 
+    def write(op: Builder) -> ir.Value:  # in the type of x; the result in that of the scale, which may be narrower
+        norm = op.RMSNorm(x, op.cast(scale, shapes.dtype_of(x)), axis=-1, epsilon=epsilon)
+        return op.cast(norm, shapes.dtype_of(scale))
 
-def _rms_nodes(x: ir.Value, scale: ir.Value, epsilon: float) -> list[ir.Node]:
-    """The normalization in the type of x, the result in that of the scale, which may be half precision."""
-    axis, epsilon_of = ir.Attr("axis", ir.AttributeType.INT, -1), ir.Attr("epsilon", ir.AttributeType.FLOAT, epsilon)
-    if scale.dtype == x.dtype or x.dtype is None or scale.dtype is None:
-        return [ir.Node(DOMAIN, "RMSNorm", [x, scale], [axis, epsilon_of])]
-    widened = _cast(scale, x.dtype)
-    norm = ir.Node(DOMAIN, "RMSNorm", [x, widened.outputs[0]], [axis, epsilon_of])
-    norm.outputs[0].type, norm.outputs[0].shape = x.type, x.shape
-    return [widened, norm, _cast(norm.outputs[0], scale.dtype)]
-
-
-def _cast(x: ir.Value, dtype: ir.DataType) -> ir.Node:
-    cast = ir.Node("", "Cast", [x], [ir.Attr("to", ir.AttributeType.INT, dtype.value)])
-    cast.outputs[0].type, cast.outputs[0].shape = ir.TensorType(dtype), x.shape
-    return cast
+    return last, write
 
 
 def _mean_squared(value: ir.Value | None) -> ir.Value | None:

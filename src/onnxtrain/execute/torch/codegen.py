@@ -81,7 +81,7 @@ class Writer:
         by_name = {str(v.name): v for v in [*self.graph.inputs, *self.results]}
         outputs = [*signature.outputs, *signature.buffer_updates.values()]
         for value in filter(_is_constant, dict.fromkeys(by_name[n] for n in outputs)):
-            self._give(value, f"{self._tensor(value)}.clone()")
+            self._give(value, self._own(value))
         self._set_apart([by_name[n] for n in signature.outputs], signature.views)
         in_order = [by_name[n] for n in signature.outputs if n in signature.in_order and n not in signature.views]
         given = [] if signature.is_out_of_order else [by_name[n] for n in signature.user_inputs]
@@ -97,6 +97,10 @@ class Writer:
         held = [*self.graph.inputs, *(v for n in self.nodes for v in n.inputs if v is not None and _is_constant(v))]
         for value, others in mistakable(self.nodes, self.lowerings, outputs, held, views).items():
             self._give(value, f"apart({', '.join((self._given(value), *dict.fromkeys(map(self._tensor, others))))})")
+
+    def _own(self, value: ir.Value) -> str:
+        """A result that whoever receives it may change: a copy of a constant, which the program keeps."""
+        return f"{self._tensor(value)}.clone()" if _is_constant(value) else self._tensor(value)
 
     def _given(self, value: ir.Value) -> str:
         """The name of what the caller gets for a value; it may be another one than that of a constant."""
@@ -137,8 +141,7 @@ class Writer:
         found: dict[ir.Node | None, list[str]] = {}
         for index, place in enumerate(settled(self.nodes, self.lowerings, touching)):
             lines = found.setdefault(self.nodes[place] if place >= 0 else None, [])
-            copied = {value: ".clone()" if _is_constant(value) else "" for value in given[index].values()}
-            names = {n: self._tensor(value) + copied[value] for n, value in given[index].items()}
+            names = {n: self._own(value) for n, value in given[index].items()}
             if names:
                 lines.append(f"{', '.join(f'made[{order[n]}]' for n in names)} = {', '.join(names.values())}")
             later = {v for part in given[index + 1 :] for v in part.values()}
