@@ -96,6 +96,30 @@ def test_who_asked_for_order_may_look_at_it_in_another_shape(name):
             assert torch.equal(wrapped(x).view(-1), IN_ORDER[name](x).view(-1))
 
 
+TOGETHER = {
+    "a part and the whole": lambda x: (lambda h: (h[:, 0:1], h))((x * 2).transpose(0, 1).contiguous()),
+    "the whole and two parts": lambda x: (lambda h: (h, h[0], h[1]))((x * 2).transpose(0, 1).contiguous()),
+    "parts alone": lambda x: (lambda h: (h[0], h[1:]))((x * 2).transpose(1, 2).contiguous()),
+    "of the input": lambda x: (lambda h: (h[:, 1:], h, h[0, 1:]))(x.transpose(0, 1).contiguous()),
+    "beside what it is a copy of": lambda x: (lambda h, c: (c[0], h, c))(
+        *(lambda h: (h, h.mT.contiguous()))(x * 2),
+    ),
+    "turned again": lambda x: (lambda h: (h, h.transpose(0, 1)))((x * 2).transpose(0, 1).contiguous()),
+}
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_outputs_of_one_memory_are_put_in_order_together(name):
+    """The strides are eager PyTorch's, and so is who shares memory with whom."""
+    model = ORTModule(Calls(TOGETHER[name]))
+    for x in (torch.rand(3, 4, 5), torch.rand(6, 2, 3)):
+        made, wanted = model(x), TOGETHER[name](x)
+        assert [y.stride() for y in made] == [y.stride() for y in wanted]
+        assert [[_memory(a) == _memory(b) for b in made] for a in made] == [
+            [_memory(a) == _memory(b) for b in wanted] for a in wanted
+        ]
+
+
 FOLLOWED = {
     "computed": lambda x: x * 2,
     "made in order": lambda x: torch.zeros(x.shape) + x,

@@ -20,13 +20,13 @@ from onnxtrain.execute.torch.expressions import (
     sizes_of,
     symbols_of,
 )
-from onnxtrain.execute.torch.memory import disordered, mistakable, reusable, settled
+from onnxtrain.execute.torch.memory import disordered, forks, mistakable, reusable, settled
 from onnxtrain.execute.torch.program import Program
 from onnxtrain.execute.torch.registry import Lowering, needed_lowering
 from onnxtrain.execute.torch.sizes_on_host import nodes_on_host
 from onnxtrain.ir import shapes
 from onnxtrain.ir.bodies import BODY, bodies_of, is_closed
-from onnxtrain.ir.graphs import Plan, source_of
+from onnxtrain.ir.graphs import Plan, Signature, source_of
 from onnxtrain.ir.python_calls import PythonCall, call_of
 from onnxtrain.ir.traits import Trait, traits_of
 
@@ -77,20 +77,33 @@ class Writer:
         signature = plan.signature
         self._unpack(self.graph.inputs, "inputs")
         self.lines += [f"{name} = []" for name in self.kept.values()]
-        self._body(keep=set(self.graph.inputs), held={v for node in self.kept for v in node.outputs})
         by_name = {str(v.name): v for v in [*self.graph.inputs, *self.results]}
+        alone = self._put_in_order(signature, by_name)
+        self._body(keep=set(self.graph.inputs), held={v for node in self.kept for v in node.outputs})
         outputs = [*signature.outputs, *signature.buffer_updates.values()]
         for value in filter(_is_constant, dict.fromkeys(by_name[n] for n in outputs)):
             self._give(value, self._own(value))
         self._set_apart([by_name[n] for n in signature.outputs], signature.views)
-        in_order = [by_name[n] for n in signature.outputs if n in signature.in_order and n not in signature.views]
-        given = [] if signature.is_out_of_order else [by_name[n] for n in signature.user_inputs]
-        for value in disordered(self.nodes, self.lowerings, in_order, given):
+        for value in alone:
             self._give(value, f"in_order({self._given(value)})")
         names = [[self._given(by_name[n]) for n in part] for part in (outputs, saved)]
         lists = [f"[{', '.join(part)}]" for part in (names[0], [*names[1], *self.kept.values()])]
         self.lines.append(f"return {lists[0]}, {lists[1]}, ({''.join(s + ', ' for s in sizes)})")
         return self._program("forward", "inputs")
+
+    def _put_in_order(self, signature: Signature, by_name: Mapping[str, ir.Value]) -> list[ir.Value]:
+        """The outputs to put in order at the end; what several of them are views of is put so where it is made."""
+        given = [] if signature.is_out_of_order else [by_name[n] for n in signature.user_inputs]
+        ordered = {by_name[n] for n in signature.outputs if n in signature.in_order}
+        outputs = [by_name[n] for n in signature.outputs]
+        shared = forks(self.nodes, self.lowerings, outputs, signature.views)
+        for value, group in shared.items():
+            is_ordered = value in ordered if value in outputs else ordered.issuperset(group)
+            if is_ordered and disordered(self.nodes, self.lowerings, [value, *group], given):
+                text = f"{self._tensor(value)} = in_order({self._tensor(value)})"
+                self.after.setdefault(value.producer(), []).append(text)
+        rest = ordered - {v for group in shared.values() for v in group} - {by_name[n] for n in signature.views}
+        return disordered(self.nodes, self.lowerings, [v for v in outputs if v in rest], given)
 
     def _set_apart(self, outputs: Sequence[ir.Value], views: Mapping[str, str]) -> None:
         """Lines that give the user's outputs memory of their own, where theirs may be that of others."""

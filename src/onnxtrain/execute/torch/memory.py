@@ -104,6 +104,46 @@ def mistakable(
     return found
 
 
+def forks(
+    nodes: Sequence[ir.Node],
+    lowerings: Mapping[ir.Node, Lowering],
+    outputs: Sequence[ir.Value],
+    views: Mapping[str, str],
+) -> dict[ir.Value, list[ir.Value]]:
+    """Of outputs that lie in one memory, the last value that all of them are views of, with them.
+
+    Those in the memory of an input are left out, and those that the program makes of nothing in common.
+
+    Args:
+        nodes: the program in order.
+        lowerings: how each node runs.
+        outputs: what the program gives away.
+        views: as of ``mistakable``.
+    """
+    made = {v: n for n in nodes for v in n.outputs}
+    own, groups = {str(v.name) for v in outputs}, dict[str, list[ir.Value]]()
+    for value in outputs:
+        if (memory := views.get(str(value.name), str(value.name))) in own:
+            groups.setdefault(memory, []).append(value)
+    found = dict[ir.Value, list[ir.Value]]()
+    for group in (list(dict.fromkeys(values)) for values in groups.values()):
+        first, *others = [_seen_through(v, made, lowerings) for v in group]
+        common = next((v for v in first if others and all(v in path for path in others)), None)
+        if common is not None and common in made:
+            found[common] = group
+    return found
+
+
+def _seen_through(
+    value: ir.Value, made: Mapping[ir.Value, ir.Node], lowerings: Mapping[ir.Node, Lowering]
+) -> list[ir.Value]:
+    """A value, what it is a view of, what that is a view of, and so on."""
+    path = [value]
+    while (node := made.get(path[-1])) is not None and lowerings[node].view and node.inputs[0] is not None:
+        path.append(node.inputs[0])
+    return path
+
+
 def disordered(
     nodes: Sequence[ir.Node],
     lowerings: Mapping[ir.Node, Lowering],
