@@ -35,6 +35,7 @@ def test_sorting_orders_equal_elements_as_eager_does(descending: bool) -> None:
     ties = torch.randint(0, 3, (2, 40), dtype=torch.float64)
     compare(lambda x: x.sort(-1, descending=descending)[1] * 0.5 + x, ties)
     compare(lambda x: x.sort(-1, descending=descending)[0], ties)
+    compare(lambda x: torch.full_like(x, 3.0).argsort(-1, descending=descending) * 0.5 + x, ties)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ NEW = {
     "nothing_to_do": lambda x: (x + 0, x * 1, x.relu(), x.clamp(-1e9, 1e9), x.tril(10), x.roll(0), x[:1].sum(0)),
     "known_numbers": lambda x: (x.sum().max(0)[1], x * 2),
     "known_numbers_twice": lambda x: (lambda v: (v.cumsum(0), v, v.clone(), x * 2))(x.sum().max(0)[1]),
+    "a copy of windows": lambda x: (x.unfold(-1, 2, 1).contiguous(), x.unfold(-1, 2, 1) * 1, x.unfold(-1, 2, 1) * 1),
     "split_copy": lambda x: x.clone().unbind(0),
 }
 
@@ -48,6 +49,12 @@ def test_views_stay_views(trained):
     x = torch.rand(4, 4, requires_grad=trained)
     flat, first, new, detached = model(x)
     assert _memory(flat) == _memory(first) == _memory(detached) == _memory(x) != _memory(new)
+
+
+def test_a_copy_of_windows_is_not_the_windows():
+    """Which lie in the input's memory in eager PyTorch, and in their own here."""
+    copy, windows = ORTModule(Calls(lambda x: (lambda w: (w.contiguous(), w))(x.unfold(-1, 2, 1))))(torch.rand(4, 4))
+    assert _memory(copy) != _memory(windows)
 
 
 def test_a_copy_before_a_write_after_a_graph_break():

@@ -96,7 +96,8 @@ def mistakable(
     memories = {v: views.get(str(v.name), str(v.name)) for v in outputs}
     own, found = {str(v.name) for v in outputs}, dict[ir.Value, list[ir.Value]]()
     for index, value in enumerate(outputs):
-        beside = [*held, *(v for v in outputs[:index] if memories[v] != memories[value])]
+        rest = [*outputs[:index], *(v for v in outputs[index:] if memories[v] not in own)]  # others come in their turn
+        beside = [*held, *(v for v in rest if memories[v] != memories[value])]
         others = [v for v in beside if v is not value and groups.root(v) is groups.root(value)]
         is_expanded = str(value.name) not in views and _may_overlap(value, made, lowerings)
         if memories[value] in own and (others or is_expanded):

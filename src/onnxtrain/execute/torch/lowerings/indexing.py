@@ -154,7 +154,8 @@ def top_k(x: Tensor, k: Any, *, axis: int = -1, largest: int = 1, sorted: int = 
     """The k largest or smallest elements along an axis, and their indices; all of them as sort has ties."""
     count = k[0] if isinstance(k, tuple) else k
     if x.dim() and int(count) == x.shape[axis]:
-        made = torch.sort(x, dim=axis, descending=bool(largest))
+        whole = x if any(x.stride()) else x.contiguous()  # one number expanded, which eager PyTorch has written out
+        made = torch.sort(whole, dim=axis, descending=bool(largest))
         return made.values, made.indices
     made = torch.topk(x, count, axis, bool(largest), bool(sorted))
     return made.values, made.indices
