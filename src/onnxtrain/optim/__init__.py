@@ -1,4 +1,4 @@
-"""Optimizers that step within the backward pass, so that no gradient waits for the others."""
+"""Optimizers: Adam in a few kernels, schedules of its rate, and updates within the backward pass."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import torch
 
 from onnxtrain.errors import OptimizerError
 from onnxtrain.optim.clipping import guard_clipping
+from onnxtrain.optim.fused_adam import AdamWMode, FusedAdam
 from onnxtrain.optim.stepper import StepInBackward, parameters_of, stepper_of
 from onnxtrain.optim.trial import check_apart
 
-__all__ = ["StepInBackward", "step_in_backward"]
+__all__ = ["AdamWMode", "FusedAdam", "StepInBackward", "step_in_backward"]
 CLIPS = ("parameter", "global")
 
 
