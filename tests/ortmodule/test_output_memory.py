@@ -127,6 +127,25 @@ def test_outputs_of_one_memory_are_put_in_order_together(name):
         ]
 
 
+class Counting(torch.nn.Module):
+    """Returns its input; a number that it counts chooses a path, of which each variant of the graph is a part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = [0]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count[0] += x.shape[0]
+        if self.count[0] % 2:
+            x * 2
+        return x
+
+
+def test_an_input_is_given_back_by_every_path():
+    model, x = ORTModule(Counting()), torch.rand(3, 4)
+    assert all(torch.equal(model(x), x) for _ in range(4))
+
+
 FOLLOWED = {
     "computed": lambda x: x * 2,
     "made in order": lambda x: torch.zeros(x.shape) + x,

@@ -22,6 +22,7 @@ class Step:
         gradients: of parameters and inputs.
         state: what the module keeps, and what was given, afterwards.
         shared: outputs that lie in the memory of something else, each with that.
+        ordered: outputs whose elements lie in memory in the order of their axes, with gaps or without.
     """
 
     kinds: list[tuple[str, str]]
@@ -29,6 +30,7 @@ class Step:
     gradients: list[Leaf]
     state: list[Leaf]
     shared: frozenset[tuple[str, str]] = frozenset()
+    ordered: frozenset[str] = frozenset()
 
 
 def take_step(called: Any, module: torch.nn.Module, arguments: Any, loss: str, place: int, moves: bool) -> Step:
@@ -39,13 +41,14 @@ def take_step(called: Any, module: torch.nn.Module, arguments: Any, loss: str, p
     output = called(*args, **kwargs)
     shared = _shared(output, [*tensors, *_held(module)])
     backward(output, loss, place)
+    ordered = frozenset(p for p, v in leaves(output) if _is_ordered(v))
     outputs = [(p, kept(v)) for p, v in leaves(output)]
     found = [*((n, p.grad) for n, p in module.named_parameters()), *((f"input{p}", v.grad) for p, v in tensors)]
     gradients = [(n, None if g is None else g.detach().clone()) for n, g in found]
     given = [(f"given{p}", kept(v)) for p, v in leaves((args, kwargs))]
     if moves:
         move(module)
-    return Step(containers((output, args, kwargs)), outputs, gradients, [*state(module), *given], shared)
+    return Step(containers((output, args, kwargs)), outputs, gradients, [*state(module), *given], shared, ordered)
 
 
 def _shared(output: Any, others: list[Leaf]) -> frozenset[tuple[str, str]]:
@@ -54,6 +57,14 @@ def _shared(output: Any, others: list[Leaf]) -> frozenset[tuple[str, str]]:
     plain = [(p, v) for p, v in (*others, *made) if isinstance(v, torch.Tensor) and v.layout is torch.strided]
     lies = [(p, v.untyped_storage()._cdata) for p, v in plain if v.numel()]
     return frozenset((a, b) for i, (a, x) in enumerate(lies) for b, y in lies[:i] if x == y and a.startswith("output"))
+
+
+def _is_ordered(value: Any) -> bool:
+    """Whether it is a tensor in order; one whose elements share memory, as those of windows do, has none."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return False
+    steps = [step for step, size in zip(value.stride(), value.shape, strict=True) if size != 1]
+    return not value.numel() or (0 not in steps and steps == sorted(set(steps), reverse=True))
 
 
 def own(value: Any) -> Any:

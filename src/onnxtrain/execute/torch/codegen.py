@@ -102,8 +102,9 @@ class Writer:
             if is_ordered and disordered(self.nodes, self.lowerings, [value, *group], given):
                 text = f"{self._tensor(value)} = in_order({self._tensor(value)})"
                 self.after.setdefault(value.producer(), []).append(text)
-        rest = ordered - {v for group in shared.values() for v in group} - {by_name[n] for n in signature.views}
-        return disordered(self.nodes, self.lowerings, [v for v in outputs if v in rest], given)
+        together = {v for group in shared.values() for v in group}
+        rest = [by_name[n] for n in signature.outputs if n in signature.in_order and n not in signature.views]
+        return disordered(self.nodes, self.lowerings, [v for v in rest if v not in together], given)
 
     def _set_apart(self, outputs: Sequence[ir.Value], views: Mapping[str, str]) -> None:
         """Lines that give the user's outputs memory of their own, where theirs may be that of others."""
