@@ -336,7 +336,7 @@ ENVIRONMENT: tuple[Variable | Missing, ...] = (
     Missing("ORTMODULE_TUNING_RESULTS_PATH", ()),
     Missing("ORTMODULE_USE_EFFICIENT_ATTENTION"),
     Missing("ORTMODULE_USE_FLASH_ATTENTION"),
-    Missing("ORTMODULE_ENABLE_ZERO_STAGE3"),
+    Variable("ORTMODULE_ENABLE_ZERO_STAGE3", truth_of, note="nothing to choose: DeepSpeed's stage 3 works"),
 )
 
 

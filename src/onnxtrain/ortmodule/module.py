@@ -28,13 +28,14 @@ from onnxtrain.ortmodule.sessions import Sessions
 from onnxtrain.ortmodule.special_methods import class_for
 from onnxtrain.ortmodule.transforms import is_transformed
 from onnxtrain.ortmodule.with_loss import ModuleWithLoss
+from onnxtrain.zero_stage3 import BOOKKEEPING, configure_where_loaded
 
 _LIBRARIES = ("torch", "transformers")
 _LOG = logging.getLogger(__name__)
 _OWN = frozenset(  # the class too: fully_shard gives its module another one
     (
         *("_wrapped", "forward", "__class__", "_ort_options", "_ort_chosen", "_ort_debug_options"),
-        *("_ort_sessions", "_ort_fallback", "_ort_last"),
+        *("_ort_sessions", "_ort_fallback", "_ort_last", *BOOKKEEPING),
     )
 )
 _SHARED = (
@@ -61,6 +62,8 @@ class ORTModule(torch.nn.Module):
         ModuleError: ``module`` is not an ``nn.Module`` that can be captured.
         OptionError: the options are something else.
     """
+
+    _ort_holds_all = True  # what ``zero_stage3`` asks of a class
 
     def __init__(
         self,
@@ -90,6 +93,7 @@ class ORTModule(torch.nn.Module):
             if not own["_ort_fallback"].catches(error, at_wrapping=True):
                 raise
         own["_ort_bypass"] = BypassWatch(self)
+        configure_where_loaded()
 
     def _attach(self) -> None:
         """Share the wrapped module's tables of tensors, submodules and hooks; read the options; forget all graphs."""
@@ -333,6 +337,8 @@ class ORTModule(torch.nn.Module):
         elif name in _OWN or "_wrapped" not in self.__dict__:
             super().__setattr__(name, value)
         else:
+            if name in _SHARED:  # DeepSpeed puts tables of its own there
+                super().__setattr__(name, value)
             setattr(self.module, name, value)
 
     def __delattr__(self, name: str) -> None:

@@ -1,0 +1,159 @@
+"""Training a small model with DeepSpeed's engine at each of two ranks."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from parity import captures
+from torch import nn
+
+from onnxtrain import ORTModule, zero_stage3
+from onnxtrain.errors import ModuleError
+from onnxtrain.optim import FusedAdam
+from onnxtrain.utils.hooks import configure_ort_compatible_zero_stage3
+
+WIDTH, WORDS = 16, 40
+Trained = tuple[list[float], dict[str, torch.Tensor]]
+
+
+class Block(nn.Module):
+    """A residual block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.inner, self.outer = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.outer(F.gelu(self.inner(self.norm(x))))
+
+
+class Net(nn.Module):
+    """A table of words that is the head's weight too, a parameter of the root's own, three blocks and the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.scale = nn.Embedding(WORDS, WIDTH), nn.Parameter(torch.linspace(0.5, 1.5, WIDTH))
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        x = self.words(ids) * self.scale
+        for block in self.blocks:
+            x = block(x)
+        return F.cross_entropy((x @ self.words.weight.t()).flatten(0, 1), labels.flatten())
+
+
+def build(kind: str) -> nn.Module:
+    """The model in eager PyTorch, as one ORTModule, or with each block as one."""
+    torch.manual_seed(0)
+    return wrapped(Net(), kind)
+
+
+def wrapped(model: Net, kind: str) -> nn.Module:
+    """A model as ``build`` has it."""
+    if kind == "blocks":
+        for index, block in enumerate(model.blocks):
+            model.blocks[index] = ORTModule(block)
+    return ORTModule(model) if kind == "whole" else model
+
+
+def engine_of(model: nn.Module, config: dict[str, Any]) -> Any:
+    """DeepSpeed's engine around a model."""
+    os.environ.update(DS_ACCELERATOR="cpu", LOCAL_RANK=os.environ.get("LOCAL_RANK", "0"))
+    import deepspeed
+
+    deepspeed.init_distributed("gloo")
+    optimizer = FusedAdam(model.parameters(), lr=3e-3, weight_decay=0.1, adam_w_mode=2)
+    whole = {"train_micro_batch_size_per_gpu": 4, "zero_allow_untested_optimizer": True} | config
+    return deepspeed.initialize(model=model, optimizer=optimizer, config=whole)[0]
+
+
+def batch(step: int) -> list[torch.Tensor]:
+    """This rank's batch of a step, of another length than that before."""
+    generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
+    ids = torch.randint(WORDS, (4, 6 + step % 3), generator=generator)
+    return [ids, ids.roll(1, 1)]
+
+
+def train(
+    kind: str,
+    config: dict[str, Any],
+    first: int = 0,
+    last: int = 20,
+    load: Path | None = None,
+    save: Path | None = None,
+) -> Trained:
+    """Losses of the steps from ``first`` to ``last``, and all parameters after them.
+
+    Args:
+        kind: see ``build``.
+        config: DeepSpeed's.
+        first: the first step.
+        last: the step before which it ends.
+        load: a folder of a checkpoint to begin with.
+        save: where to write one at the end.
+    """
+    if config["zero_optimization"]["stage"] == 3:
+        configure_ort_compatible_zero_stage3()
+    engine = engine_of(build(kind), config)
+    if load is not None:
+        assert engine.load_checkpoint(str(load))[0] is not None
+    return _train(engine, kind, config, range(first, last), save)
+
+
+def from_shards(kind: str) -> Trained:
+    """Losses of a model that is made in shards, and its parameters."""
+    import deepspeed
+
+    config = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 3}}
+    engine_of(nn.Linear(1, 1), config).destroy()
+    with deepspeed.zero.Init(config_dict_or_path=config):
+        model = build("eager")
+    return _train(engine_of(wrapped(model, kind), config), kind, config, range(5), None)
+
+
+def too_late() -> str:
+    """What a first step says of a model whose hooks DeepSpeed made as for any other."""
+    model = build("whole")
+    with mock.patch.object(zero_stage3, "HOLDS_ALL", "nobody"):
+        engine = engine_of(model, {"zero_optimization": {"stage": 3}})
+    try:
+        engine(*batch(0))
+    except ModuleError as error:
+        return str(error)
+    finally:
+        engine.destroy()
+    return "it ran"
+
+
+def _train(engine: Any, kind: str, config: dict[str, Any], steps: range, save: Path | None) -> Trained:
+    losses = []
+    for step in steps:
+        for micro in range(config.get("gradient_accumulation_steps", 1)):
+            loss = engine(*batch(step + 50 * micro))
+            engine.backward(loss)
+            engine.step()
+            losses.append(loss.item())
+    graphs = [captures(m) for m in engine.module.modules() if type(m).__name__ == "ORTModule"]
+    assert graphs == {"eager": [], "whole": [1], "blocks": [1, 1, 1]}[kind], engine.module.explain()
+    if save is not None:
+        engine.save_checkpoint(str(save))
+    return losses, whole_state(engine)
+
+
+def whole_state(engine: Any) -> dict[str, torch.Tensor]:
+    """All parameters at this rank, gathered where they are in shards."""
+    import deepspeed
+
+    found = {}
+    for name, parameter in engine.module.named_parameters():
+        with deepspeed.zero.GatheredParameters([parameter], enabled=hasattr(parameter, "ds_status")):
+            found[name] = parameter.detach().float().clone()
+    engine.destroy()
+    return found

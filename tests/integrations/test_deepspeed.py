@@ -1,0 +1,78 @@
+"""DeepSpeed's ZeRO around ORTModule, two processes: losses, parameters and checkpoints are those of its own engine."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import deepspeed_training
+import pytest
+import torch
+from ranks import Ranks
+
+pytest.importorskip("deepspeed", reason="deepspeed is not installed")
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    started = Ranks(tmp_path_factory.mktemp("ranks"))
+    yield started
+    started.close()
+
+
+def config(stage: int, **more: Any) -> dict[str, Any]:
+    zero = {"stage": stage, "stage3_param_persistence_threshold": 20, "stage3_max_reuse_distance": 0}
+    return {"zero_optimization": zero | more.pop("zero", {}), **more}
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "clipped and accumulated": {"gradient_clipping": 0.5, "gradient_accumulation_steps": 2},
+    "bfloat16": {"bf16": {"enabled": True}},
+    "optimizer on the CPU": {
+        "zero": {"offload_optimizer": {"device": "cpu"}},
+        "zero_force_ds_cpu_optimizer": False,
+    },
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_losses_and_parameters_are_those_of_deepspeed_alone(ranks: Ranks, stage: int, setting: str) -> None:
+    run = functools.partial(ranks, deepspeed_training.train, config=config(stage, **SETTINGS[setting]))
+    wanted = run("eager")
+    for kind in ("whole", "blocks"):
+        close(run(kind), wanted, 3e-2 if setting == "bfloat16" else 1e-4)
+
+
+@pytest.mark.parametrize("first", ["eager", "whole"])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_checkpoint_goes_both_ways(ranks: Ranks, tmp_path: Path, stage: int, first: str) -> None:
+    second = "whole" if first == "eager" else "eager"
+    run = functools.partial(ranks, deepspeed_training.train, config=config(stage))
+    wanted = run("eager", last=10)
+    run(first, last=5, save=tmp_path)
+    losses = [[row[5:], state] for row, state in wanted]
+    close(run(second, first=5, last=10, load=tmp_path), losses, 1e-4)
+
+
+def test_hooks_that_came_before_the_setting_up_are_told_of(ranks: Ranks) -> None:
+    (message, _) = ranks(deepspeed_training.too_late)
+    assert "configure_ort_compatible_zero_stage3" in message
+
+
+@pytest.mark.parametrize("kind", ["whole", "blocks"])
+def test_a_model_may_be_in_shards_from_the_start(ranks: Ranks, kind: str) -> None:
+    """``deepspeed.zero.Init``."""
+    (losses, _), (eager, _) = (ranks(deepspeed_training.from_shards, k)[0] for k in (kind, "eager"))
+    torch.testing.assert_close(losses, eager, rtol=1e-4, atol=1e-4)
+
+
+def close(got: list[Any], wanted: list[Any], tolerance: float) -> None:
+    for (losses, state), (expected, final) in zip(got, wanted, strict=True):
+        torch.testing.assert_close(losses, expected, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(state, final, rtol=10 * tolerance, atol=10 * tolerance)
+        assert losses[-1] < losses[0] or len(losses) < 10
