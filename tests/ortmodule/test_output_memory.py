@@ -158,6 +158,7 @@ FOLLOWED = {
     "normalized": lambda x: torch.nn.functional.rms_norm(x, (5,), torch.ones(5)),
     "the largest": lambda x: x.topk(2, 1).values,
     "a softmax": lambda x: x.softmax(-1),
+    "a diagonal": lambda x: x.diagonal().t(),
 }
 
 

@@ -20,7 +20,7 @@ from onnxtrain.execute.torch.expressions import (
     sizes_of,
     symbols_of,
 )
-from onnxtrain.execute.torch.memory import disordered, forks, mistakable, reusable, settled
+from onnxtrain.execute.torch.memory import disordered, forks, is_in_input, mistakable, reusable, settled
 from onnxtrain.execute.torch.program import Program
 from onnxtrain.execute.torch.registry import Lowering, needed_lowering
 from onnxtrain.execute.torch.sizes_on_host import nodes_on_host
@@ -103,7 +103,8 @@ class Writer:
                 text = f"{self._tensor(value)} = in_order({self._tensor(value)})"
                 self.after.setdefault(value.producer(), []).append(text)
         together = {v for group in shared.values() for v in group}
-        rest = [by_name[n] for n in signature.outputs if n in signature.in_order and n not in signature.views]
+        seen = {n for n in signature.views if n in by_name and is_in_input(self.nodes, self.lowerings, by_name[n])}
+        rest = [by_name[n] for n in signature.outputs if n in signature.in_order and n not in seen]
         return disordered(self.nodes, self.lowerings, [v for v in rest if v not in together], given)
 
     def _set_apart(self, outputs: Sequence[ir.Value], views: Mapping[str, str]) -> None:

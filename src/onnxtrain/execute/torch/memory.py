@@ -135,6 +135,12 @@ def forks(
     return found
 
 
+def is_in_input(nodes: Sequence[ir.Node], lowerings: Mapping[ir.Node, Lowering], value: ir.Value) -> bool:
+    """Whether a value is an input, or a view of one."""
+    made = {v: n for n in nodes for v in n.outputs}
+    return _seen_through(value, made, lowerings)[-1] not in made
+
+
 def _seen_through(
     value: ir.Value, made: Mapping[ir.Value, ir.Node], lowerings: Mapping[ir.Node, Lowering]
 ) -> list[ir.Value]:
