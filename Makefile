@@ -15,7 +15,7 @@ OFFLINE = HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST  = $(OFFLINE) $(BIN)/python -m pytest
 
-.PHONY: help demo test lint check bench golden operators coverage exported fuzz versions javascript docs clean
+.PHONY: help demo test lint check bench golden operators coverage exported fuzz versions matrix javascript docs clean
 
 help:
 	@echo "make demo    fine-tune a real transformer, eager and ORTModule side by side"
@@ -29,6 +29,7 @@ help:
 	@echo "make fuzz    train random .onnx files; ARGS=\"--count 500\" says how many, \"--seed 7\" which"
 	@echo "make fuzz N=1000  random modules as well, so many of each kind; ARGS=\"--kinds tensors\" chooses"
 	@echo "make versions   the tests of artifacts with the oldest and the newest onnx, onnxruntime, numpy, ...; ARGS=oldest"
+	@echo "make matrix  install the wheel with each Python, PyTorch and extra, and use it; ARGS=\"oldest newest\" for two"
 	@echo "make javascript  get what trains artifacts in Node and in a browser"
 	@echo "make docs    build the documentation"
 
@@ -90,6 +91,9 @@ fuzz: $(READY)
 
 versions:
 	@args='$(ARGS)'; $(PYTHON) tests/versions.py --torch "$(TORCH)" $${args:-oldest newest}
+
+matrix:
+	@args='$(ARGS)'; $(PYTHON) tests/installed/matrix.py $${args:-all}
 
 docs: $(READY)
 	$(PIP) -e ".[docs]"
