@@ -132,6 +132,27 @@ def too_late() -> str:
     return "it ran"
 
 
+def most_gathered(kind: str, config: dict[str, Any]) -> tuple[int, int, int]:
+    """The most elements of parameters that are whole at once in two steps; how many all have, and one block."""
+    configure_ort_compatible_zero_stage3()
+    engine = engine_of(build(kind), config)
+    parameters = list(engine.module.parameters())
+    coordinator, most = type(engine.optimizer.parameter_offload.get_param_coordinator()), [0]
+    fetch = coordinator.fetch_sub_module
+
+    def noted(self: Any, *args: Any, **kwargs: Any) -> None:
+        fetch(self, *args, **kwargs)
+        most[0] = max(most[0], sum(p.ds_numel for p in parameters if p.ds_status.name == "AVAILABLE"))
+
+    with mock.patch.object(coordinator, "fetch_sub_module", noted):
+        for step in range(2):
+            engine.backward(engine(*batch(step)))
+            engine.step()
+    block = sum(p.ds_numel for p in engine.module.blocks[0].parameters())
+    engine.destroy()
+    return most[0], sum(p.ds_numel for p in parameters), block
+
+
 def _train(engine: Any, kind: str, config: dict[str, Any], steps: range, save: Path | None) -> Trained:
     losses = []
     for step in steps:

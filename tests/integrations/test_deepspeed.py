@@ -59,6 +59,15 @@ def test_a_checkpoint_goes_both_ways(ranks: Ranks, tmp_path: Path, stage: int, f
     close(run(second, first=5, last=10, load=tmp_path), losses, 1e-4)
 
 
+def test_blocks_are_gathered_one_at_a_time(ranks: Ranks) -> None:
+    """Beside one of them there is only what is outside of all: as DeepSpeed would, if blocks were its smallest part."""
+    live = {"stage3_max_live_parameters": 0, "stage3_prefetch_bucket_size": 0, "stage3_param_persistence_threshold": 0}
+    settings = config(3, zero=live)
+    ((blocks, whole, block), _) = ranks(deepspeed_training.most_gathered, "blocks", settings)
+    ((all_at_once, _, _), _) = ranks(deepspeed_training.most_gathered, "whole", settings)
+    assert all_at_once == whole and blocks <= whole - 2 * block
+
+
 def test_hooks_that_came_before_the_setting_up_are_told_of(ranks: Ranks) -> None:
     (message, _) = ranks(deepspeed_training.too_late)
     assert "configure_ort_compatible_zero_stage3" in message
