@@ -71,6 +71,16 @@ def in_memory_of(tensor: torch.Tensor, others: Iterable[torch.Tensor]) -> list[t
     return [t for t in others if _is_in_memory(t) and _memory(t) == _memory(tensor)]
 
 
+def by_memory(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
+    """The names of tensors that share a memory, of each memory that more than one has."""
+    found: dict[int, list[str]] = {}
+    with torch._C.DisableTorchFunction():  # a trace looks at every question that a tensor is asked
+        for name, tensor in tensors.items():
+            if _is_in_memory(tensor):
+                found.setdefault(_memory(tensor), []).append(name)
+    return [names for names in found.values() if len(names) > 1]
+
+
 class FoundElsewhere:
     """What a module has while it is traced in the place of the tensors that it had; what else is read.
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from onnxtrain.capture.found_elsewhere import in_memory_of
+from onnxtrain.capture.found_elsewhere import by_memory
 from onnxtrain.capture.keepers import node_of
 from onnxtrain.capture.lowering.records import memory_of
 from onnxtrain.capture.source_lines import user_line
@@ -28,10 +28,11 @@ def refuse_shared(had: Mapping[str, torch.Tensor], has: Mapping[str, torch.Tenso
     """
     mode: Any = get_proxy_mode()
     used = {n: t for n, t in had.items() if n in has and _is_used(node_of(mode.tracer, has[n]))}
-    for name in filter(used.__contains__, written):  # a view that torch knows counts what is written to its whole
+    memories = {name: names for names in by_memory(used) for name in names}
+    for name in filter(memories.__contains__, written):  # a view that torch knows counts what is written to its whole
         own = used[name]
-        beside = {id(t) for t in in_memory_of(own, used.values()) if t is not own and overlap(own, t)}
-        if (read := next((n for n, t in used.items() if id(t) in beside), None)) is not None:
+        beside = (n for n in memories[name] if used[n] is not own and overlap(own, used[n]))
+        if (read := next(beside, None)) is not None:
             raise CaptureError(
                 f"the forward pass writes to {name}, which shares memory with {read}",
                 source=_line_of_write(mode.tracer.graph, has[name]),
