@@ -141,6 +141,12 @@ class Counting(torch.nn.Module):
         return x
 
 
+def test_a_random_number_that_is_looked_at_is_an_output():
+    """It is made of nothing, and its lowering may give what others have."""
+    model, x = ORTModule(Calls(lambda x: x if torch.rand(()).item() < 2 else x * 2)), torch.rand(3, 4)
+    assert all(torch.equal(model(x), x) for _ in range(2))
+
+
 def test_an_input_is_given_back_by_every_path():
     model, x = ORTModule(Counting()), torch.rand(3, 4)
     assert all(torch.equal(model(x), x) for _ in range(4))

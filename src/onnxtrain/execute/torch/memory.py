@@ -146,7 +146,9 @@ def _seen_through(
 ) -> list[ir.Value]:
     """A value, what it is a view of, what that is a view of, and so on."""
     path = [value]
-    while (node := made.get(path[-1])) is not None and lowerings[node].view and node.inputs[0] is not None:
+    while (node := made.get(path[-1])) is not None and lowerings[node].view and node.inputs:
+        if node.inputs[0] is None:
+            break
         path.append(node.inputs[0])
     return path
 
