@@ -96,14 +96,14 @@ class Writer:
         given = [] if signature.is_out_of_order else [by_name[n] for n in signature.user_inputs]
         ordered = {by_name[n] for n in signature.outputs if n in signature.in_order}
         outputs = [by_name[n] for n in signature.outputs]
-        shared = forks(self.nodes, self.lowerings, outputs, signature.views)
+        shared = forks(self.lowerings, outputs, signature.views)
         for value, group in shared.items():
             is_ordered = value in ordered if value in outputs else ordered.issuperset(group)
             if is_ordered and disordered(self.nodes, self.lowerings, [value, *group], given):
                 text = f"{self._tensor(value)} = in_order({self._tensor(value)})"
                 self.after.setdefault(value.producer(), []).append(text)
         together = {v for group in shared.values() for v in group}
-        seen = {n for n in signature.views if n in by_name and is_in_input(self.nodes, self.lowerings, by_name[n])}
+        seen = {n for n in signature.views if n in by_name and is_in_input(self.lowerings, by_name[n])}
         rest = [by_name[n] for n in signature.outputs if n in signature.in_order and n not in seen]
         return disordered(self.nodes, self.lowerings, [v for v in rest if v not in together], given)
 

@@ -106,51 +106,49 @@ def mistakable(
 
 
 def forks(
-    nodes: Sequence[ir.Node],
-    lowerings: Mapping[ir.Node, Lowering],
-    outputs: Sequence[ir.Value],
-    views: Mapping[str, str],
+    lowerings: Mapping[ir.Node, Lowering], outputs: Sequence[ir.Value], views: Mapping[str, str]
 ) -> dict[ir.Value, list[ir.Value]]:
     """Of outputs that lie in one memory, the last value that all of them are views of, with them.
 
     Those in the memory of an input are left out, and those that the program makes of nothing in common.
 
     Args:
-        nodes: the program in order.
         lowerings: how each node runs.
         outputs: what the program gives away.
         views: as of ``mistakable``.
     """
-    made = {v: n for n in nodes for v in n.outputs}
     own, groups = {str(v.name) for v in outputs}, dict[str, list[ir.Value]]()
     for value in outputs:
         if (memory := views.get(str(value.name), str(value.name))) in own:
             groups.setdefault(memory, []).append(value)
     found = dict[ir.Value, list[ir.Value]]()
     for group in (list(dict.fromkeys(values)) for values in groups.values()):
-        first, *others = [_seen_through(v, made, lowerings) for v in group]
+        first, *others = [_seen_through(v, lowerings) for v in group]
         common = next((v for v in first if others and all(v in path for path in others)), None)
-        if common is not None and common in made:
+        if common is not None and _maker(common, lowerings) is not None:
             found[common] = group
     return found
 
 
-def is_in_input(nodes: Sequence[ir.Node], lowerings: Mapping[ir.Node, Lowering], value: ir.Value) -> bool:
-    """Whether a value is an input, or a view of one."""
-    made = {v: n for n in nodes for v in n.outputs}
-    return _seen_through(value, made, lowerings)[-1] not in made
+def is_in_input(lowerings: Mapping[ir.Node, Lowering], value: ir.Value) -> bool:
+    """Whether a value is an input or a constant, or a view of one."""
+    return _maker(_seen_through(value, lowerings)[-1], lowerings) is None
 
 
-def _seen_through(
-    value: ir.Value, made: Mapping[ir.Value, ir.Node], lowerings: Mapping[ir.Node, Lowering]
-) -> list[ir.Value]:
+def _seen_through(value: ir.Value, lowerings: Mapping[ir.Node, Lowering]) -> list[ir.Value]:
     """A value, what it is a view of, what that is a view of, and so on."""
     path = [value]
-    while (node := made.get(path[-1])) is not None and lowerings[node].view and node.inputs:
+    while (node := _maker(path[-1], lowerings)) is not None and lowerings[node].view and node.inputs:
         if node.inputs[0] is None:
             break
         path.append(node.inputs[0])
     return path
+
+
+def _maker(value: ir.Value, lowerings: Mapping[ir.Node, Lowering]) -> ir.Node | None:
+    """The node of the program that makes a value; an input and a constant have none."""
+    node = value.producer()
+    return node if node in lowerings else None
 
 
 def disordered(
