@@ -99,6 +99,7 @@ class FusedAdam(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._check()
         for group in self.param_groups:
             alike: dict[tuple[int, torch.device], list[torch.Tensor]] = {}
             for parameter in group["params"]:
@@ -108,13 +109,16 @@ class FusedAdam(torch.optim.Optimizer):
                 self._update(group, step, device, parameters)
         return loss
 
-    def _next_step(self, parameter: torch.Tensor) -> int:
-        gradient = parameter.grad
-        if parameter.is_complex() or (gradient is not None and gradient.layout is not torch.strided):
+    def _check(self) -> None:
+        """Raise OptimizerError where there is what cannot be updated, before anything is."""
+        parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        if any(p.is_complex() or p.grad.layout is not torch.strided for p in parameters):
             raise OptimizerError(
                 "FusedAdam updates real parameters whose gradients are dense",
                 cure="use torch.optim.Adam for complex ones, torch.optim.SparseAdam or Embedding(sparse=False)",
             )
+
+    def _next_step(self, parameter: torch.Tensor) -> int:
         state = self.state[parameter]
         if not state:
             state.update(exp_avg=torch.zeros_like(parameter), exp_avg_sq=torch.zeros_like(parameter))
