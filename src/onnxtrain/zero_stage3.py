@@ -6,6 +6,7 @@ parameters are registered as its own ("external" to it in DeepSpeed's words), an
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import sys
@@ -30,13 +31,17 @@ def is_of_deepspeed(tensor: torch.Tensor) -> bool:
 
 
 def configure_where_loaded() -> None:
-    """Configure stage 3 where the program has imported DeepSpeed."""
+    """Configure stage 3 where the program has imported a DeepSpeed that is known; who uses another stage needs none."""
     if "deepspeed" in sys.modules:
-        configure_zero_stage3()
+        with contextlib.suppress(ModuleError):
+            configure_zero_stage3()
 
 
-def configure_zero_stage3() -> None:
+def configure_zero_stage3() -> Any:
     """Have DeepSpeed gather for each ORTModule the parameters of all modules within it; once is enough.
+
+    Returns:
+        DeepSpeed's class that puts hooks on modules.
 
     Raises:
         ModuleError: DeepSpeed is not installed, or another one than is known.
@@ -53,6 +58,7 @@ def configure_zero_stage3() -> None:
         ) from error
     if not hasattr(original, HOLDS_ALL):
         setattr(offload, _REGISTER, _holding(original, external))
+    return offload
 
 
 def _holding(original: Any, external: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 from typing import Any
 
 from onnxtrain.utils.hooks.manager import GlobalSubscriberManager
@@ -26,10 +25,9 @@ def configure_ort_compatible_zero_stage3(
     Raises:
         ModuleError: DeepSpeed is not installed, or another one than is known.
     """
-    configure_zero_stage3()
+    offload = configure_zero_stage3()
     if not debug:
         return
-    offload = importlib.import_module("deepspeed.runtime.zero.parameter_offload").DeepSpeedZeRoOffload
     original = offload.setup_zero_stage3_hooks
 
     @functools.wraps(original)
