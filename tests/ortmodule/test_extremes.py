@@ -169,6 +169,20 @@ def test_products_of_nothing() -> None:
         same_step(wrapped, eager, torch.randn(size, 4, requires_grad=True), torch.randn(size, 5, 4))
 
 
+class LastThird(torch.nn.Module):
+    """Attention to some of the sequences, which are none where there are fewer than three."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        some = x.tensor_split(3)[-1]
+        return F.scaled_dot_product_attention(x, some, some)
+
+
+def test_attention_to_no_sequence() -> None:
+    wrapped, eager = pair(LastThird())
+    for batch in (3, 2, 1, 0):
+        same_step(wrapped, eager, torch.randn(batch, 5, 4, requires_grad=True))
+
+
 class Biased(torch.nn.Module):
     """Attention with a learned bias, or the scores of another, under a mask."""
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from onnxtrain.capture import learned_masks
 from onnxtrain.capture.nodes import op, record_node
@@ -57,9 +58,17 @@ def _as_a_matrix(mask: Any) -> Any:
 
 
 @whole(aten.scaled_dot_product_attention.default)
-def has_other_axes_than_heads(node: torch.fx.Node) -> bool:
-    """The translation is for (batch, heads, rows, width), and for (heads, rows, width)."""
-    return {x.meta["val"].dim() for x in node.args[:3]} not in ({3}, {4})
+def has_other_axes(node: torch.fx.Node) -> bool:
+    """The translation is for (batch, heads, rows, width), and for (heads, rows, width), of as many of each.
+
+    A 1 is broadcast; of a size that is not known and may be 0 beside another torch makes zeros, as MatMul does not.
+    """
+    shapes = [x.meta["val"].shape for x in node.args[:3]]
+    if {*map(len, shapes)} not in ({3}, {4}):
+        return True
+    query, *others = [shape[:-2] for shape in shapes]
+    pairs = [pair for other in others for pair in zip(other, query, strict=True)]
+    return any(isinstance(size, torch.SymInt) and not statically_known_true(size == asked) for size, asked in pairs)
 
 
 @whole(aten._safe_softmax.default)
