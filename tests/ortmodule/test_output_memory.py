@@ -111,6 +111,7 @@ TOGETHER = {
     "beside what it is a copy of": lambda x: (lambda h, c: (c[0], h, c))(
         *(lambda h: (h, h.mT.contiguous()))(x * 2),
     ),
+    "of an input that was written to": lambda x: (lambda v, _: (v, v[1:]))(x.mT, x.diagonal().fill_(0.5)),
     "turned again": lambda x: (lambda h: (h, h.transpose(0, 1)))((x * 2).transpose(0, 1).contiguous()),
 }
 

@@ -20,7 +20,7 @@ from onnxtrain.execute.torch.expressions import (
     sizes_of,
     symbols_of,
 )
-from onnxtrain.execute.torch.memory import disordered, forks, is_in_input, mistakable, reusable, settled
+from onnxtrain.execute.torch.memory import disordered, forks, is_in_input, mistakable, reusable, settled, turned
 from onnxtrain.execute.torch.program import Program
 from onnxtrain.execute.torch.registry import Lowering, needed_lowering
 from onnxtrain.execute.torch.sizes_on_host import nodes_on_host
@@ -99,8 +99,10 @@ class Writer:
         shared = forks(self.lowerings, outputs, signature.views)
         for value, group in shared.items():
             is_ordered = value in ordered if value in outputs else ordered.issuperset(group)
-            if is_ordered and disordered(self.nodes, self.lowerings, [value, *group], given):
-                text = f"{self._tensor(value)} = in_order({self._tensor(value)})"
+            found = None if is_ordered else (turned(self.lowerings, v, value) for v in group if v in ordered)
+            order = [] if found is None else next((axes for axes in found if axes), None)
+            if order is not None and disordered(self.nodes, self.lowerings, [value, *group], given):
+                text = f"{self._tensor(value)} = in_order({', '.join((self._tensor(value), *map(str, order)))})"
                 self.after.setdefault(value.producer(), []).append(text)
         together = {v for group in shared.values() for v in group}
         seen = {n for n in signature.views if n in by_name and is_in_input(self.lowerings, by_name[n])}

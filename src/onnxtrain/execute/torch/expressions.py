@@ -154,8 +154,11 @@ def _apart(tensor: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
     return tensor.clone() if is_expanded or any(torch._C._is_alias_of(tensor, x) for x in others) else tensor
 
 
-def _in_order(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor; a contiguous copy where its axes do not lie in memory in their order."""
+def _in_order(tensor: torch.Tensor, *axes: int) -> torch.Tensor:
+    """The tensor; a copy where its axes do not lie in memory in their order, or in the one that is given."""
+    if axes:
+        back = sorted(range(len(axes)), key=axes.__getitem__)
+        return _in_order(tensor.permute(axes)).permute(back)
     if tensor.is_contiguous():
         return tensor
     steps = [step for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1]

@@ -130,6 +130,20 @@ def forks(
     return found
 
 
+def turned(lowerings: Mapping[ir.Node, Lowering], value: ir.Value, seen: ir.Value) -> list[int] | None:
+    """The axes of what a value is a view of, in the order that they have in the value; None where that moves more."""
+    order = [*range(len(value.shape or ()))]
+    for through in _seen_through(value, lowerings):
+        if through is seen:
+            return order
+        node = _maker(through, lowerings)
+        if node is None or node.op_type != "Transpose":
+            return None
+        moved = shapes.attribute(node, "perm", None) or [*reversed(range(len(order)))]
+        order = [moved[axis] for axis in order]
+    return None
+
+
 def is_in_input(lowerings: Mapping[ir.Node, Lowering], value: ir.Value) -> bool:
     """Whether a value is an input or a constant, or a view of one."""
     return _maker(_seen_through(value, lowerings)[-1], lowerings) is None
