@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import gc
 import inspect
 import pickle
 import subprocess
 import sys
+import weakref
 from typing import Any, NamedTuple
 
 import parity
@@ -234,9 +236,6 @@ def test_in_place_edit_between_forward_and_backward_is_caught() -> None:
 
 
 def test_no_memory_is_held_by_a_forward_without_backward() -> None:
-    import gc
-    import weakref
-
     wrapped = ORTModule(Small())
     wrapped(**batch())["loss"].backward()
     gc.collect()
@@ -248,6 +247,19 @@ def test_no_memory_is_held_by_a_forward_without_backward() -> None:
         assert watch() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("verified", [False, True])
+def test_the_batch_of_the_first_call_is_not_held(verified: bool) -> None:
+    """Nor by what says which calls a graph serves: a graph lives as long as the module."""
+    wrapped = ORTModule(Small(), options=Options(verify=verified))
+    for _ in range(2):
+        given = batch()
+        alive = {name: weakref.ref(tensor) for name, tensor in given.items()}
+        wrapped(**given)["loss"].backward()
+        del given
+        gc.collect()
+        assert not [name for name, tensor in alive.items() if tensor() is not None]
 
 
 def test_deepcopy_and_pickle() -> None:

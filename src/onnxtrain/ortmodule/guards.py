@@ -67,6 +67,11 @@ class Call:
     ambient: Hashable
     tensors: list[torch.Tensor] = dataclasses.field(compare=False, repr=False)
 
+    @property
+    def form(self) -> Call:
+        """The same without the tensors, to be kept: what is kept with them would hold a batch as long as a graph."""
+        return dataclasses.replace(self, tensors=[])
+
     def is_but_for_state(self, other: Call) -> bool:
         """Whether it differs from another call in the module's state alone, if at all."""
         return dataclasses.replace(self, state=other.state) == other

@@ -264,7 +264,7 @@ class Sessions:
                 drawn = HostRandomError(error.generator, source)
             if str(drawn) not in map(str, self.without_graph.values()):
                 _LOG.warning("%s runs in eager PyTorch: %s", type(self.module).__name__, drawn)
-            self.without_graph[call] = drawn
+            self.without_graph[call.form] = drawn
             return None
         except CaptureError as error:
             if error.__cause__ is None or isinstance(error.__cause__, OnnxTrainError):
@@ -356,15 +356,15 @@ class Sessions:
         self.inspector.leaves(session.captured)
         # what the forward pass sets on its own (a configuration's problem_type) is no reason to capture it again, but
         # where it may be read first
-        after = dataclasses.replace(call, state=self.inspector.state())
+        after = dataclasses.replace(call.form, state=self.inspector.state())
         flips = any(place.kind is Kind.FLIP for place in session.captured.left)
         flips |= settles(attributes, self.module, session.captured.read)
         self._left_unread.learn(session.captured)
         read = [*collections_read(self.module, session.captured, self._left_unread.places), *named]
         contents = Contents(read, self.module).without(self._set)
-        entry = Entry(call if flips else after, session, self.calls, reasons, contents)
+        entry = Entry(call.form if flips else after, session, self.calls, reasons, contents)
         self.entries.append(entry)
-        for key in {call, entry.call}:
+        for key in {call.form, entry.call}:
             self._replace(key, entry, answers.free)
         if len(self.entries) == _MANY and not entry.path:
             _LOG.warning(
