@@ -56,6 +56,26 @@ def test_wrong_output_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         verify(Net(), {"x": torch.randn(6, 4)})
 
 
+class Leaving(torch.nn.Module):
+    """Leaves a number that it has left before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.rows = x.shape[0]
+        return self.linear(x).sum()
+
+
+def test_what_is_left_may_be_there_already() -> None:
+    wrapped = ORTModule(Leaving(), options=Options(verify=True))
+    for rows in (6, 6, 3):
+        wrapped(torch.randn(rows, 4)).backward()
+        assert wrapped.rows == rows
+    assert wrapped.verification is not None and wrapped.verification.worst.passed
+
+
 def test_needs_a_module() -> None:
     with pytest.raises(ModuleError, match="verify needs"):
         verify(print, ())  # type: ignore[arg-type]

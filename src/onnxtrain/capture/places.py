@@ -74,6 +74,10 @@ class Place:
         """The submodule, or the object that it holds."""
         return owner_at(module.get_submodule(self.path), self.steps)
 
+    def content(self, module: torch.nn.Module) -> Any:
+        """What is there now."""
+        return attribute(self.owner(module), self.name)
+
 
 def leave(module: torch.nn.Module, places: Iterable[Place], values: Iterable[Any]) -> None:
     """Put on a module what a call of it leaves there."""

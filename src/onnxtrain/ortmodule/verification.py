@@ -56,7 +56,8 @@ class Verification(Reference):
             made = self.eager(*args, **kwargs)
             if self.captured.leaves:
                 now, written = watch.changes().left, given.changes()
-                made = made, tuple(now[place] for place in left), tuple(written[c] for c in self.captured.given)
+                there = (now[place] if place in now else place.content(self.eager) for place in left)  # as it was
+                made = made, tuple(there), tuple(written[c] for c in self.captured.given)
             found, _ = flatten(made, "output", self.captured.outputs, given=given.keys)
         names = self.captured.graph.signature.outputs  # some of them only what was looked at
         self.outputs = {names[i]: y for i, y in zip(self.captured.sources, found, strict=True)}
