@@ -20,10 +20,10 @@ from rich.console import Console
 from rich.table import Table
 from transformers.utils import logging
 
-from benchmarks.measure import peak_of
 from benchmarks.workloads import PRESETS, WORKLOADS, Run, batches
 from onnxtrain import Options, ORTModule
 from onnxtrain.errors import BudgetError
+from onnxtrain.execute.torch.allocations import peak_of
 
 _MIB = 2**20
 _LEFT = 1000  # a budget leaves this part of itself for what nothing tells, but where only all of it fits

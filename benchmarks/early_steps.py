@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 import torch
 from transformers.utils import logging
 
-from benchmarks.measure import peak_of
 from benchmarks.workloads import WORKLOADS, Size, batches
 from onnxtrain import Options, ORTModule
+from onnxtrain.execute.torch.allocations import peak_of
 from onnxtrain.optim import step_in_backward
 
 KINDS: dict[str, Callable[[torch.nn.Module], torch.nn.Module]] = {

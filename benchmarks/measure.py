@@ -11,10 +11,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.memory import checkpointed, compiled
 from onnxtrain import Options, ORTModule
+from onnxtrain.execute.torch.allocations import peak_of
 
 _CPU = torch.device("cpu")
 TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 1e-2}
@@ -192,23 +192,6 @@ class Variant:
         self.result.peak = peak_of(lambda: self._loss(batch).backward(), self.device)
         self.optimizer.zero_grad()
         self.result.weights = sum(int(p.detach().view(torch.int32).long().sum()) for p in self.model.parameters())
-
-
-def peak_of(step: Callable[[], Any], device: torch.device = _CPU) -> int:
-    """Most bytes that torch has allocated at once within a call, on the device, beside what was there before."""
-    if device.type != "cpu":
-        before = torch.accelerator.memory_allocated(device)
-        torch.accelerator.reset_peak_memory_stats(device)
-        step()
-        return torch.accelerator.max_memory_allocated(device) - before
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        step()
-    events = profiled.profiler.kineto_results.events()  # type: ignore[union-attr]
-    alive = peak = 0
-    for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
-        alive += event.nbytes()
-        peak = max(peak, alive)
-    return peak
 
 
 def run(

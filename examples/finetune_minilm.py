@@ -144,8 +144,9 @@ class Run:
         return 1e3 * statistics.median(self.seconds[3:] or self.seconds)
 
 
-def train(runs: list[Run], batches: Batches, steps: int, console: Console) -> None:
-    """Train all runs on the same batches, in turn, whoever begins alternating."""
+def train(runs: list[Run], batches: Batches, steps: int, console: Console) -> dict[str, torch.Tensor]:
+    """Train all runs on the same batches, in turn, whoever begins alternating; the last batch."""
+    batch: dict[str, torch.Tensor] = {}
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("training", total=steps)
@@ -155,9 +156,18 @@ def train(runs: list[Run], batches: Batches, steps: int, console: Console) -> No
                 torch.set_rng_state(state)
                 run.step(batch)
             text = "  ".join(f"{run.name} {run.losses[-1]:.3f}" for run in runs)
+            padding = 1 - batch["attention_mask"].float().mean().item()
+            text += f"  speed {speed(*runs):.2f}x  padding left out {padding:.0%}"
             progress.update(task, advance=1, description=f"loss  {text}")
             if not console.is_terminal and (index + 1) % 20 == 0:
                 console.print(f"step {index + 1}/{steps}  loss  {text}")
+    return batch
+
+
+def speed(eager: Run, other: Run) -> float:
+    """How many times as fast the other run's steps are, after the first three: the median over the steps."""
+    pairs = [*zip(eager.seconds, other.seconds, strict=True)]
+    return statistics.median(a / b for a, b in pairs[3:] or pairs)
 
 
 def smoothed(losses: list[float], width: int = 8) -> list[float]:
@@ -193,14 +203,13 @@ def report(runs: list[Run], accuracy: dict[str, float], baseline: float, console
     for heading in ("", "accuracy", "last loss", "step", "first step", "speed"):
         table.add_column(heading, justify="left" if not heading else "right")
     for run in runs:
-        ratio = statistics.median(a / b for a, b in zip(runs[0].seconds[3:], run.seconds[3:], strict=True))
         table.add_row(
             run.name,
             f"{accuracy[run.name]:.1%}",
             f"{statistics.fmean(run.losses[-8:]):.3f}",
             f"{run.step_ms:.0f} ms",
             f"{run.seconds[0]:.1f} s",
-            f"{ratio:.2f}x",
+            f"{speed(runs[0], run):.2f}x",
         )
     table.add_row("largest family", f"{baseline:.1%}", "", "", "", "")
     console.print(table)
@@ -235,7 +244,7 @@ def main() -> None:
     wrapped = ORTModule(copy.deepcopy(model), options=Options(backend=options.backend))
     runs = [Run("eager", model, options.learning_rate, options.steps)]
     runs.append(Run("ORTModule", wrapped, options.learning_rate, options.steps))
-    train(runs, Batches(tokenizer, training, options.batch, options.seed), options.steps, console)
+    batch = train(runs, Batches(tokenizer, training, options.batch, options.seed), options.steps, console)
 
     console.print("\n[bold]The graph[/bold]")
     console.print(wrapped.summary(), highlight=False)
@@ -253,6 +262,11 @@ def main() -> None:
         console.print(f"  {guess:<13} {sign}  {text[:70]!r}", highlight=False)
     draw(runs, accuracy, options.out)
     console.print(f"\nloss curves: {options.out.resolve()}")
+    told = wrapped.report(None, batch, optimizer=runs[1].optimizer)
+    told.losses = {run.name: smoothed(run.losses) for run in runs}
+    console.print(
+        f"what was done, and where the time of a step goes: {told.save(options.out.with_suffix('.html')).resolve()}"
+    )
 
 
 if __name__ == "__main__":

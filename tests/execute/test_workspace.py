@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.measure import peak_of
+from onnxtrain.execute.torch.allocations import peak_of
 from onnxtrain.execute.torch.workspace import workspace
 
 aten = torch.ops.aten

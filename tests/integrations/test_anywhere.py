@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from browsers import BROWSERS, FLAGS, installed
 from example_scripts import EXAMPLES, load_example
 
 from onnxtrain.api import CheckpointState
@@ -25,7 +26,6 @@ pytestmark = pytest.mark.slow
 FOLDER = EXAMPLES / "anywhere"
 STEPS = 50  # two times through the data, so that a second run of as many steps sees what a longer one would
 TOLERANCE = 1e-4  # relative, of one loss
-BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 LIMIT = 120  # seconds until a program that hangs is given up
 
 example = load_example("anywhere/make_artifacts")
@@ -53,9 +53,7 @@ def longer(artifacts: Path, run: dict[str, Any]) -> list[float]:
 
 def need(package: str, *programs: str) -> str:
     """The first of the programs that there is; skips where there is none, or no package, and says so."""
-    found = next(filter(None, map(shutil.which, programs)), None)
-    if found is None:
-        pytest.skip(f"none of these is installed: {', '.join(programs)}; `make javascript` gets what it can")
+    found = installed(*programs)
     if not (FOLDER / "node_modules" / package).is_dir():
         pytest.skip(f"the npm package {package} is not installed; `make javascript` gets it")
     return found
@@ -151,7 +149,7 @@ def site(artifacts: Path) -> Iterator[tuple[str, queue.Queue[dict[str, Any]]]]:
 
 def visit(browser: str, address: str, results: queue.Queue[dict[str, Any]], profile: Path) -> dict[str, Any]:
     """What the page posts when a browser without a window opens it."""
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-port=0"]
+    flags = [*FLAGS, "--remote-debugging-port=0"]
     with (
         (profile / "log").open("w+") as log,
         subprocess.Popen(

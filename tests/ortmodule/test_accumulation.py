@@ -11,8 +11,8 @@ from parity import pair
 from torch import nn
 from torch.nn import functional as F
 
-from benchmarks.measure import peak_of
 from onnxtrain import ORTModule
+from onnxtrain.execute.torch.allocations import peak_of
 
 Tensor = torch.Tensor
 SIZE, READ = 3000, 40  # rows of a table, and of those the ones that batches read

@@ -15,12 +15,12 @@ import torch
 from parity import pair, same_step
 from torch import Tensor, nn
 
-from benchmarks.measure import peak_of
 from benchmarks.networks import UNet
 from onnxtrain import Options, ORTModule
 from onnxtrain.engine import budget
 from onnxtrain.errors import BudgetError, OptionError
 from onnxtrain.execute.torch import TorchBackend
+from onnxtrain.execute.torch.allocations import peak_of
 from onnxtrain.execute.torch.remembered import Remembered
 
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks.measure import peak_of
 from onnxtrain import Options, ORTModule
 from onnxtrain.errors import BackendError, OptionError
+from onnxtrain.execute.torch.allocations import peak_of
 from onnxtrain.execute.torch.registry import LOWERINGS
 from onnxtrain.ir.graphs import DOMAIN
 

@@ -14,10 +14,10 @@ import torch
 from parity import pair
 from torch import nn
 
-from benchmarks.measure import peak_of
 from onnxtrain import Options, ORTModule
 from onnxtrain.engine.state import State
 from onnxtrain.errors import GradientError, OptionError
+from onnxtrain.execute.torch.allocations import peak_of
 from onnxtrain.optim import step_in_backward
 
 Tensor = torch.Tensor

@@ -1,4 +1,4 @@
-"""``onnxtrain plan`` and ``profile``: what memory a training step needs, before there is one; where its time goes."""
+"""``onnxtrain plan``, ``profile`` and ``report``: what memory a step needs, where its time goes, all that is told."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ _EXAMPLES = """examples:
 
 The function takes nothing and returns a module and a batch: a tuple of arguments, a dict of keyword arguments, or one
 argument.
+"""
+_REPORTS = """example:
+  onnxtrain report package.module:function --html run.html
+
+The function takes nothing and returns a module and a batch, as for onnxtrain plan, and may return an optimizer, too.
 """
 _PROFILES = """example:
   onnxtrain profile package.module:function --html time.html
@@ -66,6 +71,16 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("what", help="package.module:function")
     _add_outputs(parser, _profile)
+    parser = commands.add_parser(
+        "report",
+        help="what is done with a module: captured, rewritten, skipped; time and memory of a step",
+        description="Capture a module and tell all of it: the graph, what each pass did, which rows are computed, and "
+        "of a step its time and its memory, predicted and real. The module is not changed.",
+        epilog=_REPORTS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("what", help="package.module:function")
+    _add_outputs(parser, _report)
 
 
 def _add_outputs(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int]) -> None:
@@ -80,13 +95,24 @@ def _plan(given: argparse.Namespace) -> int:
 
 
 def _profile(given: argparse.Namespace) -> int:
-    if _named(given.what) is None:
-        raise OptionError(f"{given.what} names no function", cure="give package.module:function")
-    made, batch, *optimizers = _returned(given.what, most=3)
+    model, args, kwargs = _measured(given.what)
+    return _told(model.profile(*args, **kwargs), given)
+
+
+def _report(given: argparse.Namespace) -> int:
+    model, args, kwargs = _measured(given.what)
+    return _told(model.report(None, *args, **kwargs), given)
+
+
+def _measured(what: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """The module that a function returns, and what it is to be measured with."""
+    if _named(what) is None:
+        raise OptionError(f"{what} names no function", cure="give package.module:function")
+    made, batch, *optimizers = _returned(what, most=3)
     from onnxtrain.ortmodule import ORTModule
 
     args, kwargs = _arguments(batch)
-    return _told(ORTModule(made).profile(*args, **kwargs, optimizer=next(iter(optimizers), None)), given)
+    return ORTModule(made), args, {**kwargs, "optimizer": next(iter(optimizers), None)}
 
 
 def _told(report: Any, given: argparse.Namespace) -> int:

@@ -17,6 +17,7 @@ from onnxtrain.engine.bound import BoundGraph
 from onnxtrain.engine.budget import Fit, needed
 from onnxtrain.engine.memory_page import page
 from onnxtrain.execute import Footprint
+from onnxtrain.files import write_atomically
 from onnxtrain.ir.graphs import source_of
 from onnxtrain.ir.printer import in_bytes
 from onnxtrain.plan.recompute import Choice
@@ -88,7 +89,7 @@ class MemoryReport:
             path: the file.
         """
         path = Path(path)
-        path.write_text(page(str(self), self.footprint, self.before), encoding="utf-8")
+        write_atomically(path, page(str(self), self.footprint, self.before).encode())
         return path
 
     def as_dict(self) -> dict[str, Any]:
@@ -142,12 +143,15 @@ class Planned:
         inputs: of the graph that fits, by name.
         sizes: the sizes of named dimensions that it is planned for.
         trained: names of the parameters that receive a gradient.
+        work: floating point operations of the step, and those of eager PyTorch; None where content decides on sizes, or
+            nothing is trained.
     """
 
     fit: Fit
     inputs: Mapping[str, torch.Tensor]
     sizes: Mapping[str, int]
     trained: Sequence[str]
+    work: tuple[int, int] | None
 
     @property
     def footprint(self) -> Footprint:
@@ -170,7 +174,8 @@ def planned(bound: BoundGraph, tensors: Sequence[torch.Tensor]) -> Planned:
     chosen, fit = bound.planned(inputs, differentiable, bound.expected.names)
     sizes = fit.sizes if bound.options.worst_case is not None else bound.sizes_of(chosen, inputs)
     owned = {*bound.signature.parameters, *bound.signature.buffers}
-    return Planned(fit, inputs | chosen.named_rows, sizes, [name for name in differentiable if name in owned])
+    work = bound.work(chosen, inputs) if differentiable else None
+    return Planned(fit, inputs | chosen.named_rows, sizes, [name for name in differentiable if name in owned], work)
 
 
 def memory_report(bound: BoundGraph, tensors: Sequence[torch.Tensor]) -> MemoryReport:

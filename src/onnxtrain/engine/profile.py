@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import itertools
 import statistics
 import time
@@ -22,6 +23,7 @@ from onnxtrain.engine.state import before_update
 from onnxtrain.engine.step import run
 from onnxtrain.errors import ModuleError
 from onnxtrain.execute import Timing
+from onnxtrain.execute.torch.allocations import peak_of
 from onnxtrain.execute.torch.speeds import Speeds
 from onnxtrain.execute.torch.timing import seconds_of
 
@@ -51,11 +53,14 @@ def profile(
     compiled, given, device = plan.fit.compiled, list(plan.inputs.values()), bound.owned.device
     update = None if optimizer is None else _update_of(optimizer)
     timings, seconds = list[list[Timing]](), list[tuple[float, ...]]()
-    calls = (choose, lambda: _step(bound, tensors, compiled), update)
+    calls = choose, functools.partial(_step, bound, tensors, compiled), update
     with _unchanged(bound):
         for _ in _runs():
             seconds.append(tuple(0.0 if call is None else seconds_of(call, device) for call in calls))
             timings.append(compiled.executable.timings(given))
+        before = bound.latest_choice  # what it holds would be freed within the step
+        peak = peak_of(calls[1], torch.device(device))
+        del before
     speeds = Speeds(device)
     choosing, step, updating = map(statistics.median, zip(*seconds, strict=True))
     return ProfileReport(
@@ -66,6 +71,8 @@ def profile(
         products=speeds.products,
         bandwidth=speeds.bandwidth,
         sizes=plan.sizes,
+        peak=peak,
+        work=plan.work,
     )
 
 

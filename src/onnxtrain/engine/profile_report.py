@@ -10,6 +10,8 @@ from typing import Any
 from onnxtrain.engine.costs import Cost
 from onnxtrain.engine.memory_report import label
 from onnxtrain.engine.profile_page import page
+from onnxtrain.files import write_atomically
+from onnxtrain.ir.printer import in_bytes
 
 _TOP = 12  # rows of a table
 
@@ -28,6 +30,10 @@ class ProfileReport:
         products: for each element type of products the operations a second of a large one.
         bandwidth: bytes a second that a sum of large tensors moves.
         sizes: of named dimensions.
+        peak: most bytes that torch had allocated at once within forward and backward, gradients of parameters among
+            them, beside what was there before.
+        work: floating point operations of the step, and those of eager PyTorch; None where content decides on sizes, or
+            nothing is trained.
     """
 
     costs: Sequence[Cost]
@@ -37,6 +43,8 @@ class ProfileReport:
     products: Mapping[str, float]
     bandwidth: float
     sizes: Mapping[str, int]
+    peak: int
+    work: tuple[int, int] | None
 
     @property
     def total(self) -> float:
@@ -66,6 +74,8 @@ class ProfileReport:
             [
                 f"a step takes {_ms(self.total)}{f', for {sizes}' if sizes else ''}",
                 *(f"  {name:<24}{_ms(seconds):>12}{self._share(seconds):>7}" for name, seconds in shares if seconds),
+                f"  {'peak of its memory':<24}{in_bytes(self.peak):>12}",
+                *self._operations(),
                 f"  this machine can do {', '.join(filter(None, (speeds, f'{self.bandwidth / 1e9:.1f} GB/s')))}",
                 "",
                 *self._table("operator", lambda cost: cost.operator),
@@ -81,7 +91,7 @@ class ProfileReport:
             path: the file.
         """
         path = Path(path)
-        path.write_text(page(str(self), self.costs), encoding="utf-8")
+        write_atomically(path, page(str(self), self.costs).encode())
         return path
 
     def as_dict(self) -> dict[str, Any]:
@@ -94,6 +104,12 @@ class ProfileReport:
             "overhead": self.overhead,
             "lines": [{**dataclasses.asdict(cost), "line": label(cost.line)} for cost in self.costs],
         }
+
+    def _operations(self) -> list[str]:
+        if self.work is None:
+            return []
+        ours, eager = self.work
+        return [f"  {'operations':<24}{ours / 1e9:>6.3g} GFLOP, {ours / max(1, eager):.0%} of eager's"]
 
     def _of(self, part: str) -> float:
         return sum(cost.seconds for cost in self.costs if cost.part == part)

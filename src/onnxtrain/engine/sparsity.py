@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
@@ -142,43 +143,113 @@ def _padding(plan: RowPlan) -> str:
     return str(found[1]) if found is not None and found[1] >= 0 else "-"
 
 
+@dataclasses.dataclass(frozen=True)
+class RowsOfSet:
+    """A set of rows that a graph could compute alone.
+
+    Args:
+        text: which rows.
+        held: how many it had in the last step; None where they were not counted.
+        total: how many there were in all; None too.
+        state: what was done with them; empty where nothing was dropped.
+    """
+
+    text: str
+    held: int | None
+    total: int | None
+    state: str
+
+    def __str__(self) -> str:
+        return f"{self.text}: " + (
+            "" if self.held is None else f"{self.held} of {self.total} rows in the last step, {self.state}"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class RowsOfNode:
+    """Which rows of a node's first value are needed.
+
+    Args:
+        value: its name.
+        operator: the node's.
+        needed: which set, or why all of them.
+        source: line of the user's; empty where none is known.
+    """
+
+    value: str
+    operator: str
+    needed: str
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.value} = {self.operator}: {self.needed}" + (f"  # {self.source}" if self.source else "")
+
+
 def explain_rows(bound: BoundGraph) -> Iterator[str]:
     """Each set of rows with its density in the last step, and for every node which rows of it are needed, and why."""
+    found = rows_of(bound)
+    yield from found.told
+    yield from (f"set {number}: {each}" for number, each in enumerate(found.sets, 1))
+    yield from found.outputs
+    yield from (f"  {node}" for node in found.nodes)
+
+
+@dataclasses.dataclass(frozen=True)
+class RowsOfGraph:
+    """Which rows a graph computes, and why.
+
+    Args:
+        told: why none is left out.
+        sets: of rows.
+        outputs: what becomes of outputs that are not computed as eager does.
+        nodes: of the graph, in order.
+    """
+
+    told: Sequence[str]
+    sets: Sequence[RowsOfSet] = ()
+    outputs: Sequence[str] = ()
+    nodes: Sequence[RowsOfNode] = ()
+
+
+def rows_of(bound: BoundGraph) -> RowsOfGraph:
+    """Which rows a graph computed in its last step that could drop some, and why."""
     if bound.latest_choice is None:
-        yield "no row could be dropped yet: the module was not trained, or the options forbid it"
-        return
+        return RowsOfGraph(["no row could be dropped yet: the module was not trained, or the options forbid it"])
     chosen, plan = bound.latest_choice
     plan = plan.of(bound.graph) if plan.graph.layers else plan
-    batch, liveness = chosen.batch, plan.liveness
-    if plan.sets and not batch.held:
-        yield "all rows of the last batch were computed: it is too small for the rest to pay"
-    if batch.blind:
-        yield "all rows of the last batch were computed: a row that is needed attends to nothing"
-    for number, rows in enumerate(plan.sets, 1):
+    told = []
+    if plan.sets and not chosen.batch.held:
+        told.append("all rows of the last batch were computed: it is too small for the rest to pay")
+    if chosen.batch.blind:
+        told.append("all rows of the last batch were computed: a row that is needed attends to nothing")
+    outputs = [f"output {bound.place_of(name)}: computed when it is read" for name in sorted(plan.waiting)]
+    for name, rows in chosen.zeros.items():
+        beside = f"zeros beside rows where {text_of(rows)} (strict=True computes them)"
+        outputs.append(f"output {bound.place_of(name)}: {beside}")
+    return RowsOfGraph(told, [*_sets(plan, chosen.batch)], outputs, [*_nodes(plan)])
+
+
+def _sets(plan: RowPlan, batch: Batch) -> Iterator[RowsOfSet]:
+    for rows in plan.sets:
         outer = next((n for n, s in enumerate(plan.sets, 1) if s in batch.active and Within(rows, s) in batch.held), 0)
         state = "only these are computed" if rows in batch.active else "all are computed"
         if outer and rows not in batch.active:
             state = f"computed with those of set {outer}"
-        count = f"{len(batch.held[rows])} of {batch.sizes[rows]} rows in the last step, {state}" if batch.held else ""
-        yield f"set {number}: {text_of(rows)}: {count}"
-    for name in sorted(plan.waiting):
-        yield f"output {bound.place_of(name)}: computed when it is read"
-    for name, rows in chosen.zeros.items():
-        yield f"output {bound.place_of(name)}: zeros beside rows where {text_of(rows)} (strict=True computes them)"
-    yield from _nodes(plan, liveness)
+        counts = (len(batch.held[rows]), batch.sizes[rows], state) if batch.held else (None, None, "")
+        yield RowsOfSet(text_of(rows), *counts)
 
 
-def _nodes(plan: RowPlan, liveness: Liveness) -> Iterator[str]:
+def _nodes(plan: RowPlan) -> Iterator[RowsOfNode]:
     numbers = {rows: number for number, rows in enumerate(plan.sets, 1)}
     for node in plan.graph.model.graph:
-        value = next((v for v in node.outputs if v in liveness.demands), None)
+        value = next((v for v in node.outputs if v in plan.liveness.demands), None)
         if value is None:
             continue
-        needed = liveness.demands[value]
+        needed = plan.liveness.demands[value]
         if isinstance(needed, Rows):
             number = numbers.get(needed.rows)
             text = f"set {number}" if number is not None else text_of(needed.rows)
         else:
             assert isinstance(needed, Whole)
             text = f"all rows: {needed.reason}"
-        yield f"  {value.name} = {node.op_type}: {text}" + (f"  # {source_of(node)}" if source_of(node) else "")
+        yield RowsOfNode(str(value.name), node.op_type, text, source_of(node))

@@ -67,8 +67,13 @@ def first_step(name: str, bound: BoundGraph) -> str:
 
 def phases(bound: BoundGraph) -> str:
     """The initialization overhead by phase."""
+    return "initialization by phase: " + ", ".join(f"{s} {seconds:.2f} s" for s, seconds in phases_of(bound).items())
+
+
+def phases_of(bound: BoundGraph) -> dict[str, float]:
+    """The seconds of each stage that there was, in their order."""
     seconds = bound.report.seconds
-    return "initialization by phase: " + ", ".join(f"{s} {seconds[s]:.2f} s" for s in _STAGES if s in seconds)
+    return {stage: seconds[stage] for stage in _STAGES if stage in seconds}
 
 
 def _features(bound: BoundGraph, options: Options) -> list[tuple[str, str]]:

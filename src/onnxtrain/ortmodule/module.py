@@ -10,22 +10,18 @@ from typing import Any
 
 import torch
 
-from onnxtrain.engine.comparison import Report
-from onnxtrain.engine.memory_report import MemoryReport
-from onnxtrain.engine.profile_report import ProfileReport
-from onnxtrain.engine.summary import first_step, graph_text, phases, summary
+from onnxtrain.engine.summary import first_step, phases
 from onnxtrain.errors import ModuleError, OnnxTrainError
 from onnxtrain.options import Options, from_environment
 from onnxtrain.ortmodule.bypass import BypassWatch
 from onnxtrain.ortmodule.checks import check_module, check_options
 from onnxtrain.ortmodule.debug import DebugOptions, start_logging
-from onnxtrain.ortmodule.describe import explain, explain_memory, explain_sparsity
 from onnxtrain.ortmodule.fallback import FallbackState
 from onnxtrain.ortmodule.forwards import GraphForward, bound_to, is_around
-from onnxtrain.ortmodule.reports import memory_of, profile_of
 from onnxtrain.ortmodule.session import Session
 from onnxtrain.ortmodule.sessions import Sessions
 from onnxtrain.ortmodule.special_methods import class_for
+from onnxtrain.ortmodule.telling import Telling
 from onnxtrain.ortmodule.transforms import is_transformed
 from onnxtrain.ortmodule.with_loss import ModuleWithLoss
 from onnxtrain.zero_stage3 import BOOKKEEPING, configure_where_loaded
@@ -47,7 +43,7 @@ _SHARED = (
 )
 
 
-class ORTModule(torch.nn.Module):
+class ORTModule(Telling, torch.nn.Module):
     """Wraps a module; the training loop stays as it is.
 
     The first call in each mode captures the forward pass as an ONNX graph, differentiates and compiles it; the graph
@@ -219,90 +215,6 @@ class ORTModule(torch.nn.Module):
             _LOG.log(level, "%s", first_step(type(self.module).__name__, session.bound))
             _LOG.info("%s", phases(session.bound))
 
-    def explain(self, topic: str = "graphs") -> str:
-        """What is done with this module, and why.
-
-        Args:
-            topic: ``"graphs"``: why each graph was captured, how many calls it served, which sizes are free.
-                ``"sparsity"``: which rows of each value are computed, and what needs those that are not skipped.
-                ``"memory"``: what each training graph could compute again to save memory, as ``memory_plans`` name it.
-
-        Raises:
-            ModuleError: the topic is not known.
-        """
-        told = {"graphs": explain, "sparsity": explain_sparsity, "memory": explain_memory}
-        if topic not in told:
-            raise ModuleError(f"there is nothing to explain about {topic!r}", cure=f"ask for {' or '.join(told)}")
-        fallback: FallbackState = self.__dict__["_ort_fallback"]
-        text = "" if fallback.reason is None else f"runs in eager PyTorch, because\n{fallback.reason}\n"
-        sessions = self.__dict__["_ort_sessions"]
-        return text + (told[topic](sessions) if sessions is not None else "no graph yet: the module was not called")
-
-    def graph(self, stage: str = "training") -> str:
-        """The graph of the last call as text.
-
-        Args:
-            stage: ``"captured"`` (the optimized forward), ``"training"``, ``"forward"`` or ``"backward"``.
-
-        Raises:
-            ModuleError: the module was not called yet, or has no graph of that stage.
-        """
-        return graph_text(self._session().bound.latest, stage)
-
-    def source(self, part: str = "forward") -> str:
-        """The program that the backend runs for ``"forward"`` or ``"backward"`` of the last call, as text."""
-        return self._session().bound.latest.executable.source(part)
-
-    def summary(self) -> str:
-        """What was built for the last call: nodes, saved values, gradients, and the time of each stage."""
-        return summary(self._session().bound)
-
-    def memory_report(self, *args: Any, **kwargs: Any) -> MemoryReport:
-        """The memory that a step on this batch needs, before it runs: the peak, what holds it up, what fits.
-
-        The call is captured where it was not yet; nothing is computed but which rows of the batch matter.
-
-        Args:
-            args: positional arguments of the call; or a batch, a mapping of arguments by name.
-            kwargs: keyword arguments of the call.
-
-        Raises:
-            ModuleError: the call runs in eager PyTorch.
-            BackendError: the backend cannot tell.
-            BudgetError: the step cannot be made to fit into ``Options.memory_budget``.
-        """
-        return memory_of(self._told_of(), args, kwargs)
-
-    def profile(self, *args: Any, optimizer: torch.optim.Optimizer | None = None, **kwargs: Any) -> ProfileReport:
-        """Where the time of a step on this batch goes: measured for some seconds, operator by operator.
-
-        The call is captured where it was not yet. Parameters, buffers, gradients and random numbers stay as they are.
-
-        Args:
-            args: positional arguments of the call; or a batch, a mapping of arguments by name.
-            optimizer: one whose step is measured, too, on copies of its parameters and state.
-            kwargs: keyword arguments of the call.
-
-        Raises:
-            ModuleError: the call runs in eager PyTorch.
-            BackendError: the backend cannot tell.
-        """
-        return profile_of(self._told_of(), optimizer, args, kwargs)
-
-    def _told_of(self) -> Sessions | None:
-        """The graphs; None where the module runs in eager PyTorch."""
-        return None if self.__dict__["_ort_fallback"].is_eager else self._graphs()
-
-    @property
-    def verification(self) -> Report | None:
-        """What ``Options(verify=True)`` compared on the last graph's first step; None where it was not asked for."""
-        return None if self.__dict__["_ort_last"] is None else self.__dict__["_ort_last"].bound.verification
-
-    def _session(self) -> Session:
-        if self.__dict__["_ort_last"] is None:
-            raise ModuleError("the module was not called yet, so there is no graph", cure="run one batch first")
-        return self.__dict__["_ort_last"]
-
     def train(self, mode: bool = True) -> ORTModule:
         """Set the wrapped module's mode."""
         self.module.train(mode)
@@ -390,7 +302,8 @@ def _calls_back(value: Any, wrapped: torch.nn.Module) -> bool:
 
 
 def _warn_of_collisions(module: torch.nn.Module) -> None:
-    names = [n for n in vars(ORTModule) if not n.startswith("_") and not hasattr(torch.nn.Module, n)]
+    ours = {**vars(Telling), **vars(ORTModule)}
+    names = [n for n in ours if not n.startswith("_") and not hasattr(torch.nn.Module, n)]
     meant = {"training", "module"} if isinstance(module, ModuleWithLoss) else {"training"}
     for name in names:
         if name not in meant and hasattr(module, name):

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from onnxtrain.capture import arguments_of, is_batch
+from onnxtrain import __version__
+from onnxtrain.capture import arguments_of, device_of, is_batch
 from onnxtrain.engine import memory_report, profile
 from onnxtrain.engine.bound import BoundGraph
 from onnxtrain.engine.memory_report import MemoryReport
 from onnxtrain.engine.profile_report import ProfileReport
-from onnxtrain.errors import ModuleError
+from onnxtrain.errors import ModuleError, OnnxTrainError
+from onnxtrain.ortmodule import describe
+from onnxtrain.ortmodule.session import Entry
 from onnxtrain.ortmodule.sessions import Sessions
+from onnxtrain.report import GraphReport, RunReport, graph_report
+
+_NO_BATCH = "nobody holds the tensors of the latest call any more, so no step can be told of"
 
 
 def memory_of(sessions: Sessions | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MemoryReport:
@@ -30,6 +37,53 @@ def profile_of(
     """The time of a step, see ``ORTModule.profile``; there are no sessions where eager PyTorch runs all."""
     call = _Call(sessions, args, kwargs)
     return profile.profile(*call.graph(), call.graph, optimizer)
+
+
+def report_of(
+    module: torch.nn.Module,
+    sessions: Sessions | None,
+    optimizer: torch.optim.Optimizer | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> RunReport:
+    """What was done with a module, see ``ORTModule.report``; there are no sessions where eager PyTorch runs all."""
+    left_out, memory, time = "", None, None
+    call = _Call(sessions, args, kwargs) if args or kwargs else _latest(sessions)
+    try:
+        if call is None:
+            raise ModuleError(_NO_BATCH, cure="give a batch: model.report(path, batch)")
+        memory = memory_report.memory_report(*call.graph())
+        time = profile.profile(*call.graph(), call.graph, optimizer)
+    except OnnxTrainError as error:
+        left_out = str(error)
+    entries = [] if sessions is None else sessions.entries
+    device = device_of(module)
+    versions = {"onnxtrain": __version__, "torch": torch.__version__, "Python": platform.python_version()}
+    verified = [v for entry in entries if (v := entry.session.bound.verification) is not None]
+    return RunReport(
+        name=type(module).__name__,
+        versions={**versions, "on": f"{device}, {torch.get_num_threads()} threads"},
+        told=[] if sessions is None else describe.calls(sessions),
+        graphs=[_graph_report(entry, number) for number, entry in enumerate(entries, 1)],
+        memory=memory,
+        time=time,
+        left_out=left_out,
+        verification=verified[-1] if verified else None,
+    )
+
+
+def _graph_report(entry: Entry, number: int) -> GraphReport:
+    lines = describe.graph_lines(entry)
+    return graph_report(entry.session.bound, number, describe.mode(entry), entry.reasons, entry.served, lines)
+
+
+def _latest(sessions: Sessions | None) -> _Call | None:
+    """The latest call of the last training graph whose tensors somebody still holds."""
+    entries = [] if sessions is None else sessions.entries
+    for entry in sorted(entries, key=lambda entry: entry.session.was_training, reverse=True):
+        if (given := entry.session.latest) is not None:
+            return _Call(sessions, *given)
+    return None
 
 
 class _Call:

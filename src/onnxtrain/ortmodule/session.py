@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import types
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -71,6 +72,7 @@ class Session:
         self.captured: Captured = capture_module(module, args, kwargs, chosen, report, numbers, answers)
         self.announced = False  # whether the user was told what this graph does
         self.was_training = module.training
+        self._given: list[weakref.ref[torch.Tensor]] | None = None  # the tensors of the latest call
         self.fits = size_check(self.captured, module)
         graph = self.captured.graph
         given = (x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor))
@@ -91,6 +93,7 @@ class Session:
             CaptureError: it changes an input in place that shares memory with another tensor.
         """
         captured, arguments, given = self.captured, (tuple(args), kwargs), tensors
+        self._given = [*map(weakref.ref, tensors)]
         if captured.rewritten:
             given = copies(captured.rewritten, tensors, captured.graph.signature.user_inputs, self.module)
         outputs = run(self.bound, given)
@@ -102,6 +105,13 @@ class Session:
         leave(self.module, captured.left, left)
         change(arguments, captured.given, written)
         return result
+
+    @property
+    def latest(self) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """The arguments of the latest call; None where there was none, or where its tensors are gone."""
+        tensors = [None] if self._given is None else [reference() for reference in self._given]
+        held = [tensor for tensor in tensors if tensor is not None]
+        return self.captured.inputs.restore(held) if len(held) == len(tensors) else None
 
     def place_of(self, output: str) -> str:
         """Where an output of the graph is in what the module returns: ``logits``, ``hidden_states[1]``."""
