@@ -10,9 +10,10 @@ import pytest
 import torch
 from example_scripts import load_example
 from parity import captures
-from transformers import GPT2LMHeadModel, Trainer
+from transformers import GPT2LMHeadModel, Trainer, TrainerCallback
 from transformers.utils import logging
 
+import onnxtrain.integrations
 from onnxtrain import ORTModule
 
 pytestmark = pytest.mark.slow
@@ -118,3 +119,30 @@ def test_trainer_asks_the_model_for_what_it_is(tmp_path: Path) -> None:
     assert wrapped.get_input_embeddings() is wrapped.module.transformer.wte
     assert wrapped.main_input_name == "input_ids" and not wrapped.is_gradient_checkpointing
     assert Trainer(wrapped, example.arguments(tmp_path, 1, label_names=["topic"])).label_names == ["topic"]
+
+
+class Sent(TrainerCallback):
+    """Sends logs on, as those for TensorBoard and the like do."""
+
+    def __init__(self) -> None:
+        self.logs: list[dict[str, float]] = []
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.logs.append(dict(kwargs["logs"]))
+
+
+def test_what_is_skipped_is_logged(tmp_path: Path) -> None:
+    """Before the callbacks that send logs on; losses are as without it, and logs of evaluation too."""
+    sent = Sent()
+    settings = example.arguments(tmp_path, STEPS, eval_strategy="steps", eval_steps=2, save_strategy="no")
+    texts = {"train_dataset": example.HelpTexts(16), "eval_dataset": example.HelpTexts(4)}
+    model = ORTModule(example.build_model(layers=1))
+    trainer = Trainer(model, settings, example.collate, callbacks=[sent], **texts)
+    onnxtrain.integrations.TrainerCallback().install(trainer)
+    trainer.train()
+    logs = [log for log in sent.logs if "loss" in log]
+    assert len(logs) == STEPS
+    assert all(0 < log["onnxtrain/flops_share"] < 1.1 and log["onnxtrain/memory_bytes"] > 1e6 for log in logs)
+    assert all(log["onnxtrain/steps_per_second"] > 0 and log["onnxtrain/eager_calls"] == 0 for log in logs)
+    assert history(trainer, "onnxtrain/flops_share") == [log["onnxtrain/flops_share"] for log in logs]
+    assert not [name for log in sent.logs if "eval_loss" in log for name in log if name.startswith("onnxtrain/")]

@@ -136,6 +136,14 @@ def test_json_and_text_tell_the_same(report: Any, tmp_path: Path) -> None:
     assert all(fact in text for _, fact in report.facts)
 
 
+def test_a_notebook_shows_the_page(report: Any, tmp_path: Path) -> None:
+    for told in (report, report.memory, report.time):
+        shown = Shape(told._repr_html_())
+        ((tag, attributes),) = shown.attributes
+        assert tag == "iframe" and not shown.wrong
+        assert attributes["srcdoc"] == told.save(tmp_path / "run.html").read_text()
+
+
 def test_the_latest_batch_is_told_of_as_long_as_somebody_holds_it() -> None:
     model = ORTModule(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1)))
     x = torch.randn(5, 8)
@@ -146,6 +154,16 @@ def test_the_latest_batch_is_told_of_as_long_as_somebody_holds_it() -> None:
     gone = model.report()
     assert gone.memory is None and gone.time is None and "give a batch" in gone.left_out
     assert gone.left_out in str(gone) and len(gone.graphs) == 1
+
+
+def test_numbers_to_be_logged(trained: tuple[ORTModule, dict[str, Tensor], Any], report: Any) -> None:
+    model, _, _ = trained
+    found = model.metrics()
+    ours, eager = report.time.work  # of the same batch
+    assert found["flops_share"] == ours / eager < 0.8
+    assert (found["graphs"], found["calls"], found["eager_calls"]) == (1, 3, 0)
+    assert found["start_seconds"] == pytest.approx(report.graphs[0].seconds, rel=0.5)
+    assert ORTModule(nn.Linear(2, 2)).metrics() == {}
 
 
 def test_nothing_is_changed_by_it() -> None:

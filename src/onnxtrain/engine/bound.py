@@ -18,7 +18,7 @@ from onnxtrain.engine.casts import CastCache
 from onnxtrain.engine.expected import Expected
 from onnxtrain.engine.parts import Part, Parts
 from onnxtrain.engine.path_check import PathCheck
-from onnxtrain.engine.rows import DENSE, NOTHING, Batch, RowPlan, beside, rows_in_order
+from onnxtrain.engine.rows import DENSE, NOTHING, Batch, RowPlan, beside, can_wait, rows_in_order
 from onnxtrain.engine.sizes import InputSizes
 from onnxtrain.engine.tensors import Given, Owned, as_torch
 from onnxtrain.engine.visible import visible
@@ -101,7 +101,7 @@ class BoundGraph:
         self.read: set[str] = set()  # outputs that were computed late because somebody read them
         self.latest_choice: tuple[Chosen, RowPlan] | None = None  # of the last step that could drop rows
         self.steps = 0
-        self.latest_work: tuple[int, int] | None = None  # operations of that step, and eager's
+        self.latest_step: tuple[Chosen, Mapping[str, int]] | None = None  # that trained, and the sizes of its inputs
         self._work = Work(graph)
         self.ignores_padding: bool | None = None  # whether gradients from outside are zero there; None: not seen yet
         self.exact = False  # whether nothing may be skipped: a step is compared with eager's random numbers
@@ -197,19 +197,22 @@ class BoundGraph:
         """Names of the inputs that require a gradient, and on which torch would say that an output depends."""
         return [name for name in self.signature.inputs if inputs[name].requires_grad and name in self._trainable]
 
-    def work(self, chosen: Chosen, inputs: Mapping[str, torch.Tensor]) -> tuple[int, int] | None:
+    def work(self, chosen: Chosen, sizes: Mapping[str, int]) -> tuple[int, int] | None:
         """The floating point operations of a training step, and those of eager; None where content decides on sizes.
 
         Args:
             chosen: the step's graph.
-            inputs: all graph inputs by name.
+            sizes: of the user's inputs.
         """
-        return self._work.of(chosen.compiled, self.sizes_of(chosen, inputs))
+        return self._work.of(chosen.compiled, self._with_rows(chosen, sizes))
 
     def sizes_of(self, chosen: Chosen, inputs: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """The sizes of a step: those of the user's inputs, and how many rows there are."""
+        return self._with_rows(chosen, self.sizes.of(inputs))
+
+    def _with_rows(self, chosen: Chosen, sizes: Mapping[str, int]) -> dict[str, int]:
         rows = chosen.named_rows
-        return self.sizes.of(inputs) | InputSizes(chosen.compiled.forward.model.graph, rows).of(rows)
+        return {**sizes, **InputSizes(chosen.compiled.forward.model.graph, rows).of(rows)}
 
     def _fit(self, chosen: Chosen, inputs: Mapping[str, torch.Tensor]) -> Fit:
         sizes = self.sizes_of(chosen, inputs)
@@ -237,7 +240,7 @@ class BoundGraph:
             beside = [n for n in self.signature.outputs if n not in outputs]
             known = Sizes(self.graph.model.graph)
             kept = self.read | self.seen
-            late = [n for n in beside if lazy and n not in kept and _can_wait(named[n], known)]
+            late = [n for n in beside if lazy and n not in kept and can_wait(named[n], known)]
             strict = self.options.strict or not differentiable
             shown = dict.fromkeys(outputs, not relaxed)
             shown |= {n: strict or n in self.seen for n in beside if n not in late}
@@ -327,7 +330,7 @@ class BoundGraph:
             chosen: the step's graph.
             inputs: all graph inputs by name.
         """
-        return self._parts.of(chosen.compiled, inputs, lambda: self.work(chosen, inputs))
+        return self._parts.of(chosen.compiled, inputs, lambda: self.work(chosen, self.sizes.of(inputs)))
 
     def variants(self) -> list[str]:
         """What was compiled: which outputs receive gradients, how many tensors, for which rows, in how many parts."""
@@ -390,8 +393,3 @@ class Backward:
 
 def _is_scalar(value: ir.Value) -> bool:
     return value.shape is not None and len(value.shape) == 0
-
-
-def _can_wait(value: ir.Value, known: Sizes) -> bool:
-    """Whether an output is a tensor whose sizes are known without computing it."""
-    return bool(value.shape) and all(map(known.knows, value.shape))

@@ -16,6 +16,7 @@ import torch
 from onnxtrain.engine.bound import BoundGraph
 from onnxtrain.engine.budget import Fit, needed
 from onnxtrain.engine.memory_page import page
+from onnxtrain.engine.pages import inline
 from onnxtrain.execute import Footprint
 from onnxtrain.files import write_atomically
 from onnxtrain.ir.graphs import source_of
@@ -91,6 +92,10 @@ class MemoryReport:
         path = Path(path)
         write_atomically(path, page(str(self), self.footprint, self.before).encode())
         return path
+
+    def _repr_html_(self) -> str:
+        """The page, as a notebook shows it."""
+        return inline(page(str(self), self.footprint, self.before))
 
     def as_dict(self) -> dict[str, Any]:
         """All that is told, in types that JSON has; lines of the program are told as a person reads them."""
@@ -174,7 +179,7 @@ def planned(bound: BoundGraph, tensors: Sequence[torch.Tensor]) -> Planned:
     chosen, fit = bound.planned(inputs, differentiable, bound.expected.names)
     sizes = fit.sizes if bound.options.worst_case is not None else bound.sizes_of(chosen, inputs)
     owned = {*bound.signature.parameters, *bound.signature.buffers}
-    work = bound.work(chosen, inputs) if differentiable else None
+    work = bound.work(chosen, bound.sizes.of(inputs)) if differentiable else None
     return Planned(fit, inputs | chosen.named_rows, sizes, [name for name in differentiable if name in owned], work)
 
 

@@ -59,6 +59,13 @@ def framed(title: str, picture: str, text: str) -> str:
     return document(title, f"{picture}{preformatted(text)}")
 
 
+def inline(page: str) -> str:
+    """A page within another one, as a notebook shows it: neither's style is the other's."""
+    return (
+        f'<iframe title="report" style="width: 100%; height: 40rem; border: 0" srcdoc="{html.escape(page)}"></iframe>'
+    )
+
+
 def preformatted(text: str) -> str:
     """A text with its lines as they are."""
     return f'<pre tabindex="0">{html.escape(text)}</pre>'

@@ -58,7 +58,7 @@ def profile(
         for _ in _runs():
             seconds.append(tuple(0.0 if call is None else seconds_of(call, device) for call in calls))
             timings.append(compiled.executable.timings(given))
-        before = bound.latest_choice  # what it holds would be freed within the step
+        before = bound.latest_choice, bound.latest_step  # what they hold would be freed within the step
         peak = peak_of(calls[1], torch.device(device))
         del before
     speeds = Speeds(device)

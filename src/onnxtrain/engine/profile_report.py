@@ -9,6 +9,7 @@ from typing import Any
 
 from onnxtrain.engine.costs import Cost
 from onnxtrain.engine.memory_report import label
+from onnxtrain.engine.pages import inline
 from onnxtrain.engine.profile_page import page
 from onnxtrain.files import write_atomically
 from onnxtrain.ir.printer import in_bytes
@@ -93,6 +94,10 @@ class ProfileReport:
         path = Path(path)
         write_atomically(path, page(str(self), self.costs).encode())
         return path
+
+    def _repr_html_(self) -> str:
+        """The page, as a notebook shows it."""
+        return inline(page(str(self), self.costs))
 
     def as_dict(self) -> dict[str, Any]:
         """All that is told, in types that JSON has; seconds and bytes."""

@@ -21,6 +21,7 @@ from onnxtrain.optimize.rows import (
     Liveness,
     Packed,
     RowSet,
+    Sizes,
     Within,
     chosen_sets,
     inspection,
@@ -254,6 +255,11 @@ def beside(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 def rows_in_order(packed: Packed, batch: Batch) -> list[Any]:
     """The inputs of a packed graph that say which rows, in its order."""
     return [batch.held[held] for held in packed.inputs.values()]
+
+
+def can_wait(value: ir.Value, known: Sizes) -> bool:
+    """Whether an output is a tensor whose sizes are known without computing it."""
+    return bool(value.shape) and all(map(known.knows, value.shape))
 
 
 __all__ = ["DENSE", "NOTHING", "Batch", "RowPlan", "rows_in_order"]

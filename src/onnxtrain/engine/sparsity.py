@@ -33,8 +33,8 @@ def features(bound: BoundGraph) -> list[tuple[str, str]]:
     if not options.compute_optimizer:
         return [("compute optimizer", "off (compute_optimizer, ORTMODULE_ENABLE_COMPUTE_OPTIMIZER)")]
     rows = [("compute optimizer", "on")]
-    if bound.latest_work is not None:
-        ours, eager = bound.latest_work
+    if (work := latest_work(bound)) is not None:
+        ours, eager = work
         rows.append(("  FLOPs of a step", f"{_short(ours)} of eager's {_short(eager)} ({ours / max(1, eager):.0%})"))
     moved = next((r.note for r in bound.report.passes if r.name == "ComputeOrder" and r.note), "nothing to move")
     rows.append(("  compute order", moved))
@@ -55,6 +55,14 @@ def features(bound: BoundGraph) -> list[tuple[str, str]]:
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         rows += [("  computed when read", ", ".join(names[:_SHOWN]) + more)]
     return rows
+
+
+def latest_work(bound: BoundGraph) -> tuple[int, int] | None:
+    """The floating point operations of the latest training step, and those of eager PyTorch.
+
+    None where there was no such step, or content decides on sizes.
+    """
+    return None if bound.latest_step is None else bound.work(*bound.latest_step)
 
 
 def _state(plan: RowPlan, batch: Batch, *, by_attention: bool) -> str:

@@ -11,7 +11,7 @@ from onnxtrain.engine.bound import BoundGraph, Chosen
 from onnxtrain.engine.late import Late
 from onnxtrain.engine.memory_stats import StepMemory
 from onnxtrain.engine.node import begin
-from onnxtrain.engine.sparsity import density_table, step_line
+from onnxtrain.engine.sparsity import density_table, latest_work, step_line
 from onnxtrain.engine.state import before_update, finish, on_its_path
 
 _LOG = logging.getLogger(__name__)
@@ -43,10 +43,8 @@ def run(bound: BoundGraph, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor
 def _report(bound: BoundGraph, chosen: Chosen, inputs: dict[str, torch.Tensor]) -> None:
     """Say what the step skips, where that is asked for."""
     bound.steps += 1
-    talks = _LOG.isEnabledFor(logging.INFO)
-    if talks or bound.steps == 1:
-        bound.latest_work = bound.work(chosen, inputs)
-    if talks:
-        _LOG.info("step %d: %s", bound.steps, step_line(chosen, bound.latest_work))
+    bound.latest_step = chosen, bound.sizes.of(inputs)
+    if _LOG.isEnabledFor(logging.INFO):
+        _LOG.info("step %d: %s", bound.steps, step_line(chosen, latest_work(bound)))
     if bound.options.print_input_density and bound.latest_choice is not None and chosen.batch.held:
-        print(density_table(bound.steps, bound.latest_choice[1], chosen.batch, bound.sizes.of(inputs)))
+        print(density_table(bound.steps, bound.latest_choice[1], chosen.batch, bound.latest_step[1]))

@@ -14,6 +14,7 @@ from onnxtrain.engine import memory_report, profile
 from onnxtrain.engine.bound import BoundGraph
 from onnxtrain.engine.memory_report import MemoryReport
 from onnxtrain.engine.profile_report import ProfileReport
+from onnxtrain.engine.sparsity import latest_work
 from onnxtrain.errors import ModuleError, OnnxTrainError
 from onnxtrain.ortmodule import describe
 from onnxtrain.ortmodule.session import Entry
@@ -37,6 +38,19 @@ def profile_of(
     """The time of a step, see ``ORTModule.profile``; there are no sessions where eager PyTorch runs all."""
     call = _Call(sessions, args, kwargs)
     return profile.profile(*call.graph(), call.graph, optimizer)
+
+
+def metrics_of(sessions: Sessions) -> dict[str, float]:
+    """Numbers to be logged, see ``ORTModule.metrics``."""
+    bounds = [entry.session.bound for entry in sessions.entries]
+    eager = sessions.eager + sessions.unsettled + sessions.initializing
+    found: dict[str, float] = {"graphs": len(bounds), "calls": sessions.calls, "eager_calls": eager}
+    found["start_seconds"] = sum(sum(bound.report.seconds.values()) for bound in bounds)
+    trained = [work for bound in bounds if (work := latest_work(bound)) is not None]
+    if trained:
+        ours, others = trained[-1]
+        found["flops_share"] = ours / max(1, others)
+    return {name: float(number) for name, number in found.items()}
 
 
 def report_of(

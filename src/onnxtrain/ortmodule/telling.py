@@ -14,7 +14,7 @@ from onnxtrain.engine.summary import graph_text, summary
 from onnxtrain.errors import ModuleError
 from onnxtrain.ortmodule.describe import explain, explain_memory, explain_sparsity
 from onnxtrain.ortmodule.fallback import FallbackState
-from onnxtrain.ortmodule.reports import memory_of, profile_of, report_of
+from onnxtrain.ortmodule.reports import memory_of, metrics_of, profile_of, report_of
 from onnxtrain.ortmodule.session import Session
 from onnxtrain.ortmodule.sessions import Sessions
 from onnxtrain.report import RunReport
@@ -67,6 +67,16 @@ class Telling:
     def summary(self) -> str:
         """What was built for the last call: nodes, saved values, gradients, and the time of each stage."""
         return summary(self._session().bound)
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers to be logged in the course of training, at little cost.
+
+        ``graphs``: how many there are. ``calls``, and ``eager_calls``: how many of them ran in eager PyTorch.
+        ``start_seconds``: what capturing and compiling took so far. ``flops_share``: floating point operations of the
+        latest training step, as a share of eager PyTorch's; left out where content decides on sizes.
+        """
+        sessions: Sessions | None = self.__dict__["_ort_sessions"]
+        return {} if sessions is None else metrics_of(sessions)
 
     def memory_report(self, *args: Any, **kwargs: Any) -> MemoryReport:
         """The memory that a step on this batch needs, before it runs: the peak, what holds it up, what fits.

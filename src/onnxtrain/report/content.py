@@ -45,7 +45,7 @@ class Content:
         if self.graphs:
             found.append(("start, all stages", f"{sum(graph.seconds for graph in self.graphs):.2f} s"))
         trained = [graph for graph in self.graphs if graph.mode == "training"]
-        work, which = (None, "") if not trained else (trained[-1].work, "FLOPs of the first step")
+        work, which = (None, "") if not trained else (trained[-1].work, "FLOPs of the last step")
         if self.time is not None:
             work, which = self.time.work, "FLOPs of a step"
         if work is not None:

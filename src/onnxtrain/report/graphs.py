@@ -9,7 +9,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxtrain.engine.bound import BoundGraph
-from onnxtrain.engine.sparsity import RowsOfGraph, rows_of
+from onnxtrain.engine.sparsity import RowsOfGraph, latest_work, rows_of
 from onnxtrain.engine.summary import phases_of
 from onnxtrain.ir.graphs import is_backward, source_of
 from onnxtrain.ir.passes import Record
@@ -51,8 +51,8 @@ class GraphReport:
         nodes: how many the forward and the backward pass of the latest variant have.
         saved: how many values are saved between them.
         rows: which rows it computes.
-        work: floating point operations of the first step, and those of eager PyTorch; None where content decides on
-            sizes.
+        work: floating point operations of the latest step that trained, and those of eager PyTorch; None where there
+            was none, or content decides on sizes.
     """
 
     number: int
@@ -105,7 +105,7 @@ def graph_report(
         nodes=(len(plan.forward.graph), 0 if plan.backward is None else len(plan.backward.graph)),
         saved=len(plan.saved),
         rows=rows_of(bound),
-        work=bound.latest_work,
+        work=latest_work(bound),
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from onnxtrain.engine.pages import inline
 from onnxtrain.errors import OptionError
 from onnxtrain.files import write_atomically
 from onnxtrain.report.content import Content
@@ -36,6 +37,10 @@ class RunReport(Content):
         for title, part in parts:
             lines += ["", title, str(part)] if part is not None else []
         return "\n".join([*lines, *(["", self.left_out] if self.left_out else [])])
+
+    def _repr_html_(self) -> str:
+        """The page, as a notebook shows it."""
+        return inline(page(self))
 
     def as_dict(self) -> dict[str, Any]:
         """All that is told, in types that JSON has; seconds and bytes."""
