@@ -6,6 +6,7 @@ from onnxtrain.compiler import Compiled
 from onnxtrain.engine import sparsity
 from onnxtrain.engine.bound import BoundGraph
 from onnxtrain.errors import ModuleError
+from onnxtrain.ir.drawing import to_dot, to_mermaid
 from onnxtrain.ir.graphs import DOMAIN, RECOMPUTED, notes_of
 from onnxtrain.ir.printer import in_bytes, to_text
 from onnxtrain.ir.python_calls import is_call
@@ -32,26 +33,32 @@ def summary(bound: BoundGraph) -> str:
     return "\n".join(rows)
 
 
-def graph_text(compiled: Compiled, stage: str) -> str:
-    """A compiled graph as text.
+def graph_text(compiled: Compiled, stage: str, form: str = "text") -> str:
+    """A compiled graph.
 
     Args:
         compiled: the graph.
         stage: ``"captured"`` (the optimized forward), ``"training"``, ``"forward"`` or ``"backward"``.
+        form: ``"text"``; ``"dot"``, as Graphviz draws it; ``"mermaid"``, as Markdown pages show it.
 
     Raises:
-        ModuleError: there is no graph of that stage.
+        ModuleError: there is no graph of that stage, or no such form.
     """
-    if stage == "captured":
-        return to_text(compiled.whole_forward.model, title="forward")
-    models = {"forward": compiled.plan.forward, "backward": compiled.plan.backward}
+    plan = compiled.plan
+    models = {"forward": plan.forward, "backward": plan.backward, "captured": compiled.whole_forward.model}
     models["training"] = None if compiled.training is None else compiled.whole_training.model
-    model = models.get(stage)
+    model, saved = models.get(stage), () if stage == "captured" else plan.saved
     if model is None:
         raise ModuleError(f"there is no {stage!r} graph of the last call", cure="train first; or ask for 'captured'")
+    title = {"training": "training graph", "captured": "forward"}.get(stage, stage)
+    if form == "dot":
+        return to_dot(model, title=title, saved=saved)
+    if form == "mermaid":
+        return to_mermaid(model, saved=saved)
+    if form != "text":
+        raise ModuleError(f"a graph has no form {form!r}", cure="ask for 'text', 'dot' or 'mermaid'")
     recomputed = [str(v.name) for n in model.graph if notes_of(n).get(RECOMPUTED) for v in n.outputs]
-    title = "training graph" if stage == "training" else stage
-    return to_text(model, title=title, saved=compiled.plan.saved, recomputed=recomputed)
+    return to_text(model, title=title, saved=saved, recomputed=recomputed)
 
 
 def first_step(name: str, bound: BoundGraph) -> str:

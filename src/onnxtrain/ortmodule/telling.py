@@ -49,16 +49,17 @@ class Telling:
         sessions = self.__dict__["_ort_sessions"]
         return text + (told[topic](sessions) if sessions is not None else "no graph yet: the module was not called")
 
-    def graph(self, stage: str = "training") -> str:
-        """The graph of the last call as text.
+    def graph(self, stage: str = "training", form: str = "text") -> str:
+        """The graph of the last call.
 
         Args:
             stage: ``"captured"`` (the optimized forward), ``"training"``, ``"forward"`` or ``"backward"``.
+            form: ``"text"``; ``"dot"``, as Graphviz draws it; ``"mermaid"``, as Markdown pages show it.
 
         Raises:
-            ModuleError: the module was not called yet, or has no graph of that stage.
+            ModuleError: the module was not called yet, has no graph of that stage, or there is no such form.
         """
-        return graph_text(self._session().bound.latest, stage)
+        return graph_text(self._session().bound.latest, stage, form)
 
     def source(self, part: str = "forward") -> str:
         """The program that the backend runs for ``"forward"`` or ``"backward"`` of the last call, as text."""

@@ -148,11 +148,16 @@ class Piece:
         """How many graphs were captured."""
         return 0 if self._sessions is None else len(self._sessions.entries)
 
-    def graph(self, stage: str = "training") -> str:
-        """The graph of the last call as text: ``"training"``, or ``"captured"``, the optimized forward alone."""
+    def graph(self, stage: str = "training", form: str = "text") -> str:
+        """The graph of the last call: ``"training"``, or ``"captured"``, the optimized forward alone.
+
+        Args:
+            stage: which of them.
+            form: ``"text"``; ``"dot"``, as Graphviz draws it; ``"mermaid"``, as Markdown pages show it.
+        """
         compiled = self._session().bound.latest
         is_trained = stage == "training" and compiled.training is not None
-        return graph_text(compiled, "training" if is_trained else "captured")
+        return graph_text(compiled, "training" if is_trained else "captured", form)
 
     def source(self, part: str = "forward") -> str:
         """The program that runs for ``"forward"`` or ``"backward"`` of the last call."""
