@@ -25,6 +25,7 @@ from onnxtrain.capture.attribute_reads import (
     can_be_watched,
     is_number,
     is_scalar,
+    may_hold,
     settings_of,
 )
 from onnxtrain.capture.held_content import HeldContent
@@ -34,6 +35,7 @@ from onnxtrain.capture.places import Kind, Place, fill, line_that_sets, put, tak
 from onnxtrain.capture.reached_code import line_that_writes
 from onnxtrain.capture.schema import SYMBOLS, can_be_counted, flatten
 from onnxtrain.capture.source_lines import is_librarys
+from onnxtrain.capture.taken_items import TakenItems, refused
 from onnxtrain.errors import CaptureError, NumberError, SetUpError, UnsupportedDataError
 
 _TABLES = frozenset(n for n, v in vars(torch.nn.Module()).items() if isinstance(v, dict)) - {
@@ -90,6 +92,7 @@ class Watch:
         self._owners = [(place, owner, dict(table)) for place, owner, table in (*parts, *held)]  # with what they have
         tables = [(place, table) for place, _, table in self._owners]
         self._held = HeldContent(tables, self._ignored)
+        self._taken = [(place, TakenItems(self._reachable(table))) for place, table in tables]
         self._buffers = [dict(m._buffers) for _, m in self._modules]
         self._parts = [tuple(map(dict, _tables_of_parts(m))) for _, m in self._modules]
         self._collections = LeftInCollections(module, tables, self._ignored)
@@ -176,17 +179,21 @@ class Watch:
                     reformed[prefix + name] = _reforms(module, prefix + name, old, new)
         return buffers, left, reformed
 
+    def _reachable(self, table: Mapping[str, Any]) -> list[tuple[str, Any]]:
+        """What may hold an iterator, and is none itself: of these the reads are known."""
+        return [(n, v) for n, v in may_hold(table) if n not in self._ignored and not isinstance(v, Iterator)]
+
     def _refuse_iterators(self, reads: Reads) -> None:
         """Raise CaptureError where a call reads an iterator: a graph would not take its next."""
         for place, owner, table in self._owners:
             for name, value in table.items():
                 if name not in self._ignored and isinstance(value, Iterator) and reads.is_read(owner, name):
                     own = dataclasses.replace(place, name=name)
-                    raise CaptureError(
-                        f"the forward pass reads the iterator {own.label}; a graph would not take its next item",
-                        source=self._line(own),
-                        cure="take the item outside of forward, and pass it as an input",
-                    )
+                    raise refused(own.label, self._line(own))
+        for place, taken in self._taken:
+            if (found := taken.taken()) is not None:
+                own = dataclasses.replace(place, name=found[0])
+                raise refused(own.label + found[1].removeprefix(found[0]), self._line(own))
 
     def _parts_made(self) -> Iterator[tuple[Place, Any, Any]]:
         """The layers and parameters that were not there, with their places and what was there."""

@@ -12,7 +12,8 @@ from torch.utils import _pytree as pytree
 
 from onnxtrain.capture.held_content import HeldContent, is_another, is_plain
 from onnxtrain.capture.places import Kind, Place
-from onnxtrain.capture.reached_code import WITHIN, Named, is_read, line_that_writes, named_by
+from onnxtrain.capture.reached_code import UNSET, WITHIN, Named, is_read, line_that_writes, named_by
+from onnxtrain.capture.taken_items import TakenItems, refused
 from onnxtrain.errors import SetUpError
 
 
@@ -26,13 +27,16 @@ class NamedValues:
     """
 
     def __init__(self, named: Iterable[Named]) -> None:
-        values = self._values = [(n, n.read()) for n in named]
+        every = [*named]
+        values = self._values = [(n, n.read()) for n in every if not n.is_unset]
+        self._unset = [n for n in every if n.is_unset and n.read() is UNSET]
         self._plain = [(n, v) for n, v in values if n.write is not None and is_plain(v)]
         self._tables = [(Place("", "", Kind.SET), {n.label.removeprefix(WITHIN): v for n, v in values})]
         self._held = HeldContent(self._tables, is_left=False)
+        self._taken = TakenItems((n.label.removeprefix(WITHIN), v) for n, v in values if not n.is_librarys)
 
     def refuse_changed(self, module: torch.nn.Module) -> None:
-        """Raise SetUpError where one is another by now, of which code may compute.
+        """Raise SetUpError where one is another by now, of which code may compute; CaptureError of an iterator.
 
         Args:
             module: the module whose call it was.
@@ -43,6 +47,12 @@ class NamedValues:
         if (changed := self._held.changed()) is not None:
             _, label, before, now = changed
             raise _counts(module, label, before, now)
+        if made := [n for n in self._unset if n.read() is not UNSET]:
+            labels = [n.label for n in made]
+            line = line_that_writes(module, made[0].name)
+            raise SetUpError(labels, f"sets {', '.join(labels)}, which was not there", line)
+        if (taken := self._taken.taken()) is not None:
+            raise refused(taken[1], line_that_writes(module, _name(taken[0])))
 
     def settle(self, module: torch.nn.Module, fill: Callable[[], None], has_left: bool) -> None:
         """Let collections hold what a call in eager PyTorch leaves in them, once: they may be caches.
@@ -99,6 +109,9 @@ class NamedValues:
         for named, before in self._plain:
             if named.write is not None and is_another(before, named.read()):
                 named.write(before)
+        for named in self._unset:
+            if named.write is not None and named.read() is not UNSET:
+                named.write(UNSET)
         self._held.put_back()
 
     def take_back(self, but_tensors: bool = False) -> None:
@@ -112,7 +125,7 @@ class NamedValues:
 
 
 def names_read(module: torch.nn.Module, ignored: Collection[str] = ()) -> list[Named]:
-    """The names that the code of a module's forward pass mentions, but for those that do not concern it."""
+    """The names that the code of a module's forward pass mentions or sets, but for those that do not concern it."""
     return [named for named in named_by(module) if named.name not in ignored]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import inspect
 import itertools
 import re
 import types
@@ -40,6 +41,9 @@ _ADDING = frozenset(("add", "append", "appendleft", "extend", "insert", "put", "
 _Key = tuple[int, str]  # the identity of a table or a cell, and the name there
 
 
+UNSET: Any = type("Unset", (), {"__slots__": ()})()  # what there is under a name that nobody has set
+
+
 class Named(NamedTuple):
     """A value that has a name in Python code.
 
@@ -47,11 +51,15 @@ class Named(NamedTuple):
         label: what a person would call it.
         read: gives it; None where there is none any longer.
         write: gives the name another value; None where it is a library's, or no one's.
+        is_librarys: whether it is one of a library.
+        is_unset: whether it is a name that code sets, under which there was nothing; ``read`` gives ``UNSET`` then.
     """
 
     label: str
     read: Callable[[], Any]
     write: Callable[[Any], None] | None = None
+    is_librarys: bool = False
+    is_unset: bool = False
 
     @property
     def name(self) -> str:
@@ -158,6 +166,8 @@ class _Walk:
         self._classes: dict[type, None] = {}
         self._attributes: dict[str, None] = {}  # names of attributes that are mentioned
         self._found: dict[_Key, Named] = {}
+        self._stored: dict[str, None] = {}  # names of attributes that are set, of whatever
+        self._unset: dict[_Key, Named] = {}
 
     def codes(self) -> Iterator[types.CodeType]:
         """That of the functions that it has come to, and of those within them."""
@@ -180,7 +190,9 @@ class _Walk:
                     self._see_in(table[name], (*_FUNCTIONS, type))
             pairs = [(c, n) for c in self._classes for n in self._attributes if n in vars(c) and (c, n) not in looked]
             if not pairs and not self._waiting:
-                return list(self._found.values())
+                for kind, name in itertools.product(self._classes, self._stored):
+                    self._sets(kind, name, kind.__qualname__)
+                return [*self._found.values(), *self._unset.values()]
             looked.update(pairs)
             for kind, name in pairs:
                 write = functools.partial(setattr, kind, name)
@@ -225,6 +237,7 @@ class _Walk:
             names = _mentions_in
             self.functions.append(function)
             self._defaults(function, home)
+            self._stores(function, cells)
         for kind, path in itertools.chain.from_iterable(map(names, codes_within(code))):
             (name, *rest), table = path, function.__globals__
             self._attributes.update(dict.fromkeys(path[kind not in _OF_ATTRIBUTES :]))
@@ -241,8 +254,36 @@ class _Walk:
         held = {**dict(zip(names[len(names) - len(given) :], given, strict=True)), **(function.__kwdefaults__ or {})}
         for name, value in held.items():
             if type(value) not in PLAIN:
-                named = Named(f"{function.__qualname__}: {name}", functools.partial(held.get, name))
+                read = functools.partial(held.get, name)
+                named = Named(f"{function.__qualname__}: {name}", read, None, is_librarys(home))
                 self._value((id(function), name), named, home, ())
+
+    def _stores(self, function: types.FunctionType, cells: Mapping[str, types.CellType]) -> None:
+        """What a function sets: global names, attributes of what a name names, and of what it does not say."""
+        table = function.__globals__
+        for kind, (name, *rest) in itertools.chain.from_iterable(map(_stores_in, codes_within(function.__code__))):
+            if kind == "STORE_GLOBAL":
+                self._sets(table, name, "")
+            elif not rest:
+                self._stored[name] = None
+            else:
+                owner = _content(cells[name]) if name in cells else table.get(name)
+                for step in rest[:-1]:
+                    owner = inspect.getattr_static(owner, step, None)
+                self._sets(owner, rest[-1], ".".join((name, *rest[:-1])))
+
+    def _sets(self, owner: Any, name: str, label: str) -> None:
+        """A name is set, under which there may be nothing: of a user's function, class or module, or a global one."""
+        if not isinstance(owner, dict | types.FunctionType | type | types.ModuleType):
+            return
+        held = owner if isinstance(owner, dict) else vars(owner)
+        home = owner.__name__ if isinstance(owner, types.ModuleType) else str(held.get("__module__", ""))
+        home = str(getattr(owner, "__module__", home)) if isinstance(owner, types.FunctionType) else home
+        if name in held or (not isinstance(owner, dict) and (is_librarys(home) or is_foreign(home))):
+            return
+        read, write = functools.partial(held.get, name, UNSET), functools.partial(_set, owner, name)
+        named = Named(".".join(filter(None, (label, name))), read, write, is_unset=True)
+        self._unset.setdefault((id(owner), name), named)
 
     def _name(
         self,
@@ -259,7 +300,8 @@ class _Walk:
                 write = None
             elif write is None and isinstance(table, dict):
                 write = functools.partial(table.__setitem__, name)
-            self._value((id(table), name), Named(prefix + name, functools.partial(table.get, name), write), home, rest)
+            named = Named(prefix + name, functools.partial(table.get, name), write, is_librarys(home))
+            self._value((id(table), name), named, home, rest)
 
     def _value(self, key: _Key, named: Named, home: str, rest: Sequence[str]) -> None:
         value = named.read()
@@ -299,6 +341,31 @@ def _paths(code: types.CodeType) -> Iterator[_Mention]:
             yield latest
         is_name = kind in _OF_GLOBALS or kind in _OF_CLOSURES or kind in _OF_ATTRIBUTES
         latest = _Mention(kind, (name,)) if is_name else None
+
+
+@functools.lru_cache(4096)
+def _stores_in(code: types.CodeType) -> tuple[_Mention, ...]:
+    """What code sets: global names, and attributes, after the names of what they are of where these stand there."""
+    found, owner = list[_Mention](), tuple[str, ...]()
+    for instruction in dis.get_instructions(code):
+        kind, name = instruction.opname, str(instruction.argval)
+        if kind in ("STORE_ATTR", "STORE_GLOBAL"):
+            found.append(_Mention(kind, (*owner, name)))
+        if kind in _OF_GLOBALS or kind in _OF_CLOSURES:
+            owner = (name,)
+        else:
+            owner = (*owner, name) if owner and kind in _OF_ATTRIBUTES else ()
+    return tuple(found)
+
+
+def _set(owner: Any, name: str, value: Any) -> None:
+    """Set a global name or an attribute; ``UNSET`` takes it away."""
+    if value is UNSET:
+        owner.pop(name, None) if isinstance(owner, dict) else delattr(owner, name)
+    elif isinstance(owner, dict):
+        owner[name] = value
+    else:
+        setattr(owner, name, value)
 
 
 def _within(value: Any) -> Any:

@@ -51,7 +51,7 @@ class Contents:
     """
 
     def __init__(self, named: Iterable[Named], module: torch.nn.Module) -> None:
-        self._named, self._module = list(named), module
+        self._named, self._module = [each for each in named if not each.is_unset], module
         self._own = {id(owner): owner for owner in owners_of(module)}
         self._remember([named.read() for named in self._named])
         self._frozen = [self._as_it_is(value) for value in self._values]
