@@ -68,6 +68,12 @@ def test_what_eager_refuses_is_thrown_away() -> None:
     assert "rounding" in check(_program("v1 = (x * 1e13).sin()", returns="int(v1.sum() * 1e3)")).reason
 
 
+def test_a_write_that_reads_what_it_writes_is_thrown_away() -> None:
+    assert "reads what it writes" in check(_program("v1 = x.clone()", "v1 += v1[:, 1:2]", returns="v1")).reason
+    assert check(_program("v1 = x.clone()", "v1 += v1[:, 1:2].clone()", returns="v1")).kind == PASS
+    assert check(_program("v1 = x.clone()", "v1 += v1", returns="v1")).kind == PASS
+
+
 def test_a_refusal_says_its_line_and_cure() -> None:
     found = check(_program("v1 = x + x.data_ptr() % 2", returns="v1"))
     assert found.kind in (REFUSED, FAULT) and "ContentError" in found.reason
