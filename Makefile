@@ -15,7 +15,7 @@ OFFLINE = HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST  = $(OFFLINE) $(BIN)/python -m pytest
 
-.PHONY: help demo test lint check bench golden operators coverage exported fuzz versions matrix javascript docs clean
+.PHONY: help demo test lint check bench golden operators errors coverage exported fuzz versions matrix javascript docs clean
 
 help:
 	@echo "make demo    fine-tune a real transformer, eager and ORTModule side by side"
@@ -24,6 +24,7 @@ help:
 	@echo "make bench   benchmarks; ARGS=\"gpt2_lm --layers 2\" chooses them"
 	@echo "make golden  write the golden graphs again"
 	@echo "make operators  write docs/operators.md again"
+	@echo "make errors     write docs/errors.md again, from programs that raise them"
 	@echo "make coverage   train a step of each architecture of Transformers and of what else is installed; ARGS=\"--families timm\" chooses"
 	@echo "make exported   train what exporters write; ARGS=\"--exporters dynamo --opsets 21\" chooses"
 	@echo "make fuzz    train random .onnx files; ARGS=\"--count 500\" says how many, \"--seed 7\" which"
@@ -77,6 +78,9 @@ golden: $(READY)
 
 operators: $(READY)
 	$(BIN)/python -m onnxtrain.cli ops --markdown > docs/operators.md
+
+errors: $(READY)
+	$(OFFLINE) PYTHONPATH=tests $(BIN)/python tests/error_examples.py
 
 coverage: $(READY)
 	$(PIP) "$(TORCH)" -e ".[walks]"

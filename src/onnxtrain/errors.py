@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -15,36 +16,76 @@ class OnnxTrainError(Exception):
         node: the graph node concerned, printed as ``Op(name)``; empty where there is none.
         source: the user's source line, printed as ``file:line``; empty where it is not known.
         cure: one sentence saying what to do about it.
+
+    The last line of an error's text names its class for ``onnxtrain errors``, which tells more.
     """
 
     def __init__(self, what: str, *, node: str = "", source: str = "", cure: str = "") -> None:
         self.what, self.node, self.source, self.cure = what, node, source, cure
-        rows = [("node", node), ("source", source), ("cure", cure)]
+        kind = self.kind()
+        more = "" if kind is OnnxTrainError else f"onnxtrain errors {kind.__name__}"
+        rows = [("node", node), ("source", source), ("cure", cure), ("more", more)]
         super().__init__("\n".join([what] + [f"  {name}: {text}" for name, text in rows if text]))
+
+    @classmethod
+    def kind(cls) -> type[OnnxTrainError]:
+        """The class by which ``onnxtrain errors`` tells more: the first that is defined here."""
+        return next(c for c in cls.__mro__ if c.__module__ == __name__ and issubclass(c, OnnxTrainError))
+
+    @classmethod
+    def meaning(cls) -> str:
+        """What the class means, and what mostly leads to it."""
+        return inspect.cleandoc(cls.kind().__doc__ or "").partition("\n\nArgs:")[0]
+
+
+def kinds() -> list[type[OnnxTrainError]]:
+    """All classes of errors, in the order of their definition."""
+    return [k for k in globals().values() if isinstance(k, type) and issubclass(k, OnnxTrainError)]
 
 
 class OptionError(OnnxTrainError, ValueError):
-    """An option or environment variable has a value that cannot be used."""
+    """An option or environment variable has a value that cannot be used.
+
+    Nothing was built or written yet. The message says what there is to choose from.
+    """
 
 
 class ModuleError(OnnxTrainError, TypeError):
-    """The object to be wrapped is not a module that can be trained through the graph."""
+    """The object to be wrapped is not a module that can be trained through the graph.
+
+    It is no ``torch.nn.Module``, or it has what a graph would lose, such as hooks of submodules where the graph cannot
+    run them; or something was asked that needs a call before it, or for a call that runs in eager PyTorch.
+    """
 
 
 class UnsupportedDataError(OnnxTrainError, TypeError):
-    """An input or output of the module has a type that cannot cross the graph's border."""
+    """An input or output of the module has a type that cannot cross the graph's border.
+
+    Tensors, numbers, texts, None, and lists, tuples, dicts and dataclasses of these can; classes of your own where
+    ``torch.utils._pytree`` knows how to take them apart.
+    """
 
 
 class DeviceError(OnnxTrainError, RuntimeError):
-    """The module's tensors or inputs are on more than one device."""
+    """The module's tensors or inputs are on more than one device.
+
+    Mostly the batch was not moved to where the model is, or a buffer stayed behind.
+    """
 
 
 class CaptureError(OnnxTrainError, RuntimeError):
-    """The forward pass could not be captured as one graph."""
+    """The forward pass could not be captured as one graph.
+
+    It does something that a graph would not do again at each call. The source line is where; with
+    ``Options(fallback="eager")`` such a module runs in eager PyTorch, which is said once.
+    """
 
 
 class ContentError(CaptureError):
     """A line steers the forward pass by what is in a tensor, and nothing was said of what it saw.
+
+    An ORTModule follows such lines (``if y.sum() > 0``), each way a graph; the address of a tensor, or what torch
+    cannot tell in a trace, it cannot follow.
 
     Args:
         source: the line.
@@ -60,6 +101,8 @@ class ContentError(CaptureError):
 
 class HostRandomError(CaptureError):
     """A forward pass draws random numbers from a generator of Python or numpy, or sets a seed; a graph does neither.
+
+    Such calls run in eager PyTorch, which is said once.
 
     Args:
         generator: which; the function that sets the seed.
@@ -94,6 +137,8 @@ def as_raised_by(own: Exception, error: CaptureError) -> CaptureError:
 
 class NumberError(CaptureError):
     """A forward pass changes a number that it reads, or that a dict or list of the module holds: it counts.
+
+    Numbers in attributes become inputs of the graph by themselves; those in arrays, queues and the like do not.
 
     Args:
         places: the attributes that hold such numbers; empty where a dict or list holds one.
@@ -136,43 +181,75 @@ class SetUpError(CaptureError):
 
 
 class ShapeError(OnnxTrainError, ValueError):
-    """The shapes or types of a node's inputs contradict each other."""
+    """The shapes or types of a node's inputs contradict each other.
+
+    The model is wrong, or was exported for other sizes than it is given.
+    """
 
 
 class GraphError(OnnxTrainError, RuntimeError):
-    """A graph is malformed: found by ``verify`` between two passes."""
+    """A graph is malformed, or a file is no graph that can be read.
+
+    ``onnxtrain check model.onnx`` says all that is in the way of an ``.onnx`` file at once.
+    """
 
 
 class GradientError(OnnxTrainError, RuntimeError):
-    """The graph cannot be differentiated: a rule is missing or a value is not differentiable."""
+    """The graph cannot be differentiated: a rule is missing or a value is not differentiable.
+
+    Or a step cannot go backward any more: its saved values are freed, or were written to in place.
+    """
 
 
 class RuleError(OnnxTrainError, RuntimeError):
-    """A gradient rule has a fault: it raised what is not an error of ours."""
+    """A gradient rule has a fault: it raised what is not an error of ours.
+
+    Where it is one of your own (``register_gradient``), the exception below is its own; else report it.
+    """
 
 
 class BackendError(OnnxTrainError, RuntimeError):
-    """A backend cannot run the plan."""
+    """A backend cannot run the plan.
+
+    It has no kernel for an operator or a type, or cannot tell what is asked of it; ``onnxtrain ops`` lists what runs
+    where.
+    """
 
 
 class BudgetError(OnnxTrainError, MemoryError):
-    """No step fits into the memory budget."""
+    """No step fits into the memory budget.
+
+    The message says the least that would do, and what is in use there.
+    """
 
 
 class OptimizerError(OnnxTrainError, RuntimeError):
-    """An optimizer cannot step within the backward pass, or is asked for what it cannot do there."""
+    """An optimizer cannot step within the backward pass, or is asked for what it cannot do.
+
+    Parameters are as they were before.
+    """
 
 
 class VerificationError(OnnxTrainError, AssertionError):
-    """Loss, outputs, gradients or buffers differ from eager PyTorch by more than the tolerance."""
+    """Loss, outputs, gradients or buffers differ from eager PyTorch by more than the tolerance.
+
+    The module computes from something that differs between two calls, such as the time; or the graph is wrong: report
+    it.
+    """
 
 
 class ArtifactError(OnnxTrainError, ValueError):
-    """Training artifacts cannot be made of a model, or a file of theirs cannot be used."""
+    """Training artifacts cannot be made of a model, or a file of theirs cannot be used.
+
+    Nothing was written; files that were there are as they were.
+    """
 
 
 class CheckpointError(OnnxTrainError, ValueError):
-    """A checkpoint cannot be read, or is not one of this model."""
+    """A checkpoint cannot be read, or is not one of this model.
+
+    The state that was loaded before stays as it is.
+    """
 
 
 class WriteError(OnnxTrainError, OSError):
@@ -180,11 +257,17 @@ class WriteError(OnnxTrainError, OSError):
 
 
 class DataError(OnnxTrainError, ValueError):
-    """A batch cannot be trained on: wrong type or shape, no rows, labels out of range."""
+    """A batch cannot be trained on: wrong type or shape, no rows, labels out of range.
+
+    No parameter was changed by it.
+    """
 
 
 class HookError(OnnxTrainError, RuntimeError):
-    """A subscriber asks for something that its place in the step does not allow."""
+    """A subscriber asks for something that its place in the step does not allow.
+
+    See the page on hooks for what each may do.
+    """
 
 
 def close_to(name: str, known: Iterable[str]) -> str:

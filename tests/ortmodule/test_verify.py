@@ -76,6 +76,20 @@ def test_what_is_left_may_be_there_already() -> None:
     assert wrapped.verification is not None and wrapped.verification.worst.passed
 
 
+@pytest.mark.parametrize("layers", [[], [torch.nn.BatchNorm1d(4, affine=False)], [torch.nn.Dropout(0.5)]])
+def test_a_module_of_which_nothing_is_trained(layers: list[torch.nn.Module]) -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), *layers, torch.nn.Tanh()).requires_grad_(False)
+    report = verify(net, torch.randn(6, 4))
+    assert "output" in {c.kind for c in report.comparisons} and report.worst.passed
+
+
+def test_a_wrong_output_of_which_nothing_is_trained_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = LOWERINGS["", "Tanh"]
+    monkeypatch.setitem(LOWERINGS, ("", "Tanh"), Lowering(torch.sin, right.host, right.view, None, right.wants))
+    with pytest.raises(VerificationError, match="output"):
+        verify(torch.nn.Tanh(), torch.randn(6, 4))
+
+
 def test_needs_a_module() -> None:
     with pytest.raises(ModuleError, match="verify needs"):
         verify(print, ())  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""``onnxtrain ops``, ``weights`` and ``check``: what can be trained."""
+"""``onnxtrain ops``, ``weights``, ``check`` and ``errors``: what can be trained, and what keeps something from it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 import json
 from typing import Any
 
-from onnxtrain.errors import OnnxTrainError
+from onnxtrain.errors import OnnxTrainError, close_to, kinds
 from onnxtrain.options import BACKENDS, Options
 
 
@@ -34,6 +34,9 @@ def add_to(commands: Any) -> None:
     )
     check.add_argument("--json", action="store_true", help="print JSON")
     check.set_defaults(run=_check)
+    told = commands.add_parser("errors", help="what an error means, and what mostly leads to it")
+    told.add_argument("name", nargs="*", help="classes of errors; all where none is given")
+    told.set_defaults(run=_errors)
 
 
 def _ops(given: argparse.Namespace) -> int:
@@ -65,3 +68,19 @@ def _check(given: argparse.Namespace) -> int:
     found = check_model(given.model, options=Options(backend=given.backend), parameters=given.train)
     print(json.dumps(found.as_dict(), indent=1, ensure_ascii=False) if given.json else found)
     return 0 if found else 1
+
+
+def _errors(given: argparse.Namespace) -> int:
+    known = {kind.__name__: kind for kind in kinds() if kind is not OnnxTrainError}
+    if unknown := [name for name in given.name if name not in known]:
+        raise OnnxTrainError(
+            f"there is no error {unknown[0]}{close_to(unknown[0], known)}", cure="onnxtrain errors lists all"
+        )
+    if not given.name:
+        print("\n".join(f"{name:<22}{kind.meaning().splitlines()[0]}" for name, kind in known.items()))
+        return 0
+    for name in given.name:
+        other = [base.__name__ for base in known[name].__mro__[1:] if base.__module__ == "builtins"]
+        print(f"{name} (a {', '.join(b for b in other if b not in ('Exception', 'BaseException', 'object'))})")
+        print(f"\n{known[name].meaning()}\n")
+    return 0

@@ -23,10 +23,7 @@ def run(bound: BoundGraph, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor
     named = dict(zip(bound.signature.inputs, inputs, strict=True))
     differentiable = bound.differentiable_of(named) if torch.is_grad_enabled() else []
     if not differentiable:
-        chosen = bound.choose(named, (), ())
-        forward, read = chosen.compiled.executable.forward, list((named | before_update(bound, named)).values())
-        outputs = on_its_path(bound, chosen.compiled, read, lambda: forward([*read, *chosen.rows])[0])
-        return finish(bound, chosen.compiled, outputs)
+        return _untrained(bound, named, tensors)
     bound.exact = bound.is_unverified and bound.is_random
     memory = StepMemory.of(bound)
     state, found = begin(bound, named, differentiable)
@@ -38,6 +35,23 @@ def run(bound: BoundGraph, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor
         return list(found.values())
     late = Late(state)
     return [found[n] if n in found else late.deferred(n) for n in bound.signature.outputs]
+
+
+def _untrained(
+    bound: BoundGraph, inputs: dict[str, torch.Tensor], tensors: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """A call of which nothing is differentiated; where gradients are asked for and there are none, it is verified."""
+    asked = torch.is_grad_enabled() and bound.is_unverified
+    beside = bound.compare(tensors) if asked and bound.compare is not None else None
+    bound.exact = beside is not None and bound.is_random
+    chosen = bound.choose(inputs, (), ())
+    forward, read = chosen.compiled.executable.forward, list((inputs | before_update(bound, inputs)).values())
+    outputs = on_its_path(bound, chosen.compiled, read, lambda: forward([*read, *chosen.rows])[0])
+    made = finish(bound, chosen.compiled, outputs)
+    if beside is not None:
+        bound.verification = beside.report
+        beside.check_forward(dict(zip(bound.signature.outputs, made, strict=True)), {})
+    return made
 
 
 def _report(bound: BoundGraph, chosen: Chosen, inputs: dict[str, torch.Tensor]) -> None:
