@@ -38,7 +38,7 @@ $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade pip
 	$(PIP) "$(TORCH)"
-	$(PIP) -e ".[dev,demo]"
+	$(PIP) -e ".[dev,demo,docs]"
 	@touch $(READY)
 
 # What trains artifacts outside of Python: npm packages, and a browser where this may be installed. Tests that lack
@@ -67,7 +67,7 @@ lint: $(READY)
 check: lint
 	$(PYTEST) -n $(JOBS) $(FAST_TESTS)
 
-test: lint javascript
+test: lint javascript docs
 	$(PYTEST) -n $(JOBS)
 
 bench: $(READY)
@@ -100,8 +100,7 @@ matrix:
 	@args='$(ARGS)'; $(PYTHON) tests/installed/matrix.py $${args:-all}
 
 docs: $(READY)
-	$(PIP) -e ".[docs]"
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean:
 	rm -rf $(VENV) $(NODE) .pytest_cache .ruff_cache .import_linter_cache build dist site out
