@@ -108,15 +108,18 @@ class HostRandomError(CaptureError):
         generator: which; the function that sets the seed.
         source: the line.
         is_seed: whether a seed is set.
+        cure: what to do about it, where that is something else than usually.
     """
 
-    def __init__(self, generator: str, source: str = "", is_seed: bool = False) -> None:
+    def __init__(self, generator: str, source: str = "", is_seed: bool = False, cure: str = "") -> None:
         does = f"calls {generator}" if is_seed else f"draws random numbers from {generator}"
         draws = "draw them by torch: torch.rand(()) < p decides on a path, torch.where on numbers"
         super().__init__(
             f"the forward pass {does}, which a graph does not",
             source=source,
-            cure="set the seed outside of forward, or pass the random numbers as an input" if is_seed else draws,
+            cure="set the seed outside of forward, or pass the random numbers as an input"
+            if is_seed
+            else cure or draws,
         )
         self.generator = generator
 

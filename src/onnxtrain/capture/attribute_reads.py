@@ -6,9 +6,11 @@ import array
 import collections
 import contextlib
 import functools
+import gc
 import inspect
 import numbers
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
@@ -24,7 +26,13 @@ Attribute: TypeAlias = tuple[type, str]
 _OWN = frozenset(torch.nn.Module().__dict__)
 OWN = _OWN - {"training"}
 _COLLECTIONS = (list, dict, set, collections.deque, bytearray, array.array)
-NAMESPACES = ("types", "argparse")  # of Python, whose classes are no one's: what is in them counts as read
+_NAMESPACES = ("types", "argparse")  # of Python, whose classes are no one's: what is in them counts as read
+_WRAPPERS = frozenset(  # classes of Python that keep a collection in an attribute
+    (
+        *(collections.UserDict, collections.UserList, collections.ChainMap),
+        *(weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet),
+    )
+)
 _DEPTH = 6  # how deep objects of nobody's library are looked into, and collections in each of them
 _DEPTH_OF_LIBRARIES = 3  # how deep those of libraries are, whose inside is their own
 _MANY = 1000  # items of a collection
@@ -110,7 +118,7 @@ class Reads:
         self._wanted = {(kind, name) for kind, name in every if can_be_watched(kind, name)}
         self._noted, self._asked = kinds, set[Attribute]()
         self.set: set[tuple[int, str]] = set()
-        self.found: set[Attribute] = {(k, n) for k, n in kinds if k.__module__ in NAMESPACES or n in slots_of(k)}
+        self.found: set[Attribute] = {(k, n) for k, n in kinds if is_nobodys(k) or n in slots_of(k)}
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
@@ -157,14 +165,19 @@ def can_be_watched(kind: type, name: str) -> bool:
 def are_settings(value: Any) -> bool:
     """Whether a value is an object that has attributes, of a class of no library's."""
     home = type(value).__module__
-    is_users = home in NAMESPACES or not (is_foreign(home) or is_librarys(home))
+    is_users = is_nobodys(type(value)) or not (is_foreign(home) or is_librarys(home))
     return is_users and _is_configuration(value)
+
+
+def is_nobodys(kind: type) -> bool:
+    """Whether a class is one of Python's that holds what others put there."""
+    return kind.__module__ in _NAMESPACES or kind in _WRAPPERS
 
 
 def are_told(value: Any) -> bool:
     """Whether every attribute of an object is one whose reads are noted."""
     home = type(value).__module__
-    return are_settings(value) and not (home in NAMESPACES or is_foreign(home) or slots_of(type(value)))
+    return are_settings(value) and not (is_nobodys(type(value)) or is_foreign(home) or slots_of(type(value)))
 
 
 def owners_of(module: torch.nn.Module) -> list[Any]:
@@ -177,7 +190,15 @@ def is_collection(value: Any) -> bool:
     """Whether a value is one whose content can change while it stays the same object: a layer that is no part, too."""
     if isinstance(value, tuple):
         return any(map(is_collection, value))
-    return isinstance(value, (*_COLLECTIONS, torch.nn.Module)) or is_array(value)
+    is_one = isinstance(value, (*_COLLECTIONS, torch.nn.Module)) or is_array(value)
+    return is_one or any(map(is_collection, inner_of(value)))
+
+
+def inner_of(value: Any) -> list[Any]:
+    """What a method or a partial function is bound to, and the dict that a read-only view of one shows."""
+    if isinstance(value, types.MappingProxyType):
+        return [held for held in gc.get_referents(value) if isinstance(held, dict)]
+    return [getattr(value, name) for name in _bound_to(value)]
 
 
 def is_scalar(value: Any) -> bool:
@@ -287,9 +308,12 @@ def items_of(value: Any) -> Iterable[tuple[tuple[Item, ...], Any]]:
     bound = _bound_to(value)
     if bound:
         return [((Item(name),), getattr(value, name)) for name in bound]
-    if not isinstance(value, dict | list | tuple | collections.deque) or len(value) > _MANY:
+    if not isinstance(value, dict | list | tuple | collections.deque | types.MappingProxyType) or len(value) > _MANY:
         return ()
-    pairs = dict.items(value) if isinstance(value, dict) else enumerate(value)
+    if isinstance(value, types.MappingProxyType):
+        pairs = value.items()
+    else:
+        pairs = dict.items(value) if isinstance(value, dict) else enumerate(value)
     return [((Item(key),), held) for key, held in pairs]
 
 

@@ -263,7 +263,7 @@ class FlatModule(torch.nn.Module):
         reads: Reads,
     ) -> Iterator[None]:
         """What there is around the call while it is traced."""
-        generators = HostGenerators(self.module)
+        generators = HostGenerators(self.module, self._named)
         functions = autograd_functions.recording(
             self.module, self.result.calls, self._functions, lambda: self.result.assumed.ask_gradients()
         )

@@ -6,7 +6,6 @@ libraries only plain values are told, switches say: their functions and tables d
 
 from __future__ import annotations
 
-import dis
 import functools
 import inspect
 import itertools
@@ -26,18 +25,36 @@ from onnxtrain.capture.attribute_reads import (
     owners_of,
 )
 from onnxtrain.capture.descriptions import PLAIN
+from onnxtrain.capture.mentions import (
+    OF_ATTRIBUTES,
+    OF_CLOSURES,
+    OF_GLOBALS,
+    mentions_in,
+    names_in,
+    stores_in,
+)
 from onnxtrain.capture.source_lines import codes_within, is_foreign, is_librarys, is_users, line_that_changes, lines_of
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-_OF_CLOSURES = ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
-_OF_GLOBALS = ("LOAD_GLOBAL",)
-_OF_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 WITHIN = "what is in "
 _OPAQUE = (type, torch.Tensor, torch.nn.Module)  # whose attributes are looked up elsewhere
 _WHOLES = frozenset(("__dict__", "__getstate__", "copy", "deepcopy", "dumps", "pickle", "vars"))  # read all attributes
 _BY_NAMES = frozenset(("__getattribute__", "attrgetter", "eval", "exec", "getattr", "methodcaller"))  # any
 _ADDING = frozenset(("add", "append", "appendleft", "extend", "insert", "put", "put_nowait", "update"))
+_OF_NO_CALL = frozenset(  # methods that a forward pass does not lead to, but for the first two where it names the class
+    (
+        "__init__",
+        "__new__",
+        "__del__",
+        "__deepcopy__",
+        "__dir__",
+        "__getstate__",
+        "__reduce__",
+        "__repr__",
+        "__setstate__",
+    )
+)
 _Key = tuple[int, str]  # the identity of a table or a cell, and the name there
 
 
@@ -65,13 +82,6 @@ class Named(NamedTuple):
     def name(self) -> str:
         """The name alone."""
         return re.split("[.: ]+", self.label)[-1]
-
-
-class _Mention(NamedTuple):
-    """A name in code, with the attributes that follow on it."""
-
-    kind: str  # the instruction
-    path: tuple[str, ...]
 
 
 def named_by(module: torch.nn.Module) -> list[Named]:
@@ -102,7 +112,7 @@ def is_read(module: torch.nn.Module, name: str) -> bool:
         name: a global one, one of a closure, or an attribute.
     """
     walk = _walked(module)
-    paths = [mention.path for code in walk.codes() for mention in _mentions_in(code)]
+    paths = [mention.path for code in walk.codes() for mention in mentions_in(code)]
     after = [b for path in paths for a, b in itertools.pairwise((*path, "")) if a == name]
     return not after or not _ADDING.issuperset(after)  # an argument's default is not looked up by its name
 
@@ -203,8 +213,8 @@ class _Walk:
         if id(value) in self._seen:
             return
         self._seen[id(value)] = value
-        if isinstance(value, type):
-            self._classes.update((c, None) for c in value.__mro__ if not is_foreign(c.__module__))
+        if isinstance(value, type):  # which may be called
+            self._see_class(value, () if issubclass(value, torch.nn.Module) else ("__init__", "__new__"))
         elif isinstance(value, types.FunctionType):
             self._waiting.append(value)
         elif isinstance(value, functools.partial):
@@ -213,7 +223,14 @@ class _Walk:
         elif (inner := _within(value)) is not None:
             self.see(inner)
         elif not is_foreign(type(value).__module__):
-            self.see(type(value))
+            self._see_class(type(value))
+
+    def _see_class(self, kind: type, more: Sequence[str] = ()) -> None:
+        """A class of which there may be objects; Python calls some of its methods by itself."""
+        self._classes.update((c, None) for c in kind.__mro__ if not is_foreign(c.__module__))
+        for name, code in itertools.chain.from_iterable(map(_special, kind.__mro__)):
+            if name not in _OF_NO_CALL or name in more:
+                self.see(code)
 
     def _see_in(self, value: Any, kinds: tuple[type, ...] = (object,)) -> None:
         """Something that may be called, or a collection of such: a table of functions, say."""
@@ -232,18 +249,18 @@ class _Walk:
         if is_foreign(home) or not is_users(code.co_filename):
             return
         if is_librarys(home):
-            names = _names_in
+            names = names_in
         else:
-            names = _mentions_in
+            names = mentions_in
             self.functions.append(function)
             self._defaults(function, home)
             self._stores(function, cells)
         for kind, path in itertools.chain.from_iterable(map(names, codes_within(code))):
             (name, *rest), table = path, function.__globals__
-            self._attributes.update(dict.fromkeys(path[kind not in _OF_ATTRIBUTES :]))
-            if kind in _OF_GLOBALS and name in table:
+            self._attributes.update(dict.fromkeys(path[kind not in OF_ATTRIBUTES :]))
+            if kind in OF_GLOBALS and name in table:
                 self._name(table, home, "", path)
-            elif kind in _OF_CLOSURES and name in cells and not is_librarys(home):
+            elif kind in OF_CLOSURES and name in cells and not is_librarys(home):
                 read, write = functools.partial(_content, cells[name]), functools.partial(_fill, cells[name])
                 self._value((id(cells[name]), name), Named(f"{function.__qualname__}: {name}", read, write), home, rest)
 
@@ -261,7 +278,7 @@ class _Walk:
     def _stores(self, function: types.FunctionType, cells: Mapping[str, types.CellType]) -> None:
         """What a function sets: global names, attributes of what a name names, and of what it does not say."""
         table = function.__globals__
-        for kind, (name, *rest) in itertools.chain.from_iterable(map(_stores_in, codes_within(function.__code__))):
+        for kind, (name, *rest) in itertools.chain.from_iterable(map(stores_in, codes_within(function.__code__))):
             if kind == "STORE_GLOBAL":
                 self._sets(table, name, "")
             elif not rest:
@@ -319,43 +336,12 @@ class _Walk:
                 self._found.setdefault((id(held), ""), Named(f"{WITHIN}{named.label}", read))
 
 
-def _names_in(code: types.CodeType) -> Iterator[_Mention]:
-    """The names in code, each as a global one and as an attribute."""
-    return (_Mention(kind, (name,)) for name in code.co_names for kind in ("LOAD_GLOBAL", "LOAD_ATTR"))
-
-
-@functools.lru_cache(4096)
-def _mentions_in(code: types.CodeType) -> tuple[_Mention, ...]:
-    """The names in code, with the attributes that are read of them at once."""
-    return tuple(_paths(code))
-
-
-def _paths(code: types.CodeType) -> Iterator[_Mention]:
-    latest: _Mention | None = None
-    for instruction in dis.get_instructions(code):
-        kind, name = instruction.opname, str(instruction.argval)
-        if kind in _OF_ATTRIBUTES and latest is not None:
-            latest = _Mention(latest.kind, (*latest.path, name))
-            continue
-        if latest is not None:
-            yield latest
-        is_name = kind in _OF_GLOBALS or kind in _OF_CLOSURES or kind in _OF_ATTRIBUTES
-        latest = _Mention(kind, (name,)) if is_name else None
-
-
-@functools.lru_cache(4096)
-def _stores_in(code: types.CodeType) -> tuple[_Mention, ...]:
-    """What code sets: global names, and attributes, after the names of what they are of where these stand there."""
-    found, owner = list[_Mention](), tuple[str, ...]()
-    for instruction in dis.get_instructions(code):
-        kind, name = instruction.opname, str(instruction.argval)
-        if kind in ("STORE_ATTR", "STORE_GLOBAL"):
-            found.append(_Mention(kind, (*owner, name)))
-        if kind in _OF_GLOBALS or kind in _OF_CLOSURES:
-            owner = (name,)
-        else:
-            owner = (*owner, name) if owner and kind in _OF_ATTRIBUTES else ()
-    return tuple(found)
+def _special(kind: type) -> Iterator[tuple[str, types.FunctionType]]:
+    """The methods of a user's class that Python calls by itself: ``__getitem__``."""
+    if not (is_foreign(kind.__module__) or is_librarys(kind.__module__)):
+        for name, value in vars(kind).items():
+            if name.startswith("__") and isinstance(value, types.FunctionType):
+                yield name, value
 
 
 def _set(owner: Any, name: str, value: Any) -> None:

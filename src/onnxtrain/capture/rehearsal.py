@@ -114,7 +114,8 @@ def rehearse(
     tensors, inputs = flatten((tuple(args), dict(kwargs)))
     once = {id(t): _without_history(t) for t in tensors}
     args, kwargs = inputs.restore([once[id(t)] for t in tensors])  # the caller's containers stay what they are
-    with untouched(module, [*once.values()], ignored, fills), HostGenerators(module).untouched(), unseen(), recorder:
+    drawn = HostGenerators(module, names_read(module, ignored)).untouched()
+    with untouched(module, [*once.values()], ignored, fills), drawn, unseen(), recorder:
         module.forward(*args, **kwargs)
     return Answers(tuple(recorder.looks), tuple(recorder.sizes), rehearsed=True)
 

@@ -34,6 +34,7 @@ from onnxtrain.capture.hidden_changes import (
     uncounted,
     write,
 )
+from onnxtrain.capture.host_random import of_everybody
 from onnxtrain.capture.lowering.records import memory_of
 from onnxtrain.capture.parts_at import PART_AT
 from onnxtrain.capture.replaced import replaced
@@ -106,6 +107,7 @@ class Substitutes(TorchFunctionMode):
     ) -> Any:
         args = tuple(self._elsewhere.now(func, args))
         kwargs = dict(zip(kwargs, self._elsewhere.now(func, kwargs.values()), strict=True)) if kwargs else {}
+        kwargs = of_everybody(kwargs) if kwargs else kwargs
         if func in _FREEZING:
             refuse_freezing(args[0], *args[1:], **kwargs)
         if (cut := shortened(func, args, kwargs)) is not None:

@@ -24,6 +24,7 @@ from onnxtrain.capture import (
     attribute,
     attributes_carried,
     attributes_of,
+    inner_of,
     is_array,
     is_collection,
     is_foreign,
@@ -116,7 +117,8 @@ class Contents:
         """Whether more than its identity is compared; of objects that have a name, code says what it reads."""
         if isinstance(value, torch.nn.Module):
             return id(vars(value).get("_wrapped", value)) not in self._own
-        return isinstance(value, _COLLECTIONS) or is_array(value) or (not is_named and are_settings(value))
+        is_one = isinstance(value, _COLLECTIONS) or is_array(value) or bool(inner_of(value))
+        return is_one or (not is_named and are_settings(value))
 
 
 def collections_read(module: torch.nn.Module, captured: Captured, unread: Collection[Place] = ()) -> list[Named]:
@@ -220,6 +222,8 @@ def _children(value: Any) -> list[Any]:
         return [x for part in value.modules() for x in _state_of(part)]
     if is_array(value):
         return [value.dtype.str, *value.shape, value.tobytes() if value.nbytes <= _LARGEST_ARRAY else None]
+    if inner := inner_of(value):
+        return inner
     if not isinstance(value, _COLLECTIONS):  # an object; those that it has are only told apart
         return [x for n, v in attributes_of(value).items() for x in (n, Same(v) if are_settings(v) else v)]
     if len(value) > _LARGEST:
