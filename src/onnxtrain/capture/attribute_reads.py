@@ -190,8 +190,7 @@ def is_collection(value: Any) -> bool:
     """Whether a value is one whose content can change while it stays the same object: a layer that is no part, too."""
     if isinstance(value, tuple):
         return any(map(is_collection, value))
-    is_one = isinstance(value, (*_COLLECTIONS, torch.nn.Module)) or is_array(value)
-    return is_one or any(map(is_collection, inner_of(value)))
+    return isinstance(value, (*_COLLECTIONS, torch.nn.Module)) or is_array(value)
 
 
 def inner_of(value: Any) -> list[Any]:

@@ -134,7 +134,8 @@ def collections_read(module: torch.nn.Module, captured: Captured, unread: Collec
         Named(f"{type(owner).__name__}.{name}", functools.partial(seen.of, owner, name))
         for owner in owners_of(module)
         for name, value in attributes_of(owner).items()
-        if (type(owner), name) in captured.read and is_collection(value) and (id(owner), name) not in state
+        if (type(owner), name) in captured.read and (is_collection(value) or inner_of(value))
+        if (id(owner), name) not in state
     ]
 
 
