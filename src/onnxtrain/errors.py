@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from onnxtrain import processes
+
 
 class OnnxTrainError(Exception):
     """Base of every error raised on purpose by onnxtrain.
@@ -17,14 +19,16 @@ class OnnxTrainError(Exception):
         source: the user's source line, printed as ``file:line``; empty where it is not known.
         cure: one sentence saying what to do about it.
 
-    The last line of an error's text names its class for ``onnxtrain errors``, which tells more.
+    Where several processes train together the text names the rank. Its last line names the class for ``onnxtrain
+    errors``, which tells more.
     """
 
     def __init__(self, what: str, *, node: str = "", source: str = "", cure: str = "") -> None:
         self.what, self.node, self.source, self.cure = what, node, source, cure
         kind = self.kind()
         more = "" if kind is OnnxTrainError else f"onnxtrain errors {kind.__name__}"
-        rows = [("node", node), ("source", source), ("cure", cure), ("more", more)]
+        place = f"{processes.rank()} of {processes.count()}" if processes.count() > 1 else ""
+        rows = [("node", node), ("source", source), ("rank", place), ("cure", cure), ("more", more)]
         super().__init__("\n".join([what] + [f"  {name}: {text}" for name, text in rows if text]))
 
     @classmethod

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import os
-import sys
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -373,18 +372,6 @@ def _read(variable: Variable, text: str) -> Any:
 def not_available(name: str, value: Any) -> OptionError:
     """The error for a setting whose feature is not built yet."""
     return OptionError(f"{name}={value} is not available yet", cure=f"remove {name}, or turn it off")
-
-
-def rank(environ: Mapping[str, str] | None = None) -> int:
-    """This process's rank among those that train together; 0 where it trains alone.
-
-    Launchers put it into ``RANK``; processes that were started without one know it from their process group.
-    """
-    text = (os.environ if environ is None else environ).get("RANK", "")
-    group: Any = sys.modules.get("torch.distributed")  # where nobody imported it, there is no group
-    if not text and group and group.is_available() and group.is_initialized():
-        return group.get_rank()
-    return int(text) if text.isdigit() else 0
 
 
 def json_config_path(path: str | os.PathLike[str] | None, environ: Mapping[str, str] | None = None) -> Path:

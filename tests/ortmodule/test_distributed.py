@@ -183,6 +183,7 @@ REFUSED = {
 @pytest.mark.parametrize("case", training.REFUSED)
 def test_refused_with_the_cure(ranks: Ranks, case: str) -> None:
     problem, cure = REFUSED[case]
-    for text in ranks(training.refusal, case):
+    for rank, text in enumerate(ranks(training.refusal, case)):
         first, _, second = text.partition("\n  cure: ")
         assert problem in first and cure in second
+        assert first.endswith(f"\n  rank: {rank} of 2")

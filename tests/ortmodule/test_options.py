@@ -17,8 +17,9 @@ import torch
 
 from onnxtrain import DebugOptions, LogLevel, Options, ORTModule
 from onnxtrain.errors import GradientError, OptionError
-from onnxtrain.options import ENVIRONMENT, Missing, Variable, from_environment, rank
+from onnxtrain.options import ENVIRONMENT, Missing, Variable, from_environment
 from onnxtrain.ortmodule.experimental.json_config import load_from_json
+from onnxtrain.processes import count, rank
 
 REFERENCE = """
     ONNX_OPSET_VERSION CONV_ALGO_SEARCH FALLBACK_POLICY FALLBACK_RETRY SKIPCHECK_POLICY LOG_LEVEL SAVE_ONNX_PATH
@@ -279,6 +280,7 @@ def _told(level: str, number: int) -> str:
 
 
 def test_rank() -> None:
+    assert count({}) == 1 and count({"WORLD_SIZE": "4"}) == 4
     assert rank({}) == 0 and rank({"RANK": "3"}) == 3
 
 

@@ -13,7 +13,7 @@ import torch
 from onnxtrain.engine.bound import BoundGraph, Chosen
 from onnxtrain.engine.budget import needed
 from onnxtrain.errors import BackendError
-from onnxtrain.options import rank
+from onnxtrain.processes import rank
 
 InUse: TypeAlias = Mapping[str, tuple[int | None, int | None]]  # by name, bytes now and at most; None: not known
 _MIB = 2**20

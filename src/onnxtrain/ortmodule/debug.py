@@ -8,7 +8,8 @@ import logging
 import os
 from pathlib import Path
 
-from onnxtrain.options import DEVINFO, Options, rank
+from onnxtrain.options import DEVINFO, Options
+from onnxtrain.processes import rank
 
 
 class LogLevel(enum.IntEnum):

@@ -10,7 +10,7 @@ from typing import ParamSpec, TypeVar
 import torch
 
 from onnxtrain.engine.memory_stats import in_use, in_words
-from onnxtrain.options import rank
+from onnxtrain.processes import rank
 
 P = ParamSpec("P")
 R = TypeVar("R")
