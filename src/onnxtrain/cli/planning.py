@@ -21,27 +21,45 @@ _EXAMPLES = """examples:
 The function takes nothing and returns a module and a batch: a tuple of arguments, a dict of keyword arguments, or one
 argument.
 """
-_REPORTS = """example:
-  onnxtrain report package.module:function --html run.html
-
-The function takes nothing and returns a module and a batch, as for onnxtrain plan, and may return an optimizer, too.
-"""
-_PROFILES = """example:
-  onnxtrain profile package.module:function --html time.html
+_MEASURED = """example:
+  onnxtrain {name} package.module:function --html {page}
 
 The function takes nothing and returns a module and a batch, as for onnxtrain plan, and may return an optimizer, too.
 """
 
 
 def add_to(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
+    """Add the commands."""
+    _add_plan(commands)
+    _add_measured(
+        commands,
+        "profile",
+        "where the time of a training step goes, operator by operator",
+        "Measure a training step of a module: forward, backward and optimizer, each operator, what this "
+        "machine could do, and what is spent around the operators. The module is not changed.",
+        "time.html",
+        _profile,
+    )
+    _add_measured(
+        commands,
+        "report",
+        "what is done with a module: captured, rewritten, skipped; time and memory of a step",
+        "Capture a module and tell all of it: the graph, what each pass did, which rows are computed, and "
+        "of a step its time and its memory, predicted and real. The module is not changed.",
+        "run.html",
+        _report,
+    )
+
+
+def _add_plan(commands: Any) -> None:
+    """Add the command that plans a file or a module."""
+    parser = _parser(
+        commands,
         "plan",
-        help="what memory a training step needs, and what it would compute again to need less",
-        description="Tell the peak of a training step, when it is, what holds it up, and how a budget would be kept. "
+        "what memory a training step needs, and what it would compute again to need less",
+        "Tell the peak of a training step, when it is, what holds it up, and how a budget would be kept. "
         "Nothing is computed.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        _EXAMPLES,
     )
     parser.add_argument("what", help="the .onnx file, or package.module:function")
     parser.add_argument("--budget", type=budget, metavar="BYTES", help="of a step beside weights: 64MiB, 0.5, or min")
@@ -61,26 +79,26 @@ def add_to(commands: Any) -> None:
         "--train", nargs="+", default=(), metavar="NAME", help="initializers of a file, patterns too; default: all"
     )
     _add_outputs(parser, _plan)
-    parser = commands.add_parser(
-        "profile",
-        help="where the time of a training step goes, operator by operator",
-        description="Measure a training step of a module: forward, backward and optimizer, each operator, what this "
-        "machine could do, and what is spent around the operators. The module is not changed.",
-        epilog=_PROFILES,
+
+
+def _add_measured(
+    commands: Any, name: str, summary: str, description: str, page: str, run: Callable[[argparse.Namespace], int]
+) -> None:
+    """Add a command that measures the module which a function returns."""
+    parser = _parser(commands, name, summary, description, _MEASURED.format(name=name, page=page))
+    parser.add_argument("what", help="package.module:function")
+    _add_outputs(parser, run)
+
+
+def _parser(commands: Any, name: str, summary: str, description: str, examples: str) -> argparse.ArgumentParser:
+    """The parser of a command, whose examples stand as they are."""
+    return commands.add_parser(
+        name,
+        help=summary,
+        description=description,
+        epilog=examples,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("what", help="package.module:function")
-    _add_outputs(parser, _profile)
-    parser = commands.add_parser(
-        "report",
-        help="what is done with a module: captured, rewritten, skipped; time and memory of a step",
-        description="Capture a module and tell all of it: the graph, what each pass did, which rows are computed, and "
-        "of a step its time and its memory, predicted and real. The module is not changed.",
-        epilog=_REPORTS,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("what", help="package.module:function")
-    _add_outputs(parser, _report)
 
 
 def _add_outputs(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int]) -> None:

@@ -51,16 +51,13 @@ def profile(
     """
     plan = planned(bound, tensors)
     compiled, given, device = plan.fit.compiled, list(plan.inputs.values()), bound.owned.device
-    update = None if optimizer is None else _update_of(optimizer)
     timings, seconds = list[list[Timing]](), list[tuple[float, ...]]()
-    calls = choose, functools.partial(_step, bound, tensors, compiled), update
+    calls = choose, functools.partial(_step, bound, tensors, compiled), _update_of(optimizer)
     with _unchanged(bound):
         for _ in _runs():
             seconds.append(tuple(0.0 if call is None else seconds_of(call, device) for call in calls))
             timings.append(compiled.executable.timings(given))
-        before = bound.latest_choice, bound.latest_step  # what they hold would be freed within the step
-        peak = peak_of(calls[1], torch.device(device))
-        del before
+        peak = _peak(bound, calls[1])
     speeds = Speeds(device)
     choosing, step, updating = map(statistics.median, zip(*seconds, strict=True))
     return ProfileReport(
@@ -74,6 +71,15 @@ def profile(
         peak=peak,
         work=plan.work,
     )
+
+
+def _peak(bound: BoundGraph, step: Callable[[], object]) -> int:
+    """The peak of a step; what the one before it chose is held meanwhile, lest it be freed within this one."""
+    held = bound.latest_choice, bound.latest_step
+    try:
+        return peak_of(step, torch.device(bound.owned.device))
+    finally:
+        del held
 
 
 def _runs() -> Iterator[int]:
@@ -113,8 +119,10 @@ def _step(bound: BoundGraph, tensors: Sequence[torch.Tensor], compiled: Compiled
     torch.autograd.grad(losses, sources, [torch.ones_like(loss) for loss in losses], allow_unused=True)
 
 
-def _update_of(optimizer: torch.optim.Optimizer) -> Callable[[], object]:
-    """A step of a copy of an optimizer, whose parameters have gradients of zeros."""
+def _update_of(optimizer: torch.optim.Optimizer | None) -> Callable[[], object] | None:
+    """A step of a copy of an optimizer, whose parameters have gradients of zeros; None where there is none."""
+    if optimizer is None:
+        return None
     copied = copy.deepcopy(optimizer)
     for parameter in itertools.chain.from_iterable(group["params"] for group in copied.param_groups):
         parameter.grad = torch.zeros_like(parameter)

@@ -66,8 +66,9 @@ def report_of(
     try:
         if call is None:
             raise ModuleError(_NO_BATCH, cure="give a batch: model.report(path, batch)")
-        memory = memory_report.memory_report(*call.graph())
-        time = profile.profile(*call.graph(), call.graph, optimizer)
+        graph = call.graph()
+        memory = memory_report.memory_report(*graph)
+        time = profile.profile(*graph, call.graph, optimizer)
     except OnnxTrainError as error:
         left_out = str(error)
     entries = [] if sessions is None else sessions.entries
