@@ -103,6 +103,25 @@ def test_who_asked_for_order_may_look_at_it_in_another_shape(name):
             assert torch.equal(wrapped(x).view(-1), IN_ORDER[name](x).view(-1))
 
 
+CHOSEN = {
+    "by a mask after an axis": lambda x, mask: x[:, mask],
+    "by a mask at the end": lambda x, mask: x.mT[..., mask],
+    "of a part": lambda x, mask: x[:2, mask],
+    "beside a new axis": lambda x, mask: x[:, None, mask],
+    "by the places of a mask": lambda x, mask: x.index_select(1, mask.nonzero()[:, 0]),
+}
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_what_a_mask_chooses_lies_in_order(name):
+    """How much that is, and whether there is any, only the content tells."""
+    model = ORTModule(Calls(CHOSEN[name]))
+    for chosen in (3, 0, 1):
+        x, mask = torch.rand(3, 4, 5), torch.arange(4) < chosen
+        made, wanted = model(x, mask), CHOSEN[name](x, mask)
+        assert torch.equal(made, wanted) and made.is_contiguous() and wanted.is_contiguous()
+
+
 TOGETHER = {
     "a part and the whole": lambda x: (lambda h: (h[:, 0:1], h))((x * 2).transpose(0, 1).contiguous()),
     "the whole and two parts": lambda x: (lambda h: (h, h[0], h[1]))((x * 2).transpose(0, 1).contiguous()),

@@ -25,7 +25,7 @@ def order_in_memory(value: torch.Tensor) -> list[int] | None:
     for axis in reversed(order):
         if str(value.shape[axis]) == "1":
             continue
-        if _where_there_is_any(value.stride(axis)) != str(expected):
+        if str(_where_there_is_any(value.stride(axis))) != str(expected):
             return None
         expected = expected * value.shape[axis]
     return order if str(value.storage_offset()) == "0" else None
@@ -38,7 +38,7 @@ def lies_in_order(value: torch.Tensor) -> bool:
     for size, step in zip(reversed(value.shape), reversed(value.stride()), strict=True):
         if expression_of(size) != 1:
             steps.append(_hint(step))
-            is_whole = is_whole and expression_of(step) == within
+            is_whole = is_whole and _where_there_is_any(step) == within
         within *= expression_of(size)
     known = [step for step in steps if step is not None]
     return is_whole or (len(known) == len(steps) and known == sorted(known))
@@ -49,11 +49,9 @@ def is_empty(value: torch.Tensor) -> bool:
     return any(guard_or_false(size == 0) for size in value.shape)
 
 
-def _where_there_is_any(stride: Any) -> str:
+def _where_there_is_any(stride: Any) -> sympy.Expr:
     """A stride of a tensor that has elements: torch takes an axis for one of a single element where it may be empty."""
-    if isinstance(stride, int):
-        return str(stride)
-    return str(stride.node.expr.replace(Max, lambda *parts: math.prod(p for p in parts if p != 1)))
+    return expression_of(stride).replace(Max, lambda *parts: math.prod(p for p in parts if p != 1))
 
 
 def order_of_view(name: str, given: dict[str, Any], rank: int) -> list[int] | None:
