@@ -10,6 +10,7 @@ from op_cases.packing import HOLES, ROWS, SOME
 
 from onnxtrain.execute import backend
 from onnxtrain.execute.torch import packed_rows, padded_attention
+from onnxtrain.execute.torch.allocations import peak_of
 from onnxtrain.execute.torch.lowerings import packed_attention as lowerings
 from onnxtrain.execute.torch.lowerings import random
 from onnxtrain.execute.torch.packed_rows import Packing
@@ -23,16 +24,19 @@ Tensor = torch.Tensor
 RATIO, SCALE, SHAPE = 0.25, 0.5, (3, 5)
 
 
-def _plan(rows: tuple[int, ...], columns: tuple[int, ...], mask: np.ndarray | None, causal: int) -> Plan:
+def _plan(
+    rows: tuple[int, ...], columns: tuple[int, ...], mask: np.ndarray | None, causal: int,
+    shape: tuple[int, int] = SHAPE, ratio: float = RATIO, width: int = 4,
+) -> Plan:  # fmt: skip
     """Result and mask of dropout of double-precision operands."""
     graph = ir.Graph([], [], nodes=[], opset_imports={"": 20, "onnxtrain": 1}, name="g")
     sizes = (("q", len(rows)), ("k", len(columns)), ("v", len(columns)))
-    operands = [ir.val(n, dtype=ir.DataType.DOUBLE, shape=[size, 2, 4]) for n, size in sizes]
+    operands = [ir.val(n, dtype=ir.DataType.DOUBLE, shape=[size, 2, width]) for n, size in sizes]
     graph.inputs.extend(operands)
     op = Builder(graph)
-    at = (op.ints(*rows), op.ints(*columns), op.ints(*SHAPE), op.ints(*SHAPE))
+    at = (op.ints(*rows), op.ints(*columns), op.ints(*shape), op.ints(*shape))
     added = None if mask is None else op.constant(mask)
-    y, _, kept = op.PackedAttention(*operands, *at, added, scale=SCALE, ratio=RATIO, causal=causal, outputs=3)
+    y, _, kept = op.PackedAttention(*operands, *at, added, scale=SCALE, ratio=ratio, causal=causal, outputs=3)
     for name, value in (("y", y), ("kept", kept)):
         value.name = name
         graph.outputs.append(value)
@@ -107,7 +111,36 @@ def test_what_is_added_to_doubles_is_of_doubles() -> None:
     for mask in (None, torch.zeros(1, 5)):
         packing = lowerings._packing(q, rows[1:], rows, (1, 5), (1, 5), mask, 1)
         (part,) = packing.parts(2, True)
-        assert part.addend is not None and part.addend.dtype == torch.float64
+        addend = part.addend()
+        assert addend is not None and addend.dtype == torch.float64
+
+
+SEQUENCES, LONGEST, WIDTH = 60, 40, 64
+
+
+@pytest.mark.parametrize("causal", [0, 1])
+@pytest.mark.parametrize("ratio", [0.0, RATIO])
+def test_what_is_told_of_memory_is_what_many_sequences_take(
+    ratio: float, causal: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each call a few sequences are looked at, the largest ones, however many there are."""
+    random_lengths = np.random.default_rng(3).integers(1, LONGEST + 1, (2, SEQUENCES))
+    rows, columns = (tuple(np.flatnonzero(np.arange(LONGEST) < n[:, None]).tolist()) for n in random_lengths)
+    plan = _plan(rows, columns, None, causal, (SEQUENCES, LONGEST), ratio, WIDTH)
+    looked_at = []
+    parts = Packing.parts
+    monkeypatch.setattr(Packing, "parts", lambda *given: (found := parts(*given), looked_at.append(len(found)))[0])
+    given = [torch.randn(len(at), 2, WIDTH, dtype=torch.float64) for at in (rows, columns, columns)]
+    executable = backend("torch").compile(plan)
+    told = executable.footprint(given).peak
+    assert len(looked_at) == 2 and max(looked_at) <= 3
+
+    def step() -> None:
+        (y, _), saved = executable.forward(given)
+        executable.backward(saved, [torch.empty_like(y)])
+
+    step()
+    assert told == pytest.approx(peak_of(step), rel=0.01)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

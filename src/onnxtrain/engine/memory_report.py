@@ -233,7 +233,7 @@ def label(line: str) -> str:
 
 def _operators(choice: Choice) -> str:
     """What runs again; of many the first and the last."""
-    names = [n.op_type for n in choice.nodes]
+    names = [n.op_type for n in choice.nodes] or ["nothing: only what runs again itself would read it"]
     return ", ".join(names if len(names) <= _NAMED else [*names[:2], f"{len(names) - 4} more", *names[-2:]])
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ class Part:
         heads: which of them.
         drawn: its elements of the mask of dropout.
         shape: of its scores: (heads, rows, columns).
-        addend: what is added to its scores, in a shape that broadcasts to theirs.
+        make_addend: gives what is added to the scores of all heads.
     """
 
     rows: slice
@@ -33,7 +34,7 @@ class Part:
     heads: slice
     drawn: slice
     shape: tuple[int, int, int]
-    addend: Tensor | None
+    make_addend: Callable[[], Tensor | None]
 
     @property
     def empty(self) -> bool:
@@ -48,6 +49,11 @@ class Part:
         """(heads, columns, width) of packed keys or values."""
         return x[self.columns, self.heads].transpose(0, 1)
 
+    def addend(self) -> Tensor | None:
+        """What is added to its scores, in a shape that broadcasts to theirs: made anew, to be dropped when it was."""
+        made = self.make_addend()
+        return made[self.heads] if made is not None and made.shape[0] > 1 else made
+
     def pieces(self) -> Iterator[Part]:
         """The same by groups of heads that have few scores each."""
         heads, rows, columns = self.shape
@@ -58,12 +64,9 @@ class Part:
         for first in range(0, heads, step):
             last = min(first + step, heads)
             start, size = self.drawn.start, rows * columns
-            addend = self.addend
-            if addend is not None and addend.shape[0] > 1:
-                addend = addend[first:last]
             drawn = slice(start + first * size, start + last * size)
             shape = (last - first, rows, columns)
-            yield Part(self.rows, self.columns, slice(first, last), drawn, shape, addend)
+            yield Part(self.rows, self.columns, slice(first, last), drawn, shape, self.make_addend)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +79,7 @@ class Packing:
         mask: what is added to the scores, of rank 4; or None.
         causal: whether a query sees no key after itself.
         dtype: type of what is added to the scores: torch's kernel reads another than that of doubles wrongly.
+        is_told: whether nothing is computed, and only what memory is in use is to be told.
     """
 
     q_rows: Tensor
@@ -85,6 +89,7 @@ class Packing:
     mask: Tensor | None
     causal: bool
     dtype: torch.dtype = torch.float32
+    is_told: bool = False
 
     @property
     def aligned(self) -> bool:
@@ -99,19 +104,27 @@ class Packing:
         return hidden or (self.causal and not self.aligned)
 
     def parts(self, heads: int, causal: bool) -> list[Part]:
-        """The sequences in order."""
-        q_rows, k_rows = self.q_rows.numpy(), self.k_rows.numpy()
-        rows, columns = _slices(q_rows, self.q_shape), _slices(k_rows, self.k_shape)
+        """The sequences in order; of those of which only the memory is told the largest ones."""
         found, count = [], 0
-        for entry, (row, column) in enumerate(zip(rows, columns, strict=True)):
+        for entry, (row, column) in enumerate(zip(*self._places(), strict=True)):
             shape = (heads, row.stop - row.start, column.stop - column.start)
-            places = q_rows[row] - entry * self.q_shape[1], k_rows[column] - entry * self.k_shape[1]
-            addend = self._addend(entry, *places, causal) if math.prod(shape) else None
-            found.append(Part(row, column, slice(0, heads), slice(count, count + math.prod(shape)), shape, addend))
-            count += math.prod(shape)
-        return found
+            drawn = slice(count, count := count + math.prod(shape))
+            addend = functools.partial(self._addend, entry, row, column, causal)
+            found.append(Part(row, column, slice(0, heads), drawn, shape, addend))
+        return _largest(found) if self.is_told else found
 
-    def _addend(self, entry: int, rows: np.ndarray, columns: np.ndarray, causal: bool) -> Tensor | None:
+    def count(self, heads: int) -> int:
+        """The number of all scores."""
+        rows, columns = self._places()
+        return heads * sum((r.stop - r.start) * (c.stop - c.start) for r, c in zip(rows, columns, strict=True))
+
+    def _places(self) -> tuple[list[slice], list[slice]]:
+        """For each sequence, where its queries and its keys are."""
+        return _slices(self.q_rows.numpy(), self.q_shape), _slices(self.k_rows.numpy(), self.k_shape)
+
+    def _addend(self, entry: int, row: slice, column: slice, causal: bool) -> Tensor | None:
+        rows = self.q_rows.numpy()[row] - entry * self.q_shape[1]
+        columns = self.k_rows.numpy()[column] - entry * self.k_shape[1]
         addend = None
         if self.mask is not None:
             own = self.mask[entry if self.mask.shape[0] > 1 else 0]
@@ -121,6 +134,13 @@ class Packing:
         late = torch.from_numpy(columns[None, :] > rows[:, None])
         unseen = torch.zeros(1, *late.shape, dtype=self.dtype).masked_fill_(late, MINUS_INFINITY)
         return unseen if addend is None else addend + unseen
+
+
+def _largest(parts: list[Part]) -> list[Part]:
+    """Those with most queries, most keys and most scores: one is computed at a time, and takes no more than these."""
+    sizes = [(p.shape[1], p.shape[2], p.shape[1] * p.shape[2]) for p in parts]
+    kept = {max(range(len(parts)), key=lambda i: sizes[i][k]) for k in range(3)} if parts else set[int]()
+    return [parts[i] for i in sorted(kept)]
 
 
 def _slices(rows: np.ndarray, shape: tuple[int, int]) -> list[slice]:

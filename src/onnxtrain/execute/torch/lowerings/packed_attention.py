@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from onnxtrain.execute.torch import padded_attention
 from onnxtrain.execute.torch.lowerings.attention import dense
@@ -86,7 +87,8 @@ def _packing(
     dtype = torch.promote_types(q.dtype, torch.float32)
     if mask is not None:
         mask = mask.to(dtype).reshape((1,) * (4 - mask.dim()) + mask.shape)
-    return Packing(q_rows, k_rows, tuple(q_shape), tuple(k_shape), mask, bool(causal), dtype)
+    is_told = isinstance(q, FakeTensor)
+    return Packing(q_rows, k_rows, tuple(q_shape), tuple(k_shape), mask, bool(causal), dtype, is_told)
 
 
 def _fused(
@@ -107,7 +109,8 @@ def _fused(
         )
         y[part.rows] = made[0][0].transpose(0, 1)
         log_sum_exp[part.rows] = made[1][0].t()
-    return y, log_sum_exp, _all(parts) if all_kept else None
+        del made  # before the next one is made
+    return y, log_sum_exp, _all(packing, q) if all_kept else None
 
 
 def _parts_in_order(q: Tensor, packing: Packing) -> tuple[bool, list[Part]]:
@@ -117,16 +120,12 @@ def _parts_in_order(q: Tensor, packing: Packing) -> tuple[bool, list[Part]]:
 
 
 def _addend_of(part: Part) -> Tensor | None:
-    return None if part.addend is None else part.addend[None]
+    addend = part.addend()
+    return None if addend is None else addend[None]
 
 
-def _all(parts: Sequence[Part]) -> Tensor:
-    return torch.ones(_count(parts), dtype=torch.bool)
-
-
-def _count(parts: Sequence[Part]) -> int:
-    """The number of all scores."""
-    return parts[-1].drawn.stop if parts else 0
+def _all(packing: Packing, q: Tensor) -> Tensor:
+    return torch.ones(packing.count(q.shape[1]), dtype=torch.bool)
 
 
 def _fused_backward(
@@ -147,6 +146,7 @@ def _fused_backward(
         )
         for whole, at, one in zip((dq, dk, dv), (part.rows, part.columns, part.columns), found, strict=True):
             whole[at] = one[0].transpose(0, 1)
+        del found, one  # before the next ones are made
     return dq, dk, dv
 
 
@@ -175,10 +175,11 @@ class _Weights:
     def of(self, part: Part, q: Tensor, k: Tensor, scale: float) -> Tensor:
         """The weights (heads, rows, columns), in block 1; the scores are in block 0 until it is written again."""
         scores, weights = self.block(0, part), self.block(1, part)
-        if part.addend is None:
+        addend = part.addend()
+        if addend is None:
             torch.baddbmm(scores, q, k.mT, beta=0, alpha=scale, out=scores)
         else:
-            torch.baddbmm(part.addend.to(q.dtype), q, k.mT, alpha=scale, out=scores)
+            torch.baddbmm(addend.to(q.dtype), q, k.mT, alpha=scale, out=scores)
         torch.softmax(scores, -1, out=weights)
         if self._guarded:
             weights.masked_fill_(scores.amax(-1, keepdim=True) == MINUS_INFINITY, 0.0)
@@ -198,7 +199,7 @@ def _by_parts(
     a, b, c = (t.to(dtype) for t in (q, k, v))
     parts = [piece for part in packing.parts(q.shape[1], packing.causal) for piece in part.pieces()]
     weights = _Weights(parts, packing, dtype, v.shape[-1], 2)
-    kept = drawn_mask(_count(parts), ratio) if ratio else None
+    kept = drawn_mask(packing.count(q.shape[1]), ratio) if ratio else None
     log_sum_exp = torch.zeros(q.shape[:2], dtype=dtype) if wanted[0] else None
     y = torch.empty((*q.shape[:2], v.shape[-1]), dtype=dtype)
     for part in parts:
@@ -212,7 +213,7 @@ def _by_parts(
             w.mul_(kept[part.drawn].view(torch.uint8).view(part.shape))
         weights.multiply(w, part.keys(c), scale_of_kept(ratio), part.queries(y))
     if kept is None and wanted[1]:
-        kept = _all(parts)
+        kept = _all(packing, q)
     return y.to(q.dtype), log_sum_exp, kept
 
 
