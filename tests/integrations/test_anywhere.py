@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-import http.server
 import json
-import os
-import queue
 import shutil
-import signal
 import subprocess
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from browsers import BROWSERS, FLAGS, installed
+from browsers import BROWSERS, LIMIT, installed, served, visit
 from example_scripts import EXAMPLES, load_example
 
 from onnxtrain.api import CheckpointState
@@ -26,7 +19,6 @@ pytestmark = pytest.mark.slow
 FOLDER = EXAMPLES / "anywhere"
 STEPS = 50  # two times through the data, so that a second run of as many steps sees what a longer one would
 TOLERANCE = 1e-4  # relative, of one loss
-LIMIT = 120  # seconds until a program that hangs is given up
 
 example = load_example("anywhere/make_artifacts")
 
@@ -117,58 +109,9 @@ def test_node_refuses_a_damaged_checkpoint(artifacts: Path, tmp_path: Path) -> N
     assert done.returncode != 0 and "the checkpoint is damaged" in done.stderr
 
 
-class Site(http.server.SimpleHTTPRequestHandler):
-    """The example's folder, the artifacts under ``/made/``, and whatever the page posts."""
-
-    def __init__(self, artifacts: Path, results: queue.Queue[dict[str, Any]], *given: Any) -> None:
-        self.artifacts, self.results = artifacts, results
-        super().__init__(*given, directory=str(FOLDER))
-
-    def translate_path(self, path: str) -> str:
-        made = path.removeprefix("/made/")
-        return super().translate_path(path) if made == path else str(self.artifacts / made)
-
-    def do_POST(self) -> None:
-        self.results.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        self.send_response(204)
-        self.end_headers()
-
-    def log_message(self, *_: Any) -> None:
-        """Be quiet."""
-
-
-@pytest.fixture
-def site(artifacts: Path) -> Iterator[tuple[str, queue.Queue[dict[str, Any]]]]:
-    """Address of the page, and what it posts."""
-    results: queue.Queue[dict[str, Any]] = queue.Queue()
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Site, artifacts, results)) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/index.html?artifacts=made&report=result", results
-        server.shutdown()
-
-
-def visit(browser: str, address: str, results: queue.Queue[dict[str, Any]], profile: Path) -> dict[str, Any]:
-    """What the page posts when a browser without a window opens it."""
-    flags = [*FLAGS, "--remote-debugging-port=0"]
-    with (
-        (profile / "log").open("w+") as log,
-        subprocess.Popen(
-            [browser, *flags, f"--user-data-dir={profile}", address], stdout=log, stderr=log, start_new_session=True
-        ) as process,
-    ):
-        try:
-            return results.get(timeout=LIMIT)
-        except queue.Empty:
-            log.seek(0)
-            pytest.fail(f"the page posted nothing in {LIMIT} s; the browser said: {log.read()[-2000:]}")
-        finally:
-            os.killpg(process.pid, signal.SIGKILL)  # a browser is many processes
-
-
-def test_a_browser_trains_as_python_does(
-    site: tuple[str, queue.Queue[dict[str, Any]]], run: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_browser_trains_as_python_does(artifacts: Path, run: dict[str, Any], tmp_path: Path) -> None:
     browser = need("onnxruntime-web", *BROWSERS)
-    result = visit(browser, *site, tmp_path)
+    with served(FOLDER, made=artifacts) as (address, posted):
+        result = visit(browser, f"{address}/index.html?artifacts=made&report=result", posted, tmp_path)
     assert "error" not in result, result
     check_agreement(result, run["python"])
