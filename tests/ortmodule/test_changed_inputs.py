@@ -216,6 +216,38 @@ def test_a_changed_shape_is_refused() -> None:
     assert raised.value.source.startswith(__file__)
 
 
+KEPT = [torch.ones(3)]
+
+
+class Reshapes(torch.nn.Module):
+    """A buffer, an attribute and a tensor in a list of others, all of three elements."""
+
+    def __init__(self, change: Callable[[Any], torch.Tensor]) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.ones(3))
+        self.scale, self.change = torch.ones(3), change
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.change(self)
+        return x * self.mean.sum() * self.scale.sum() * KEPT[0].sum()
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda module: module.mean.unsqueeze_(0), "mean"),
+        (lambda module: module.mean.contiguous().resize_(1, 3), "mean"),
+        (lambda module: module.scale.unsqueeze_(0), "a tensor from elsewhere"),
+        (lambda module: KEPT[0].unsqueeze_(0), "a tensor from elsewhere"),
+    ],
+    ids=["a buffer", "a buffer under another name", "an attribute", "of others"],
+)
+def test_a_changed_shape_of_what_stays_is_refused(change: Callable[[Any], torch.Tensor], what: str) -> None:
+    with pytest.raises(CaptureError, match=f"changes the shape of {what} in place") as raised:
+        ORTModule(Reshapes(change))(_content(3))
+    assert raised.value.source.startswith(__file__) and KEPT[0].shape == (3,)
+
+
 def test_a_leaf_is_torchs_error() -> None:
     wrapped = ORTModule(Piece(lambda w, x: x.mul_(w)))
     with pytest.raises(CaptureError, match="a leaf Variable that requires grad is being used in an in-place"):

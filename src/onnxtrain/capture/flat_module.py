@@ -30,7 +30,7 @@ from onnxtrain.capture.places import Place
 from onnxtrain.capture.reached_code import Named
 from onnxtrain.capture.rehearsal import Answers
 from onnxtrain.capture.replay import Path, Replay
-from onnxtrain.capture.rewritten import Contents, Copied, Rewritten
+from onnxtrain.capture.rewritten import Contents, Copied, Rewritten, is_trained_leaf, refuse_reshaped
 from onnxtrain.capture.schema import Schema, flatten
 from onnxtrain.capture.shared_memory import refuse_shared
 from onnxtrain.capture.size_guards import Repeated
@@ -233,9 +233,9 @@ class FlatModule(torch.nn.Module):
         self.result.read, self.result.unread = reads.found, reads.unread()
         self.result.changed = inputs.changed()
         changed, written = parameters.written(), state.written()
-        leaves = [t for t in changed.values() if t.is_leaf and t.requires_grad]
         refuse_shared(had, has, all_of_them.written())
-        changed_parameters.note(self.module, [*unseen.parameters, *leaves])
+        refuse_reshaped(all_of_them.reshaped(), adopted, mode.tracer.graph)
+        changed_parameters.note(self.module, [*unseen.parameters, *filter(is_trained_leaf, changed.values())])
         if written:
             others = [*tensors_held(self.module), *(b.tensor for b in elsewhere.borrowed.values())]
             refuse_written(self.module, {self.carried[name]: self._state[name] for name in written}, others)

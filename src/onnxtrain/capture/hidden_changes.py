@@ -180,11 +180,15 @@ class Versions:
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._before = [(name, tensor, tensor._version) for name, tensor in tensors.items()]
+        self._before = [(name, tensor, tensor._version, tensor.shape) for name, tensor in tensors.items()]
 
     def written(self) -> dict[str, Tensor]:
         """Those that were changed, by name: a momentum encoder's parameters, say."""
-        return {name: tensor for name, tensor, version in self._before if tensor._version != version}
+        return {name: tensor for name, tensor, version, _ in self._before if tensor._version != version}
+
+    def reshaped(self) -> dict[str, Tensor]:
+        """Those that have another shape, by name."""
+        return {name: tensor for name, tensor, _, shape in self._before if tensor.shape != shape}
 
 
 def whole_of(tensor: Tensor) -> Tensor:

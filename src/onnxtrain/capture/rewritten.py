@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 
 from onnxtrain.capture.hidden_changes import PASSED_ON
 from onnxtrain.capture.lowering.records import memory_of
+from onnxtrain.capture.shared_memory import line_of_write
 from onnxtrain.capture.source_lines import user_line
 from onnxtrain.capture.tensor_questions import place_in_memory
 from onnxtrain.errors import CaptureError
@@ -66,12 +67,28 @@ class Contents:
             CaptureError: it is of another form now, which the caller's would have to become.
         """
         if place_in_memory(self.tensors[position]) != self._before[position][1]:
-            raise CaptureError(
-                f"the forward pass changes the shape of its input {position} in place",
-                source=copied.line,
-                cure="let it change a view, which has a shape of its own: x = x.view_as(x)",
-            )
+            raise _reshaped(f"its input {position}", copied.line)
         return Rewritten(position, output, copied)
+
+
+def refuse_reshaped(tensors: Mapping[str, torch.Tensor], adopted: Collection[str], graph: torch.fx.Graph) -> None:
+    """Raise where a call changes the shape of a tensor that is there in the next call too.
+
+    Args:
+        tensors: those that have another shape than before the call, by name.
+        adopted: the names that only the trace has given to tensors of others.
+        graph: the trace.
+
+    Raises:
+        CaptureError: there is one.
+    """
+    for name, tensor in tensors.items():
+        raise _reshaped("a tensor from elsewhere" if name in adopted else name, line_of_write(graph, tensor))
+
+
+def _reshaped(what: str, line: str) -> CaptureError:
+    cure = "let it change a view, which has a shape of its own: x = x.view_as(x)"
+    return CaptureError(f"the forward pass changes the shape of {what} in place", source=line, cure=cure)
 
 
 def is_trained_leaf(tensor: torch.Tensor) -> bool:

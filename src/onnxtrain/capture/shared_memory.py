@@ -35,7 +35,7 @@ def refuse_shared(had: Mapping[str, torch.Tensor], has: Mapping[str, torch.Tenso
         if (read := next(beside, None)) is not None:
             raise CaptureError(
                 f"the forward pass writes to {name}, which shares memory with {read}",
-                source=_line_of_write(mode.tracer.graph, has[name]),
+                source=line_of_write(mode.tracer.graph, has[name]),
                 cure=f"register one of them, and take a view of it in forward; or register a copy, {read}.clone()",
             )
 
@@ -89,7 +89,7 @@ class _Place(NamedTuple):
         return _Place(self.start % row, self.size, [axis for axis in self.axes if axis[0] != row])
 
 
-def _line_of_write(graph: torch.fx.Graph, tensor: torch.Tensor) -> str:
+def line_of_write(graph: torch.fx.Graph, tensor: torch.Tensor) -> str:
     """The user's line whose call writes to a tensor, or to a view of it."""
     for node in graph.nodes:
         writes = isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
@@ -99,4 +99,4 @@ def _line_of_write(graph: torch.fx.Graph, tensor: torch.Tensor) -> str:
     return ""
 
 
-__all__ = ["overlap", "refuse_shared"]
+__all__ = ["line_of_write", "overlap", "refuse_shared"]
