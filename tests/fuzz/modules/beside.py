@@ -228,8 +228,9 @@ def _doubt(module: torch.nn.Module, past: Sequence[tuple[Run, Step]], ours: Step
 
 _ROUNDED = {
     *("mm", "bmm", "addmm", "baddbmm", "mul", "div", "sum", "mean", "exp", "log", "tanh", "rsqrt", "sqrt", "var"),
-    *("_softmax", "_safe_softmax", "_log_softmax", "native_layer_norm", "native_batch_norm", "convolution"),
-    *("_softmax_backward_data", "_log_softmax_backward_data", "native_layer_norm_backward"),
+    *("var_mean", "std", "std_mean", "linalg_vector_norm", "logsumexp", "pow", "sigmoid", "erf", "cos", "sin"),
+    *("gelu", "silu", "_softmax", "_safe_softmax", "_log_softmax", "native_layer_norm", "native_batch_norm"),
+    *("convolution", "_softmax_backward_data", "_log_softmax_backward_data", "native_layer_norm_backward"),
     *("native_batch_norm_backward", "convolution_backward"),
 }
 
