@@ -15,7 +15,7 @@ OFFLINE = HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST  = $(OFFLINE) $(BIN)/python -m pytest
 
-.PHONY: help demo test lint check bench golden operators errors coverage exported fuzz versions matrix javascript docs clean
+.PHONY: help demo test lint check bench golden operators errors tour coverage exported fuzz versions matrix javascript docs clean
 
 help:
 	@echo "make demo    fine-tune a real transformer, eager and ORTModule side by side"
@@ -25,6 +25,7 @@ help:
 	@echo "make golden  write the golden graphs again"
 	@echo "make operators  write docs/operators.md again"
 	@echo "make errors     write docs/errors.md again, from programs that raise them"
+	@echo "make tour       draw the pictures of docs/tour.md again, with Graphviz"
 	@echo "make coverage   train a step of each architecture of Transformers and of what else is installed; ARGS=\"--families timm\" chooses"
 	@echo "make exported   train what exporters write; ARGS=\"--exporters dynamo --opsets 21\" chooses"
 	@echo "make fuzz    train random .onnx files; ARGS=\"--count 500\" says how many, \"--seed 7\" which"
@@ -81,6 +82,9 @@ operators: $(READY)
 
 errors: $(READY)
 	$(OFFLINE) PYTHONPATH=tests $(BIN)/python tests/error_examples.py
+
+tour: $(READY)
+	$(OFFLINE) PYTHONPATH=tests $(BIN)/python tests/tour_pictures.py > /dev/null
 
 coverage: $(READY)
 	$(PIP) "$(TORCH)" -e ".[walks]"

@@ -20,6 +20,7 @@ import pytest
 
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage")
+_LOOK = Path(__file__).with_name("look.js")
 LIMIT = 120  # seconds until a page that posts nothing is given up
 
 Posted = queue.Queue[Any]
@@ -64,9 +65,29 @@ def served(root: Path, **folders: Path) -> Iterator[tuple[str, Posted]]:
         server.shutdown()
 
 
-def visit(browser: str, address: str, posted: Posted, profile: Path) -> Any:
+def look_at(browser: str, page: Path, root: Path, profile: Path, *, scheme: str = "light", width: int = 1200) -> Any:
+    """What ``look.js`` says of a page: whether text stands out, controls have names, pictures have words.
+
+    Args:
+        browser: the program.
+        page: a file of HTML below ``root``.
+        root: what is served.
+        profile: a folder for the browser.
+        scheme: ``"light"`` or ``"dark"``, as a reader prefers it.
+        width: of the window, in pixels.
+    """
+    script = f"<script>{_LOOK.read_text()}</script></body>"
+    copy = page.with_name(f"looked_at_{page.name}")
+    copy.write_text(page.read_text().replace("</body>", script))
+    profile.mkdir(exist_ok=True)
+    flags = (f"--window-size={width},1200", f"--blink-settings=preferredColorScheme={int(scheme == 'light')}")
+    with served(root) as (address, posted):
+        return visit(browser, f"{address}/{copy.relative_to(root).as_posix()}", posted, profile, *flags)
+
+
+def visit(browser: str, address: str, posted: Posted, profile: Path, *flags: str) -> Any:
     """What the page posts first when a browser without a window opens it."""
-    flags = [*FLAGS, "--remote-debugging-port=0"]
+    flags = (*FLAGS, "--remote-debugging-port=0", *flags)
     with (
         (profile / "log").open("w+") as log,
         subprocess.Popen(

@@ -5,13 +5,12 @@ from __future__ import annotations
 import html.parser
 import json
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from browsers import BROWSERS, FLAGS, installed
+from browsers import BROWSERS, installed, look_at
 from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM
 
@@ -205,36 +204,8 @@ def test_a_name_that_says_no_form_is_refused_before_anything_is_measured(tmp_pat
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_browser_shows_it(report: Any, tmp_path: Path, scheme: str) -> None:
     """What is drawn has a size, nothing is wider than the page, and text stands out from what is behind it."""
-    browser = installed(*BROWSERS)
-    looked = """
-<script>
-addEventListener("load", () => {
-  const light = text => text.match(/[\\d.]+/g).slice(0, 3).map(Number)
-    .map(c => (c /= 255) <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
-    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
-  const ratio = (a, b) => (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-  const paper = light(getComputedStyle(document.body).backgroundColor);
-  const texts = [...document.querySelectorAll("p, td, th, caption, dt, dd, summary, h1, h2, svg text")];
-  const colour = e => getComputedStyle(e)[e.closest("svg") ? "fill" : "color"];
-  const seen = texts.map(e => ratio(light(colour(e)), paper));
-  const pictures = [...document.querySelectorAll("svg")].map(e => e.getBoundingClientRect());
-  document.title = JSON.stringify({ contrast: Math.min(...seen), paper, pictures: pictures.length,
-    smallest: Math.min(...pictures.map(b => Math.min(b.width, b.height))),
-    wide: document.documentElement.scrollWidth - innerWidth });
-});
-</script>"""
-    path = tmp_path / "run.html"
-    path.write_text(report.save(tmp_path / "plain.html").read_text().replace("</body>", f"{looked}</body>"))
-    flags = [
-        *FLAGS,
-        "--window-size=900,1200",
-        f"--user-data-dir={tmp_path}",
-        f"--blink-settings=preferredColorScheme={int(scheme == 'light')}",
-    ]
-    run = subprocess.run([browser, *flags, "--dump-dom", path.as_uri()], capture_output=True, text=True, timeout=120)
-    title = re.search(r"<title>(\{.*?\})</title>", run.stdout)
-    assert title is not None, run.stderr[-2000:]
-    found = json.loads(title[1])
-    assert found["contrast"] >= 4.5 and found["wide"] <= 0, found
+    path = report.save(tmp_path / "run.html")
+    found = look_at(installed(*BROWSERS), path, tmp_path, tmp_path / "profile", scheme=scheme, width=900)
+    assert not found["faint"] and not found["nameless"] and not found["wordless"] and found["wide"] <= 0, found
     assert found["pictures"] >= 2 and found["smallest"] > 50, found
     assert (found["paper"] > 0.5) == (scheme == "light"), found

@@ -19,7 +19,7 @@ def to_dot(model: ir.Model, *, title: str = "", saved: Collection[str] = ()) -> 
         saved: names of values that the backward pass keeps, drawn bold.
     """
     drawn = _Drawn(model.graph)
-    lines = [f"digraph {_dot(title or str(model.graph.name or 'graph'))} {{", "  node [shape=box, fontname=sans];"]
+    lines = [f"digraph {_dot(title or str(model.graph.name or 'graph'))} {{", *_FONTS]
     for key, label, kind in drawn.nodes():
         lines.append(f"  {key} [label={_dot(label)}{_DOT[kind]}];")
     for source, target, value in drawn.edges():
@@ -46,6 +46,7 @@ def to_mermaid(model: ir.Model, *, saved: Collection[str] = ()) -> str:
     return "\n".join(lines) + "\n"
 
 
+_FONTS = ("  node [shape=box, fontname=sans, fontsize=12];", "  edge [fontname=sans, fontsize=10];")
 _DOT = {
     "input": ", shape=ellipse",
     "output": ", shape=ellipse",
