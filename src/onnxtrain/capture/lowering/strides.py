@@ -49,7 +49,7 @@ def is_empty(value: torch.Tensor) -> bool:
     return any(guard_or_false(size == 0) for size in value.shape)
 
 
-def _where_there_is_any(stride: Any) -> sympy.Expr:
+def _where_there_is_any(stride: Any) -> sympy.Basic:
     """A stride of a tensor that has elements: torch takes an axis for one of a single element where it may be empty."""
     return expression_of(stride).replace(Max, lambda *parts: math.prod(p for p in parts if p != 1))
 
