@@ -10,7 +10,7 @@ import onnx_ir as ir
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from onnxtrain.capture.nodes import op
+from onnxtrain.capture.nodes import op, record_node
 from onnxtrain.capture.translations import like, reduced, translation, whole
 
 aten = torch.ops.aten
@@ -34,22 +34,11 @@ def clamp(x, min=None, max=None):
         x = x if x.dtype.is_floating_point() else op.Cast(x, to=int(ir.DataType.FLOAT))
     if x.dtype is None:  # of the cast: torch.onnx infers types later
         x.dtype = ir.DataType.FLOAT
-    if x.dtype.is_floating_point() and not _keeps_gradient():
-        return _flat_at_bounds(x, min, max)
-    return op.Clip(x, *(None if bound is None else like(bound, x) for bound in (min, max)))
-
-
-def _flat_at_bounds(x: Any, low: Any, high: Any) -> Any:
-    """An element at a bound is the bound, and has no gradient; the upper one where they cross."""
-    made = x
-    if low is not None:
-        crossing = high is not None and (isinstance(low, ir.Value) or isinstance(high, ir.Value) or low > high)
-        bound = op.Min(like(low, x), like(high, x)) if crossing else like(low, x)
-        made = op.Where(op.LessOrEqual(x, bound), bound, made)
-    if high is not None:
-        bound = like(high, x)
-        made = op.Where(op.GreaterOrEqual(x, bound), bound, made)
-    return made
+    low, high = (None if bound is None else like(bound, x) for bound in (min, max))
+    if not x.dtype.is_floating_point() or _keeps_gradient():
+        return op.Clip(x, low, high)
+    within = [*([] if low is None else [op.Greater(x, low)]), *([] if high is None else [op.Less(x, high)])]
+    return op.Where(functools.reduce(op.And, within), x, op.Clip(record_node("Detach", [x]), low, high))
 
 
 @translation(aten.clamp_max.default)
@@ -87,8 +76,10 @@ def clamp_max_by_tensor(x, max):
 
 @translation(aten.hardtanh.default)
 def hardtanh(x, min_val=-1.0, max_val=1.0):
-    """An element at a bound has no gradient."""
-    return _flat_at_bounds(x, min_val, max_val)
+    """An element at a bound has no gradient, and what is no number has one."""
+    low, high = like(min_val, x), like(max_val, x)
+    above = op.Where(op.LessOrEqual(x, low), low, x)
+    return op.Where(op.GreaterOrEqual(x, high), high, above)
 
 
 @translation(aten.relu6.default)
