@@ -15,13 +15,14 @@ OFFLINE = HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST  = $(OFFLINE) $(BIN)/python -m pytest
 
-.PHONY: help demo test lint check bench golden operators errors tour coverage exported fuzz versions matrix javascript docs clean
+.PHONY: help demo test lint check bench bench-all golden operators errors tour coverage exported fuzz versions matrix javascript docs clean
 
 help:
 	@echo "make demo    fine-tune a real transformer, eager and ORTModule side by side"
 	@echo "make test    everything: lint, types, floors, all tests"
 	@echo "make check   lint, types, floors and the fast tests, under a minute"
 	@echo "make bench   benchmarks; ARGS=\"gpt2_lm --layers 2\" chooses them"
+	@echo "make bench-all   all of docs/benchmarks.md, measured and written again: an hour on an idle machine"
 	@echo "make golden  write the golden graphs again"
 	@echo "make operators  write docs/operators.md again"
 	@echo "make errors     write docs/errors.md again, from programs that raise them"
@@ -73,6 +74,9 @@ test: lint javascript docs
 
 bench: $(READY)
 	@args='$(ARGS)'; $(OFFLINE) $(BIN)/python -m benchmarks.run $${args:-bert_classify}
+
+bench-all: $(READY)
+	$(OFFLINE) $(BIN)/python -m benchmarks.all $(ARGS)
 
 golden: $(READY)
 	$(PYTEST) tests/golden --regenerate-golden

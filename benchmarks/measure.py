@@ -6,8 +6,9 @@ import copy
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,12 @@ TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 1e-2}
 DROPOUT_TOLERANCE = (
     0.03  # of the mean of all losses: what is dropped changes a step of few rows by as much, a mean by less
 )
-KINDS = ("eager", "checkpoint", "compile", "torch", "torch-off", "torch-whole", "onnxruntime")
+KINDS = ("eager", "eager-default", "checkpoint", "compile", "torch", "torch-off", "torch-whole", "onnxruntime")
+OPTIMIZERS: dict[str, Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]] = {
+    "sgd": partial(torch.optim.SGD, lr=1e-3),
+    "adamw": partial(torch.optim.AdamW, lr=1e-5, fused=True),
+}
+_AS_TORCH_CHOOSES = partial(torch.optim.AdamW, lr=1e-5)  # of the variant eager-default
 BUDGETS = ("compile-SHARE", "torch-BUDGET")  # such as compile-0.5 and torch-min
 
 
@@ -37,6 +43,7 @@ class Result:
         peak: most bytes of tensors alive during a step beside parameters and inputs; None where it cannot be seen.
         predicted: what the report before the first step says of that; None where there is none.
         weights: sum over the bits of all weights after the last step: equal where all steps were.
+        roofline: share of the operators' time that the machine needs for them at least; None where nobody asks.
         error: why it failed; empty where it did not.
     """
 
@@ -47,6 +54,7 @@ class Result:
     peak: int | None = None
     predicted: int | None = None
     weights: int | None = None
+    roofline: float | None = None
     error: str = ""
 
     @property
@@ -133,6 +141,7 @@ class Variant:
         layer: class of what is checkpointed; None where the model knows its own.
         accumulate: batches for each update of the weights; each is a step of its own.
         device: where it is trained.
+        optimizer: one of ``OPTIMIZERS``.
     """
 
     def __init__(
@@ -143,10 +152,12 @@ class Variant:
         layer: type[torch.nn.Module] | None = None,
         accumulate: int = 1,
         device: str = "cpu",
+        optimizer: str = "sgd",
     ) -> None:
         self.result, self.accumulate, self.device = Result(name), accumulate, torch.device(device)
         self.model = wrap(name, copy.deepcopy(model).to(self.device), layer)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
+        is_default = name.removesuffix("-grouped") == "eager-default"
+        self.optimizer = (_AS_TORCH_CHOOSES if is_default else OPTIMIZERS[optimizer])(self.model.parameters())
         self.autocast = None if dtype == "float32" else getattr(torch, dtype)
 
     def step(self, batch: dict[str, torch.Tensor], timed: bool) -> None:
@@ -193,6 +204,13 @@ class Variant:
         self.optimizer.zero_grad()
         self.result.weights = sum(int(p.detach().view(torch.int32).long().sum()) for p in self.model.parameters())
 
+    def measure_roofline(self, batch: dict[str, torch.Tensor]) -> None:
+        """How near a step's operators are to what the machine can do; of ORTModule on PyTorch's kernels alone."""
+        if self.result.name.removesuffix("-grouped") == "torch" and isinstance(self.model, ORTModule):
+            with self._precision():
+                costs = self.model.profile(**batch).costs
+            self.result.roofline = sum(c.least for c in costs) / sum(c.seconds for c in costs)
+
 
 def run(
     variants: Sequence[Variant],
@@ -200,6 +218,7 @@ def run(
     warmup: int,
     progress: Callable[[str], Any] = lambda text: None,
     seed: int = 0,
+    roofline: bool = False,
 ) -> None:
     """Train all variants, step by step in turn, whoever begins rotating; a variant that fails is left out from then on.
 
@@ -211,6 +230,7 @@ def run(
         warmup: steps at the start that are not timed.
         progress: told what runs.
         seed: of torch's generator; each step begins with the same state of it in all variants.
+        roofline: whether to measure, too, how near operators are to what the machine can do.
     """
     steps = len(data[False])
     for index in range(steps):
@@ -226,6 +246,8 @@ def run(
             progress(f"memory {variant.result.name}")
             batch = max(data[variant.result.grouped], key=lambda b: sum(t.numel() for t in b.values()))
             _guarded(variant, lambda v, b=batch: v.measure_peak(b))
+            if roofline:
+                _guarded(variant, lambda v, b=batch: v.measure_roofline(b))
 
 
 def _guarded(variant: Variant, work: Callable[[Variant], None]) -> None:

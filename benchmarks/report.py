@@ -7,6 +7,7 @@ import json
 import math
 import os
 import platform
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,8 @@ def facts() -> dict[str, Any]:
     import onnxruntime
 
     return {
+        "processor": _processor(),
+        "kernels": torch.backends.cpu.get_cpu_capability(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "machine": platform.machine(),
@@ -92,6 +95,17 @@ def facts() -> dict[str, Any]:
         "torch": torch.__version__,
         "onnxruntime": onnxruntime.__version__,
     }
+
+
+def _processor() -> str:
+    """Its name, and whether it multiplies matrices of bfloat16 by itself."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor()
+    found = re.search(r"^model name\s*: (.*)$", text, re.M)
+    units = [name for name in ("amx_bf16", "avx512_bf16") if name in text]
+    return f"{found[1] if found else platform.processor()}, {' and '.join(units) or 'no AMX, no AVX512-BF16'}"
 
 
 def as_json(

@@ -37,7 +37,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     for field in dataclasses.fields(Size):
         kind = {"default": argparse.SUPPRESS, "help": f"default {field.default}"}
         sizes.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), **kind)
-    parser.add_argument("--dtype", choices=tuple(measure.TOLERANCE), default="float32", help="others use autocast")
+    own = argparse.SUPPRESS  # the run's own where it is not given
+    parser.add_argument("--dtype", choices=tuple(measure.TOLERANCE), default=own, help="others use autocast")
+    parser.add_argument(
+        "--optimizer", choices=tuple(measure.OPTIMIZERS), default=own, help="default sgd; adamw is fused"
+    )
     parser.add_argument("--device", default="cpu", help="where all train, as torch names it; default cpu")
     parser.add_argument("--steps", type=int, default=12, help="timed steps")
     parser.add_argument("--warmup", type=int, default=3)
@@ -45,6 +49,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=0, help="torch's threads; 0 leaves its choice")
     parser.add_argument("--variants", help=f"{_KNOWN}; default {','.join(DEFAULT)}, or the preset's")
+    parser.add_argument(
+        "--roofline", action="store_true", help="also how near operators are to what the machine can do"
+    )
     parser.add_argument("--json", type=Path, default=Path("out/benchmarks.json"))
     options = parser.parse_args(arguments)
     known = PRESETS[options.preset] if options.preset else {n: Run(n, Size(), DEFAULT) for n in WORKLOADS}
@@ -63,7 +70,8 @@ def _changed(run: Run, options: argparse.Namespace) -> Run:
     """A run with what the command line states in place of its own."""
     given = {f.name: getattr(options, f.name) for f in dataclasses.fields(Size) if hasattr(options, f.name)}
     variants = tuple(options.variants.split(",")) if options.variants else run.variants
-    return dataclasses.replace(run, size=dataclasses.replace(run.size, **given), variants=variants)
+    stated = {name: getattr(options, name) for name in ("dtype", "optimizer") if hasattr(options, name)}
+    return dataclasses.replace(run, size=dataclasses.replace(run.size, **given), variants=variants, **stated)
 
 
 @dataclasses.dataclass
@@ -89,14 +97,21 @@ def measured(name: str, run: Run, options: argparse.Namespace, console: Console)
     steps = options.steps + options.warmup
     data = {grouped: batches(workload, size, steps, options.seed, grouped) for grouped in (False, True)}
     data = {g: [{k: t.to(options.device) for k, t in batch.items()} for batch in each] for g, each in data.items()}
-    made = (options.dtype, workload.layer, options.accumulate, options.device)
+    made = (run.dtype, workload.layer, options.accumulate, options.device, run.optimizer)
     variants = [measure.Variant(v, model, *made) for v in run.variants]
     with console.status(name) as status:
-        measure.run(variants, data, options.warmup, lambda text: status.update(f"{name}: {text}"), options.seed)
+        measure.run(
+            variants,
+            data,
+            options.warmup,
+            lambda text: status.update(f"{name}: {text}"),
+            options.seed,
+            options.roofline,
+        )
     results = [v.result for v in variants]
     used = {"grouped" if g else "naive": composition(data[g]) for g in sorted({r.grouped for r in results})}
     compositions = {name: c for name, c in used.items() if c is not None}
-    return Measured(results, compositions, measure.disagreement(results, options.dtype, size.dropout))
+    return Measured(results, compositions, measure.disagreement(results, run.dtype, size.dropout))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -107,15 +122,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.set_verbosity_error()
     console = Console()
     found, failed = [], False
-    stated = ("preset", "dtype", "device", "steps", "warmup", "accumulate", "seed", "threads")
+    stated = ("preset", "device", "steps", "warmup", "accumulate", "seed", "threads")
     shared = {k: getattr(options, k) for k in stated}
     for name, run in options.runs.items():
         made = measured(name, run, options, console)
-        report.show(console, f"{name}: {_described(run.size, options.dtype)}", made.results, made.data)
+        report.show(console, f"{name}: {_described(run.size, run.dtype)}", made.results, made.data)
         agreed = "losses agree with eager" + (" in their mean" if run.size.dropout else "")
         console.print(f"[red]losses disagree: {made.problem}[/red]" if made.problem else agreed)
-        settings = {"workload": run.workload, **dataclasses.asdict(run.size), **shared}
-        found.append(report.as_json(name, settings, made.results, made.data))
+        own = {"workload": run.workload, "dtype": run.dtype, "optimizer": run.optimizer}
+        settings = {**own, **dataclasses.asdict(run.size), **shared}
+        found.append(report.as_json(name, settings, made.results, made.data) | {"problem": made.problem})
         failed = failed or bool(made.problem) or any(r.error for r in made.results)
         report.write(options.json, found)
     console.print(f"written to {options.json.resolve()}")

@@ -296,11 +296,15 @@ class Run:
         workload: name of what is trained.
         size: the shape of it.
         variants: who trains it.
+        dtype: float32, or what autocast computes in.
+        optimizer: one of ``measure.OPTIMIZERS``.
     """
 
     workload: str
     size: Size
     variants: tuple[str, ...]
+    dtype: str = "float32"
+    optimizer: str = "sgd"
 
 
 _THREE = ("eager", "compile", "torch")
@@ -312,6 +316,9 @@ _LANGUAGE = ("bert_mlm", "gpt2_lm", "llama_sft", "deberta_mlm", "t5")
 _DENSE = Size(hidden=256, batch=16, dropout=0.1)
 _PADDED = dataclasses.replace(_DENSE, valid_ratio=0.6)
 _PIXELS = dataclasses.replace(_DENSE, length=64)
+_ALL = ("eager", "eager-default", "compile", "torch")
+_ALL_GROUPED = (*_ALL, *(f"{name}-grouped" for name in _ALL))
+_SHORT = dataclasses.replace(_CLASSIFY, layers=4)
 PRESETS: dict[str, dict[str, Run]] = {
     "skip": {  # what is gained where padding and ignored labels need not be computed; dense: what that costs elsewhere
         "bert_classify": Run("bert_classify", _CLASSIFY, _BOTH),
@@ -325,5 +332,29 @@ PRESETS: dict[str, dict[str, Run]] = {
         "vit": Run("vit", dataclasses.replace(_DENSE, length=176), _BUDGETS),
         "resnet": Run("resnet", dataclasses.replace(_PIXELS, length=128), _BUDGETS),
         "unet": Run("unet", _PIXELS, _BUDGETS),
+    },
+    "page": {  # what docs/benchmarks.md shows
+        name: dataclasses.replace(run, optimizer="adamw")
+        for name, run in {
+            "bert_classify, 12 layers": Run("bert_classify", dataclasses.replace(_CLASSIFY, layers=12), _ALL_GROUPED),
+            "bert_classify, 4 layers": Run("bert_classify", _SHORT, (*_ALL_GROUPED, "onnxruntime")),
+            "bert_classify, dense": Run("bert_classify", dataclasses.replace(_SHORT, valid_ratio=1.0), _ALL),
+            "bert_classify, dense, bfloat16": Run(
+                "bert_classify", dataclasses.replace(_SHORT, valid_ratio=1.0), _ALL, dtype="bfloat16"
+            ),
+            "bert_mlm, 15 % labels": Run("bert_mlm", Size(labels=0.15, dropout=0.1), _ALL),
+            "gpt2_sft, 60 % tokens, 30 % of them labels": Run(
+                "gpt2_sft", Size(valid_ratio=0.6, labels=0.3, vocabulary=50257, dropout=0.1), _ALL_GROUPED
+            ),
+            "gpt2_lm, dense": Run("gpt2_lm", Size(), _ALL),
+            "llama_sft, dense, half of it labels": Run("llama_sft", Size(labels=0.5), _ALL),
+            "llama_lora, 60 % tokens, half of them labels": Run("llama_lora", Size(valid_ratio=0.6), _ALL_GROUPED),
+            "vit": Run("vit", Size(hidden=384, length=224), _ALL),
+            "resnet": Run("resnet", Size(hidden=256, length=128), _ALL),
+            "mobilenet": Run("mobilenet", Size(length=128), _ALL),
+            "unet": Run("unet", Size(hidden=256, length=64), _ALL),
+            "lstm": Run("lstm", Size(layers=2, hidden=256), _ALL),
+            "mlp": Run("mlp", Size(layers=3, hidden=64), _ALL),
+        }.items()
     },
 }

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks import measure, run
+from benchmarks import all as everything
+from benchmarks import measure, page, run, start
 from benchmarks.measure import Result, Variant, disagreement, same_data
 from benchmarks.workloads import PRESETS, WORKLOADS, Size, batches, composition
 
@@ -151,3 +152,29 @@ def test_other_weights_than_without_a_budget_are_told() -> None:
     free, fitted = Result("torch", weights=1), Result("torch-0.5", weights=2)
     assert "torch-0.5 has other weights" in disagreement([free, fitted], "float32")
     assert not disagreement([free, dataclasses.replace(fitted, weights=1)], "float32")
+
+
+@pytest.mark.slow
+def test_the_page_tells_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, path in (("PAGE", "benchmarks.md"), ("FOLDER", "benchmarks"), ("RESULTS", "benchmarks/results.json")):
+        monkeypatch.setattr(page, name, tmp_path / path)
+    monkeypatch.setattr(
+        start, "measure", lambda name, variant, layers, cache: {"wall": 1.0 + len(variant), "loss": 2.0}
+    )
+    monkeypatch.setattr(start, "report", lambda name, found: "")
+    sizes = ["--layers", "1", "--hidden", "64", "--length", "32", "--batch", "8", "--warmup", "1"]
+    variants = ["--variants", "eager,eager-default,torch,eager-grouped,torch-grouped"]
+    runs = ["--runs", "mlp", "llama_lora, 60 % tokens, half of them labels", "--starts", "bert"]
+    assert everything.main([*runs, "--steps", "2", *sizes, *variants]) == 0
+    text, kept = page.PAGE.read_text(), json.loads(page.RESULTS.read_text())
+    mlp, lora = kept["steps"]
+    for result in (*mlp["results"], *lora["results"]):
+        assert f"| {1000 * result['median']:.1f} ms |" in text and not result["error"]
+    ours = [r for run_ in kept["steps"] for r in run_["results"] if r["name"].startswith("torch")]
+    assert len(ours) == 4 and all(0 < r["roofline"] < 1.5 for r in ours)
+    slower = [r for r in ours if r["speed"] < 1]
+    assert text.count("x of eager PyTorch's speed") == len(slower)
+    assert "| bert | 6.00 s | +2.00 s | +4.00 s | +1.00 s |" in text
+    assert (page.FOLDER / "ratios.svg").exists() and (page.FOLDER / "starts.svg").exists()
+    before = text
+    assert everything.main(["--page"]) == 0 and page.PAGE.read_text() == before
