@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -67,4 +69,52 @@ def _quantization() -> list[Case]:
     ]  # fmt: skip
 
 
-CASES = [*_quantization()]
+TABLES = torch.tensor(
+    [
+        *(0.0, 0.005208333, 0.6666667, 1.0, 0.33333334, 0.5, 0.16666667, 0.25),
+        *(0.0, -0.005208333, -0.6666667, -1.0, -0.33333334, -0.5, -0.16666667, -0.25),
+        *(-1.0, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.09105004, 0.0),
+        *(0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0),
+    ]
+).view(2, 16)  # of bitsandbytes: FP4, NF4
+
+
+def _codes() -> list[Case]:
+    """Products with weights of 4 and of 8 bits, which are frozen."""
+
+    def form(shape: tuple[int, int], size: int, kind: int) -> tuple[np.ndarray, np.ndarray, dict[str, Any], Any]:
+        random, count = np.random.default_rng(sum(shape) + kind), shape[0] * shape[1]
+        packed = random.integers(0, 256, (-(-count // 2), 1)).astype(np.uint8)
+        scales = random.uniform(0.5, 2.0, -(-count // size))
+        codes = np.stack([packed[:, 0] >> 4, packed[:, 0] & 15], -1).reshape(-1)[:count]
+
+        def weight(like: Tensor) -> Tensor:
+            scale = torch.tensor(np.repeat(scales, size)[:count], dtype=like.dtype)
+            return (TABLES[kind][torch.tensor(codes, dtype=torch.int64)].to(like.dtype) * scale).view(shape)
+
+        return packed, scales, {"shape": list(shape), "block_size": size, "quant_type": kind}, weight
+
+    rows = []
+    for label, given in (("fp4", ((6, 8), 16, 0)), ("nf4", ((6, 8), 16, 1)), ("odd", ((3, 5), 4, 1))):
+        packed, scales, attributes, weight = form(*given)
+        (count, width), own = given[0], {"domain": DOMAIN, "label": label}
+        rows += [
+            Case("DequantizeBnb4", (packed, scales), lambda w=weight: w(torch.ones((), dtype=torch.float64)), attributes,
+                 differentiable=False, **own),
+            Case("MatMulBnb4", (x(2, 3, width), packed, scales), lambda a, w=weight: a @ w(a).T, attributes, **own),
+            Case("MatMulBnb4Grad", (x(2, count), packed, scales), lambda a, w=weight: a @ w(a), attributes, **own),
+        ]  # fmt: skip
+    levels = np.random.default_rng(7).integers(-127, 128, (5, 4)).astype(np.int8)
+    scales = np.random.default_rng(8).uniform(0.01, 0.02, 5)
+
+    def integers(like: Tensor) -> Tensor:
+        return torch.tensor(levels, dtype=like.dtype) * torch.tensor(scales, dtype=like.dtype)[:, None]
+
+    return [
+        *rows,
+        Case("MatMulInt8Weight", (x(2, 3, 4), levels, scales), lambda a: a @ integers(a).T, domain=DOMAIN),
+        Case("MatMulInt8WeightGrad", (x(3, 5), levels, scales), lambda a: a @ integers(a), domain=DOMAIN),
+    ]
+
+
+CASES = [*_quantization(), *_codes()]

@@ -50,6 +50,7 @@ from onnxtrain.capture.flat_module import PREFIX, FlatModule
 from onnxtrain.capture.given import Change, Given, at, change
 from onnxtrain.capture.left_behind import Watch, places_read, refuse_read
 from onnxtrain.capture.left_outside import LeftOutsideError
+from onnxtrain.capture.library_layers import prepare
 from onnxtrain.capture.like_layers import rows_of
 from onnxtrain.capture.looks import ARGUMENT, COUNTED, Key, Look, content_of, numbers_given, same
 from onnxtrain.capture.named_values import names_read
@@ -114,6 +115,7 @@ def trace(
         ContentError: the forward pass looks at the content of a tensor, of which there is no answer.
         CaptureError: the module cannot be traced.
     """
+    prepare(module)
     tensors, inputs = flatten((tuple(args), dict(kwargs)), numbers=numbers)
     autocast, repeated = Autocast.current(device_of(module, tensors).type), repeated_among(tensors)
     fill = functools.partial(fill_caches, module, args, kwargs, ignored)

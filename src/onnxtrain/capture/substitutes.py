@@ -35,6 +35,7 @@ from onnxtrain.capture.hidden_changes import (
     write,
 )
 from onnxtrain.capture.host_random import of_everybody
+from onnxtrain.capture.library_layers import forwards
 from onnxtrain.capture.lowering.records import memory_of
 from onnxtrain.capture.parts_at import PART_AT
 from onnxtrain.capture.replaced import replaced
@@ -94,7 +95,7 @@ class Substitutes(TorchFunctionMode):
         self._elsewhere, self._hidden = elsewhere, hidden
 
     def __enter__(self) -> Substitutes:
-        self._unseen = replaced(*UNSEEN, *_INSTEAD)
+        self._unseen = replaced(*UNSEEN, *_INSTEAD, *forwards())
         self._unseen.__enter__()
         return super().__enter__()
 

@@ -59,7 +59,9 @@ _GROUPS = {
         onnxtrain::MaskedScaledDotProductAttention onnxtrain::ScaledDotProductAttentionGrad
         onnxtrain::MaskedScaledDotProductAttentionGrad
         onnxtrain::PackedAttention onnxtrain::PackedAttentionGrad onnxtrain::LinearCrossEntropy""",
-    Trait.EXPENSIVE | Trait.ROW_WISE: "onnxtrain::Linear onnxtrain::LinearWithoutBias",
+    Trait.EXPENSIVE | Trait.ROW_WISE: """
+        onnxtrain::Linear onnxtrain::LinearWithoutBias onnxtrain::MatMulBnb4 onnxtrain::MatMulBnb4Grad
+        onnxtrain::MatMulInt8Weight onnxtrain::MatMulInt8WeightGrad""",
     Trait.ROW_WISE: "onnxtrain::SoftmaxGrad onnxtrain::LogSoftmaxGrad",
 }
 _STOPS = """

@@ -134,6 +134,11 @@ def _linear(node: ir.Node) -> Count:
     return 2 * _elements(node.inputs[0]) * _sizes(node.inputs[1])[0]
 
 
+@_formula("MatMulBnb4", "MatMulBnb4Grad", "MatMulInt8Weight", "MatMulInt8WeightGrad", domain=DOMAIN)
+def _matmul_of_codes(node: ir.Node) -> Count:
+    return 2 * _elements(node.outputs[0]) * _sizes(node.inputs[0])[-1]
+
+
 @_formula("Conv")
 def _conv(node: ir.Node) -> Count:
     return 2 * _elements(node.outputs[0]) * _window(node.inputs[1])

@@ -53,3 +53,35 @@ def dequantize(
     if not per_axis:
         return None, product, None
     return None, op.ReduceSum(product, op.ints(*(i for i in range(rank) if i != axis % rank)), keepdims=0), None
+
+
+@gradient("MatMulBnb4", domain=DOMAIN)
+def matmul_4bit(ctx: Context, dy: Value, x: Value, packed: Value, absmax: Value, **form: Any) -> Any:
+    """dx = dy · W; the weight is frozen."""
+    if ctx.wanted[2]:
+        raise ctx.unsupported("the gradient of the scales of MatMulBnb4")
+    return ctx.op.MatMulBnb4Grad(dy, packed, absmax, **form), None, None
+
+
+@gradient("MatMulBnb4Grad", domain=DOMAIN)
+def matmul_4bit_grad(ctx: Context, dx: Value, dy: Value, packed: Value, absmax: Value, **form: Any) -> Any:
+    """ddy = dx · Wᵀ."""
+    if ctx.wanted[2]:
+        raise ctx.unsupported("the gradient of the scales of MatMulBnb4Grad")
+    return ctx.op.MatMulBnb4(dx, packed, absmax, **form), None, None
+
+
+@gradient("MatMulInt8Weight", domain=DOMAIN)
+def matmul_8bit(ctx: Context, dy: Value, x: Value, weight: Value, scale: Value) -> Any:
+    """dx = dy · W; the weight is frozen."""
+    if ctx.wanted[2]:
+        raise ctx.unsupported("the gradient of the scales of MatMulInt8Weight")
+    return ctx.op.MatMulInt8WeightGrad(dy, weight, scale), None, None
+
+
+@gradient("MatMulInt8WeightGrad", domain=DOMAIN)
+def matmul_8bit_grad(ctx: Context, dx: Value, dy: Value, weight: Value, scale: Value) -> Any:
+    """ddy = dx · Wᵀ."""
+    if ctx.wanted[2]:
+        raise ctx.unsupported("the gradient of the scales of MatMulInt8WeightGrad")
+    return ctx.op.MatMulInt8Weight(dx, weight, scale), None, None

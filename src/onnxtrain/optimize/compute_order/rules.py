@@ -169,6 +169,12 @@ def _linear(node: ir.Node, part: Part) -> Move | None:
     return Move({i: part.moved(part.place.at(0), None) for i in range(1, len(node.inputs))})
 
 
+@rule_of("MatMulBnb4", "MatMulInt8Weight", domain=DOMAIN)
+def _matmul_of_codes(node: ir.Node, part: Part) -> Move | None:
+    """Of its rows alone: those of the weight are packed."""
+    return None if len(dims_at(node)) - 1 in part.axes else Move({0: part})
+
+
 @rule_of("Embedding", domain=DOMAIN)
 def _embedding(node: ir.Node, part: Part) -> Move | None:
     return Move({1: part}) if max(part.axes) < len(dims_at(node, 1)) else None

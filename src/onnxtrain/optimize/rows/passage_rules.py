@@ -38,7 +38,7 @@ def _dropout(node: ir.Node, layout: Layout) -> Passage | None:
     return Passage(operands, build)
 
 
-@passage("Linear", "LinearWithoutBias")
+@passage("Linear", "LinearWithoutBias", "MatMulBnb4", "MatMulInt8Weight")
 def _linear(node: ir.Node, layout: Layout) -> Passage | None:
     if shapes.rank(node.outputs[0]) - 1 in layout:
         return None

@@ -1,0 +1,172 @@
+"""Weights of 4 and 8 bits of bitsandbytes, with adapters and without, beside eager."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from parity import captures
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
+
+from onnxtrain import Options, ORTModule
+from onnxtrain.errors import CaptureError
+from onnxtrain.execute.torch.allocations import peak_of
+
+bnb = pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+peft = pytest.importorskip("peft", reason="peft is not installed")
+pytestmark = pytest.mark.slow
+
+
+class Layers(nn.Module):
+    """Layers with frozen weights in codes, each beside a small one that is trained."""
+
+    def __init__(self, kind: str, **form: Any) -> None:
+        super().__init__()
+        make = bnb.nn.Linear4bit if kind == "4 bits" else bnb.nn.Linear8bitLt
+        if kind == "8 bits":
+            form = {"has_fp16_weights": False, "threshold": 6.0}
+        self.frozen = nn.ModuleList(make(64, 64, bias=i != 1, **form) for i in range(3))
+        self.trained = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for frozen, trained in zip(self.frozen, self.trained, strict=True):
+            x = nn.functional.gelu(frozen(x) + trained(x))
+        return x.square().mean()
+
+
+def made(kind: str, **form: Any) -> Layers:
+    torch.manual_seed(0)
+    return Layers(kind, **form).to("cpu").train()
+
+
+def step(called: Any, module: nn.Module, x: Tensor) -> list[Tensor]:
+    module.zero_grad()
+    x = x.clone().requires_grad_()
+    loss = called(x)
+    loss.backward()
+    return [loss.detach(), x.grad, *(p.grad for p in module.parameters() if p.requires_grad)]  # type: ignore[list-item]
+
+
+FORMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "nf4": ("4 bits", {"quant_type": "nf4", "compress_statistics": False}),
+    "nf4, scales in codes too": ("4 bits", {"quant_type": "nf4"}),
+    "fp4": ("4 bits", {"quant_type": "fp4"}),
+    "nf4, stored as floats": ("4 bits", {"quant_type": "nf4", "quant_storage": torch.float32}),
+    "computed in bfloat16": ("4 bits", {"quant_type": "nf4", "compute_dtype": torch.bfloat16}),
+    "int8": ("8 bits", {}),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_step_is_eagers(name: str) -> None:
+    kind, form = FORMS[name]
+    eager = made(kind, **form)
+    module = copy.deepcopy(eager)
+    wrapped = ORTModule(module)
+    tolerance = {"rtol": 0.05, "atol": 2e-4} if "bfloat16" in name else {"rtol": 1e-4, "atol": 1e-6}
+    for rows in (5, 3):
+        x = torch.randn(rows, 7, 64)
+        torch.testing.assert_close(step(wrapped, module, x), step(eager, eager, x), **tolerance)
+    assert captures(wrapped) == 1
+    nodes = [
+        line for line in str(wrapped.graph("captured")).splitlines() if "MatMulBnb4(" in line or "Int8Weight(" in line
+    ]
+    assert len(nodes) == 3
+
+
+@pytest.mark.parametrize("kind", ["4 bits", "8 bits"])
+def test_what_eager_ran_before_makes_no_difference(kind: str) -> None:
+    """Its first call moves what the codes mean, and sets the type that it computes in."""
+    eager = made(kind)
+    fresh = copy.deepcopy(eager)
+    x = torch.randn(4, 64)
+    wanted = step(eager, eager, x)
+    for module in (copy.deepcopy(eager), fresh):
+        torch.testing.assert_close(step(ORTModule(module), module, x), wanted, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(step(fresh, fresh, x), wanted, rtol=1e-4, atol=1e-6)  # and eager goes on after it
+
+
+def test_a_large_weight_is_never_there_as_a_whole() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(bnb.nn.Linear4bit(2048, 4096, bias=False), nn.Linear(4096, 1)).to("cpu")
+    x, whole = torch.randn(8, 2048, requires_grad=True), 4 * 2048 * 4096
+    wrapped = ORTModule(module)
+    wrapped(x).sum().backward()
+    told = wrapped.memory_report(x).peak
+    found = peak_of(lambda: wrapped(x).sum().backward())
+    assert found < 0.6 * whole < whole <= peak_of(lambda: module(x).sum().backward())
+    assert told == pytest.approx(found, rel=0.05)
+
+
+def test_a_second_process_needs_no_trace(tmp_path: Path) -> None:
+    x = torch.randn(4, 64)
+    wanted = step(eager := made("4 bits"), eager, x)
+    for _ in range(2):
+        module = made("4 bits")
+        wrapped = ORTModule(module, options=Options(cache_dir=tmp_path))
+        torch.testing.assert_close(step(wrapped, module, x), wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_evaluation_and_a_second_derivative() -> None:
+    module = made("4 bits")
+    wrapped, x = ORTModule(copy.deepcopy(module)), torch.randn(4, 64)
+    found = []
+    for called in (module, wrapped):
+        leaf = x.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(called(leaf), leaf, create_graph=called is wrapped)
+        found.append(slope)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-6)
+    found[1].square().sum().backward()  # which bitsandbytes itself does not do
+    with torch.no_grad():
+        torch.testing.assert_close(wrapped.eval()(x), module.train()(x), rtol=1e-4, atol=1e-6)
+
+
+def test_what_cannot_be_captured_is_said() -> None:
+    module = made("8 bits").eval()
+    with pytest.raises(CaptureError, match="a Linear8bitLt multiplies integers here") as raised:
+        ORTModule(module)(torch.randn(4, 64))
+    assert "quantize to 4 bits" in str(raised.value)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_adapters_on_a_quantized_model(bits: int, checkpointing: bool, tmp_path: Path) -> None:
+    """QLoRA: loaded by Transformers, prepared and adapted by PEFT, trained for some steps."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4}
+    LlamaForCausalLM(LlamaConfig(vocab_size=100, use_cache=False, **sizes)).save_pretrained(tmp_path)
+    four = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": torch.float32}
+    config = BitsAndBytesConfig(**{f"load_in_{bits}bit": True}, **(four if bits == 4 else {}))
+    eager, module = (_adapted(tmp_path, config, checkpointing) for _ in range(2))
+    module.load_state_dict({n: t for n, t in eager.state_dict().items() if "lora" in n}, strict=False)
+    wrapped = ORTModule(module)
+    optimizers = [torch.optim.AdamW([p for p in m.parameters() if p.requires_grad], lr=1e-3) for m in (eager, module)]
+    for rows, length in ((2, 7), (3, 5), (4, 12)):
+        ids = torch.randint(100, (rows, length))
+        mask = (torch.arange(length) < length - torch.arange(rows)[:, None]).long()
+        batch = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+        losses = []
+        for model, optimizer in zip((eager, wrapped), optimizers, strict=True):
+            optimizer.zero_grad()
+            losses.append(model(**batch).loss)
+            losses[-1].backward()
+        torch.testing.assert_close(losses[1], losses[0], rtol=1e-5, atol=1e-6)
+        for (name, p), (_, q) in zip(eager.named_parameters(), module.named_parameters(), strict=True):
+            assert (p.grad is None) == (q.grad is None) == ("lora" not in name)
+            torch.testing.assert_close(q.grad, p.grad, rtol=1e-3, atol=1e-6)
+        for optimizer in optimizers:
+            optimizer.step()
+    assert captures(wrapped) == 1
+    wrapped.save_pretrained(tmp_path / "adapter")
+    assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
+
+
+def _adapted(folder: Path, config: BitsAndBytesConfig, checkpointing: bool) -> Any:
+    model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=config, device_map="cpu")
+    model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=checkpointing)
+    adapter = peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
+    return peft.get_peft_model(model, adapter).train()
