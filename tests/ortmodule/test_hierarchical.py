@@ -6,9 +6,10 @@ import copy
 
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 
 from onnxtrain import Options, ORTModule
-from onnxtrain.errors import ModuleError
+from onnxtrain.errors import CaptureError, ModuleError
 from onnxtrain.ortmodule.experimental.hierarchical_ortmodule import HierarchicalORTModule
 
 
@@ -114,3 +115,16 @@ def test_what_cannot_be_wrapped() -> None:
         HierarchicalORTModule(len)  # type: ignore[arg-type]
     assert isinstance(HierarchicalORTModule(Model()).module, Model)
     assert not isinstance(HierarchicalORTModule(Model()).blocks[0], ORTModule)
+
+
+def test_a_weight_made_of_other_tensors_stays_in_eager_pytorch() -> None:
+    """As torchao's quantized ones are."""
+    module = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8))
+    weight = module[0].weight.detach()
+    module[0].weight = torch.nn.Parameter(TwoTensor(weight, weight.clone()), requires_grad=False)
+    with pytest.raises(CaptureError, match=r"0\.weight is a TwoTensor, a tensor made of others"):
+        ORTModule(module)(torch.randn(3, 8))
+    wrapped = HierarchicalORTModule(module)
+    wrapped(torch.randn(3, 8)).sum().backward()
+    for told in ("0: Linear: eager, because weight is a TwoTensor", "2: Linear: eager, because input 0 is a TwoTensor"):
+        assert told in wrapped.report()

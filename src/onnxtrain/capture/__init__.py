@@ -54,6 +54,7 @@ from onnxtrain.capture.library_layers import prepare
 from onnxtrain.capture.like_layers import rows_of
 from onnxtrain.capture.looks import ARGUMENT, COUNTED, Key, Look, content_of, numbers_given, same
 from onnxtrain.capture.named_values import names_read
+from onnxtrain.capture.owned_tensors import owned_by, refuse_wrappers
 from onnxtrain.capture.places import LEFT_IN, Kind, Place, asks_length, leave
 from onnxtrain.capture.reached_code import Named, unread
 from onnxtrain.capture.rehearsal import Answers, fill_caches, line_that_draws, rehearse
@@ -117,6 +118,7 @@ def trace(
     """
     prepare(module)
     tensors, inputs = flatten((tuple(args), dict(kwargs)), numbers=numbers)
+    refuse_wrappers(owned_by(module) | {f"input {i}": tensor for i, tensor in enumerate(tensors)})
     autocast, repeated = Autocast.current(device_of(module, tensors).type), repeated_among(tensors)
     fill = functools.partial(fill_caches, module, args, kwargs, ignored)
     fixed, named = axes_of(tensors) if static_shapes else frozenset(constant), names_read(module, ignored)
