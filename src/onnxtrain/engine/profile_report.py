@@ -11,6 +11,7 @@ from onnxtrain.engine.costs import Cost
 from onnxtrain.engine.memory_report import label
 from onnxtrain.engine.pages import inline
 from onnxtrain.engine.profile_page import page
+from onnxtrain.engine.work import share_of
 from onnxtrain.files import write_atomically
 from onnxtrain.ir.printer import in_bytes
 
@@ -114,7 +115,7 @@ class ProfileReport:
         if self.work is None:
             return []
         ours, eager = self.work
-        return [f"  {'operations':<24}{ours / 1e9:>6.3g} GFLOP, {ours / max(1, eager):.0%} of eager's"]
+        return [f"  {'operations':<24}{ours / 1e9:>6.3g} GFLOP, {share_of(ours, eager)}"]
 
     def _of(self, part: str) -> float:
         return sum(cost.seconds for cost in self.costs if cost.part == part)

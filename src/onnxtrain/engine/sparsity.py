@@ -9,6 +9,7 @@ import torch
 
 from onnxtrain.engine.bound import BoundGraph, Chosen
 from onnxtrain.engine.rows import Batch, RowPlan
+from onnxtrain.engine.work import share_of
 from onnxtrain.ir import shapes
 from onnxtrain.ir.concrete import size_of
 from onnxtrain.ir.graphs import DOMAIN, source_of
@@ -35,7 +36,7 @@ def features(bound: BoundGraph) -> list[tuple[str, str]]:
     rows = [("compute optimizer", "on")]
     if (work := latest_work(bound)) is not None:
         ours, eager = work
-        rows.append(("  FLOPs of a step", f"{_short(ours)} of eager's {_short(eager)} ({ours / max(1, eager):.0%})"))
+        rows.append(("  FLOPs of a step", f"{_short(ours)}, {share_of(ours, eager)} {_short(eager)}"))
     moved = next((r.note for r in bound.report.passes if r.name == "ComputeOrder" and r.note), "nothing to move")
     rows.append(("  compute order", moved))
     if not options.sparse_optimizer:

@@ -11,6 +11,14 @@ from onnxtrain.ir.layer_slices import weights
 from onnxtrain.ir.layers import NotRepeatedError, short_names
 from onnxtrain.plan.cost import Flops, flops, training_flops
 
+_SAME = 0.015  # by which counts may differ that mean the same: a gradient's additions are counted or are not
+
+
+def share_of(ours: int, eager: int) -> str:
+    """The operations of a step as a share of eager PyTorch's, in words; with a memory budget some run twice."""
+    share = ours / max(1, eager)
+    return "as many as eager's" if abs(share - 1) < _SAME else f"{share:.0%} of eager's"
+
 
 class Work:
     """The operations of the steps of a graph.

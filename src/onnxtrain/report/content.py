@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from onnxtrain.engine.comparison import Report
 from onnxtrain.engine.memory_report import MemoryReport
 from onnxtrain.engine.profile_report import ProfileReport
+from onnxtrain.engine.work import share_of
 from onnxtrain.ir.printer import in_bytes
 from onnxtrain.report.graphs import GraphReport
 
@@ -49,7 +50,7 @@ class Content:
         if self.time is not None:
             work, which = self.time.work, "FLOPs of a step"
         if work is not None:
-            found.append((which, f"{work[0] / max(1, work[1]):.0%} of eager's"))
+            found.append((which, share_of(*work)))
         if self.time is not None:
             found += [("a step", f"{1000 * self.time.total:.3g} ms"), ("real peak", in_bytes(self.time.peak))]
         if self.memory is not None:
