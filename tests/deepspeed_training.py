@@ -15,7 +15,7 @@ from torch import nn
 
 from onnxtrain import ORTModule, zero_stage3
 from onnxtrain.errors import ModuleError
-from onnxtrain.optim import FusedAdam
+from onnxtrain.optim import FP16_Optimizer, FusedAdam
 from onnxtrain.utils.hooks import configure_ort_compatible_zero_stage3
 
 WIDTH, WORDS = 16, 40
@@ -88,6 +88,7 @@ def train(
     last: int = 20,
     load: Path | None = None,
     save: Path | None = None,
+    by_some_kernels: bool = False,
 ) -> Trained:
     """Losses of the steps from ``first`` to ``last``, and all parameters after them.
 
@@ -98,13 +99,36 @@ def train(
         last: the step before which it ends.
         load: a folder of a checkpoint to begin with.
         save: where to write one at the end.
+        by_some_kernels: whether ``FP16_Optimizer`` changes DeepSpeed's optimizer.
     """
     if config["zero_optimization"]["stage"] == 3:
         configure_ort_compatible_zero_stage3()
     engine = engine_of(build(kind), config)
+    if by_some_kernels:
+        own = type(engine.optimizer).get_grad_norm_direct
+        assert FP16_Optimizer(engine.optimizer) is engine.optimizer
+        assert engine.optimizer.get_grad_norm_direct.__func__ is not own
     if load is not None:
         assert engine.load_checkpoint(str(load))[0] is not None
     return _train(engine, kind, config, range(first, last), save)
+
+
+def overflows(value: float) -> list[tuple[bool, ...]]:
+    """What is found where one gradient has a value, by DeepSpeed's functions and by those of ``FP16_Optimizer``."""
+    engine = engine_of(build("eager"), config={"zero_optimization": {"stage": 2}})
+    optimizer, found = engine.optimizer, []
+    parameters = [nn.Parameter(torch.ones(3)) for _ in range(4)]
+    for p in parameters[:3]:
+        p.grad = torch.ones(3)
+    parameters[1].grad[2] = value
+    for _ in range(2):
+        optimizer.averaged_gradients = {0: [None, *(p.grad for p in parameters[:3])]}
+        answers = optimizer.has_overflow_serial(parameters), optimizer.has_overflow_partitioned_grads_serial()
+        assert all(a.shape == (1,) and a.dtype == torch.bool for a in answers)
+        found.append((*map(bool, answers), optimizer.has_overflow()))
+        FP16_Optimizer(optimizer)
+    engine.destroy()
+    return found
 
 
 def from_shards(kind: str) -> Trained:

@@ -16,6 +16,8 @@ import torch
 from example_scripts import EXAMPLES
 from ranks import Ranks
 
+from onnxtrain.optim import FP16_Optimizer
+
 pytest.importorskip("deepspeed", reason="deepspeed is not installed")
 pytestmark = pytest.mark.slow
 
@@ -50,6 +52,26 @@ def test_losses_and_parameters_are_those_of_deepspeed_alone(ranks: Ranks, stage:
     wanted = run("eager")
     for kind in ("whole", "blocks"):
         close(run(kind), wanted, 3e-2 if setting == "bfloat16" else 1e-4)
+
+
+@pytest.mark.parametrize("setting", ["clipped and accumulated", "bfloat16"])
+@pytest.mark.parametrize("stage", [1, 2])
+def test_norms_by_some_kernels(ranks: Ranks, stage: int, setting: str) -> None:
+    settings = config(stage, **SETTINGS[setting] | {"gradient_clipping": 0.5})
+    run = functools.partial(ranks, deepspeed_training.train, config=settings, last=8)
+    close(run("eager", by_some_kernels=True), run("eager"), 1e-5)
+
+
+@pytest.mark.parametrize(("value", "is_none"), [(3.0, False), (float("inf"), True), (float("nan"), True)])
+def test_overflows_by_some_kernels(ranks: Ranks, value: float, is_none: bool) -> None:
+    for found in ranks(deepspeed_training.overflows, value):
+        assert found == [(is_none, is_none, is_none)] * 2
+
+
+def test_an_optimizer_that_is_not_known_is_left_as_it_is() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
+    with pytest.warns(UserWarning, match=r"torch\.optim\.sgd\.SGD is not known: it is left as it is"):
+        assert FP16_Optimizer(optimizer) is optimizer
 
 
 @pytest.mark.parametrize("first", ["eager", "whole"])

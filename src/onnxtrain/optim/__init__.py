@@ -6,11 +6,12 @@ import torch
 
 from onnxtrain.errors import OptimizerError
 from onnxtrain.optim.clipping import guard_clipping
+from onnxtrain.optim.fp16_optimizer import FP16_Optimizer
 from onnxtrain.optim.fused_adam import AdamWMode, FusedAdam
 from onnxtrain.optim.stepper import StepInBackward, parameters_of, stepper_of
 from onnxtrain.optim.trial import check_apart
 
-__all__ = ["AdamWMode", "FusedAdam", "StepInBackward", "step_in_backward"]
+__all__ = ["AdamWMode", "FP16_Optimizer", "FusedAdam", "StepInBackward", "step_in_backward"]
 CLIPS = ("parameter", "global")
 
 
