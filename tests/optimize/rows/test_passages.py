@@ -56,6 +56,8 @@ def numbers(*shape: int) -> np.ndarray:
 
 
 BT = (0, 1)
+CODES, CODED = np.arange(15, dtype=np.uint8)[:, None] * 17, {"shape": [5, 6], "block_size": 4}  # of 4 bits
+LEVELS = np.arange(-15, 15, dtype=np.int8).reshape(5, 6)
 CASES = [
     Case("Add", ((B, T, 6), (6,)), (BT, (1, 0), (0, 2), (0,))),
     Case("Add", ((B, T, 6), (B, T, 6)), (BT, (0, 2), (2, 0), (1,))),
@@ -72,6 +74,8 @@ CASES = [
     Case("Dropout", ((B, T, 6), np.array(0.0, np.float32), np.array(True)), (BT, (0,))),
     Case("Linear", ((B, T, 6), numbers(5, 6), numbers(5)), (BT, (1, 0), (0,), (1,)), ((0, 2), (2,)), domain=DOMAIN),
     Case("LinearWithoutBias", ((B, T, 6), numbers(5, 6)), (BT,), ((1, 2),), domain=DOMAIN),
+    Case("MatMulBnb4", ((B, T, 6), CODES, numbers(8)), (BT, (1, 0), (0,)), ((0, 2),), CODED, domain=DOMAIN),
+    Case("MatMulInt8Weight", ((B, T, 6), LEVELS, numbers(5)), (BT, (1, 0), (0,)), ((0, 2),), domain=DOMAIN),
     Case("MatMul", ((B, T, 6), numbers(6, 5)), (BT, (0,), (1, 0)), ((0, 2),)),
     Case("MatMul", ((B, 2, T, 3), (B, 2, 3, T)), (), ((0, 2), (0, 3), BT)),
     Case("Gemm", ((B, 6), numbers(6, 5), numbers(5)), ((0,),), ((1,),)),
