@@ -129,7 +129,7 @@ def test_what_cannot_be_captured_is_said() -> None:
     module = made("8 bits").eval()
     with pytest.raises(CaptureError, match="a Linear8bitLt multiplies integers here") as raised:
         ORTModule(module)(torch.randn(4, 64))
-    assert "quantize to 4 bits" in str(raised.value) and "<string>" not in raised.value.source
+    assert "quantize to 4 bits" in str(raised.value)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

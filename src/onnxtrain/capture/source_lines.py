@@ -22,7 +22,6 @@ _TORCH = str(Path(torch.__file__).parent)
 PACKAGES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
 _BETWEEN = ("<", "/contextlib.py", "/functools.py", "/sympy/")
 _TYPED = ("<stdin>", "<string>", "<console>", "<input>", "<ipython-input", "<python-input")  # not in a file
-_OF_TRACE = ("<string>", "<lambda>")  # what torch calls a traced function by
 
 # Packages whose versions tell what their code does, and which ask nothing of the user's sizes
 FOREIGN = frozenset(("torch", "onnxtrain", "sympy", "mpmath", "numpy", "typing_extensions", *sys.stdlib_module_names))
@@ -159,6 +158,6 @@ def user_line(stack: str) -> str:
 def line_of_error(error: BaseException) -> str:
     """The innermost line of the traceback (or of the message's own stack) that is not in torch."""
     frames = traceback.extract_tb(error.__traceback__)
-    places = [(f.filename, f.lineno or 0) for f in frames if (f.filename, f.name) != _OF_TRACE]
+    places = [(f.filename, f.lineno or 0) for f in frames]
     users = [p for p in [*places, *places_in(str(error))] if is_users(p[0])]
     return "{}:{}".format(*users[-1]) if users else ""
