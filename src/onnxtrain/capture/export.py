@@ -200,7 +200,7 @@ def _laid_out(tensor: torch.Tensor, sizes: Sequence[int], steps: Sequence[int]) 
 
 
 @contextlib.contextmanager
-def _hooks_left() -> Iterator[None]:
+def _without_hooks_left() -> Iterator[None]:
     """Take away torch's own hooks of buffers that are set, which torch 2.11 leaves where a trace raises."""
     hooks = torch.nn.modules.module._global_buffer_registration_hooks
     before = {*hooks}
@@ -219,7 +219,7 @@ def _export(
     dynamic = tuple({a: kinds[(i, a) in fixed] for a in range(t.dim())} for i, t in enumerate(example))
     module.take_back()
     try:
-        with _hooks_left(), recording(module.gradients), recorder() as module.result.recorded:
+        with _without_hooks_left(), recording(module.gradients), recorder() as module.result.recorded:
             example = [_ordinary(t) for t in example]
             shapes = (dynamic,) if dynamic else None  # what has no inputs (``torch.full``) has no sizes
             program = torch.export.export(module, tuple(example), dynamic_shapes=shapes, strict=False)

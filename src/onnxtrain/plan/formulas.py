@@ -120,6 +120,7 @@ def _formula(*op_types: str, domain: str = "") -> Callable[[Formula], Formula]:
 
 
 @_formula("MatMul")
+@_formula("MatMulBnb4", "MatMulBnb4Grad", "MatMulInt8Weight", "MatMulInt8WeightGrad", domain=DOMAIN)
 def _matmul(node: ir.Node) -> Count:
     return 2 * _elements(node.outputs[0]) * _sizes(node.inputs[0])[-1]
 
@@ -132,11 +133,6 @@ def _gemm(node: ir.Node) -> Count:
 @_formula("Linear", "LinearWithoutBias", domain=DOMAIN)
 def _linear(node: ir.Node) -> Count:
     return 2 * _elements(node.inputs[0]) * _sizes(node.inputs[1])[0]
-
-
-@_formula("MatMulBnb4", "MatMulBnb4Grad", "MatMulInt8Weight", "MatMulInt8WeightGrad", domain=DOMAIN)
-def _matmul_of_codes(node: ir.Node) -> Count:
-    return 2 * _elements(node.outputs[0]) * _sizes(node.inputs[0])[-1]
 
 
 @_formula("Conv")
