@@ -17,11 +17,11 @@ from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.artifacts import LossType, generate_artifacts
 from onnxtrain.artifacts import weights as weights_of
 from onnxtrain.errors import ArtifactError, GraphError
+from onnxtrain.ir.modules import NAMESPACE, namespace
 from onnxtrain.onnxblock import loss, optim
 
 TABLE = np.random.default_rng(0).normal(size=(7, 4)).astype(np.float32)
 IDS = np.array([[0, 1, 2], [3, 4, 6]])
-_SCOPES = "pkg.torch.onnx.name_scopes"
 
 
 def language_model(**weights: np.ndarray) -> onnx.ModelProto:
@@ -115,10 +115,10 @@ def test_ones_of_two_modules_are_two_weights(tmp_path: Path) -> None:
 def test_nodes_of_torch_onnx_say_their_modules(tmp_path: Path) -> None:
     model = language_model()
     for node, module in zip(model.graph.node, ("wte", "a.ln", "", "a.ln", "head"), strict=True):
-        node.metadata_props.add(key=_SCOPES, value=str(["", module, "call"]))
+        node.metadata_props.add(key=NAMESPACE, value=namespace([("", "m.Model"), (module, "m.Part")], "call", "aten"))
     weights, _ = trained(model, tmp_path, tie=False)
     assert {*weights} == {"table", "head", "first.norm.weight"}  # one module that is called twice
-    model.graph.node[3].metadata_props[0].value = str(["", "b", "b.ln", "call"])
+    model.graph.node[3].metadata_props[0].value = namespace([("b", "m.Block"), ("b.ln", "m.Part")], "call", "aten")
     weights, _ = trained(model, tmp_path, tie=False)
     assert {*weights} == {"table", "head", "first.norm.weight", "b.ln.weight"}
 

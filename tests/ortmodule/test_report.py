@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html.parser
+import itertools
 import json
 import re
 from pathlib import Path
@@ -109,6 +110,33 @@ def test_it_tells_what_happened(report: Any, trained: tuple[ORTModule, dict[str,
     assert report.time.optimizer and report.verification is model.verification
 
 
+def test_operators_are_told_under_their_modules(report: Any, trained: tuple[ORTModule, Any, Any]) -> None:
+    model, _, _ = trained
+    modules = {n: f"{type(m).__module__}.{type(m).__qualname__}" for n, m in model.named_modules()}
+    (graph,) = report.graphs
+    assert all(modules[name] == kind for o in graph.operators for name, kind in o.modules)
+    own = {name for o in graph.operators for name in o.reads if name.endswith("query.weight")}
+    assert own == {name for name, _ in model.named_parameters() if name.endswith("query.weight")}  # of either layer
+    for operator in graph.operators:
+        around = [name for name, _ in operator.modules]
+        assert all(inner.startswith(f"{outer}.") for outer, inner in itertools.pairwise(around))
+        if operator.operator == "Linear" and "decoder" not in operator.reads[0]:  # whose weight is the embedding's
+            assert around[-1] in {*(name.rpartition(".")[0] for name in operator.reads), "cls.predictions.decoder"}
+
+
+def test_time_is_told_by_module(report: Any) -> None:
+    modules = {m.name: m for m in report.time.modules()}
+    layers, queries = modules["bert.encoder.layer.*"], modules["bert.encoder.layer.*.attention.self.query"]
+    assert layers.names == {"bert.encoder.layer.0", "bert.encoder.layer.1"}
+    assert layers.depth == 2 and layers.kind.endswith(".BertLayer")
+    assert {c.part for c in queries.costs} == {"forward", "backward"}
+    for module in modules.values():
+        assert module.seconds >= sum(part.seconds for part in module.within.values()) * (1 - 1e-9)
+    whole = sum(m.seconds for m in modules.values() if not m.depth)
+    assert 0 < queries.seconds < layers.seconds < whole <= report.time.operators * (1 + 1e-9)
+    assert "      layer.*: BertLayer (2 of them)\n" in str(report.time)
+
+
 def test_the_page_stands_alone(report: Any, tmp_path: Path) -> None:
     """Nothing is loaded from elsewhere; elements are closed; pictures and tables say what they are."""
     report.losses = {"eager": [3.0, 2.0, float("nan")], "ORTModule": [3.0, 2.0, 1.0]}
@@ -123,6 +151,7 @@ def test_the_page_stands_alone(report: Any, tmp_path: Path) -> None:
     parts = ["Losses", "What was captured", "What the start took", "What each pass did", "Which rows are computed"]
     assert headings == [*parts, "Time of a step", "Memory of a step", "Beside eager PyTorch"]
     assert "modeling_bert.py:" in page and "bert.encoder.layer.1.attention.self.query.weight" in page
+    assert "<summary>bert.encoder.layer.1.attention.self.query: Linear, 1 Linear</summary>" in page
     assert "labels != -100" in page and "<polyline" in page
 
 

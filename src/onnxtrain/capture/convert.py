@@ -20,7 +20,7 @@ from onnxtrain.capture.translator import Translator
 from onnxtrain.errors import ShapeError
 from onnxtrain.ir import shapes
 from onnxtrain.ir.bodies import close_bodies
-from onnxtrain.ir.graphs import DRAWN, SOURCE, ForwardGraph, Signature
+from onnxtrain.ir.graphs import DRAWN, ForwardGraph, Signature, origin_of
 from onnxtrain.ir.python_calls import CALL, HANDLE, is_call
 
 _OF_CONTENT = re.compile(r"\bu\d+\b")  # how torch names a size that content decides on
@@ -315,7 +315,7 @@ def _parse(text: str) -> sympy.Expr | None:
 
 
 def _keep_source(node: ir.Node) -> None:
-    """Reduce what is said of a node to the user's source line, and to whether its numbers are read."""
-    kept = {key: node.metadata_props[key] for key in (SOURCE, DRAWN) if key in node.metadata_props}
+    """Reduce what is said of a node to where it comes from, and to whether its numbers are read."""
+    origin, drawn = origin_of(node), {k: v for k, v in node.metadata_props.items() if k == DRAWN}
     node.metadata_props.clear()
-    node.metadata_props.update(kept)
+    node.metadata_props.update(origin | drawn)

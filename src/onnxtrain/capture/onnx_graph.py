@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import onnx_ir as ir
@@ -11,12 +11,14 @@ import torch
 from onnx_ir.tensor_adapters import TorchTensor, from_torch_dtype
 from torch.export.graph_signature import ConstantArgument, InputKind
 
+from onnxtrain.capture.flat_module import PREFIX
 from onnxtrain.capture.library import Library
 from onnxtrain.capture.nodes import Nodes, Value, added_to
 from onnxtrain.capture.source_lines import user_place
 from onnxtrain.capture.translations import TRANSLATIONS
 from onnxtrain.ir.bodies import remove_unread
 from onnxtrain.ir.graphs import DRAWN, SIZE, SOURCE
+from onnxtrain.ir.modules import NAMESPACE, Module, namespace
 
 TRACED = "node"  # in the ``meta`` of a node: the call that it was made for
 _SUBGRAPHS = "pkg.torch.__subgraph__"
@@ -131,9 +133,10 @@ class _Part:
         except Exception as error:
             raise UntranslatableError(call) from error
         added = self._nodes.taken()
-        place = self._place(call)
+        place, within = self._place(call), namespace(_modules(call), call.name, str(call.target))
         for node in added:
             node.meta[TRACED] = call
+            node.metadata_props[NAMESPACE] = within
             if place is not None:
                 node.metadata_props[SOURCE] = place
             if DRAWN in call.meta:
@@ -206,6 +209,14 @@ class _Part:
             place = user_place(stack)
             self._places[stack] = None if place is None else f"{place[0].rsplit('/', 1)[-1]}:{place[1]}"
         return self._places[stack]
+
+
+def _modules(call: torch.fx.Node) -> Iterator[Module]:
+    """The modules that were being called, the outermost first, but for the one that is captured."""
+    for name, kind in (call.meta.get("nn_module_stack") or {}).values():
+        if name.startswith(PREFIX):
+            told = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
+            yield name.removeprefix(PREFIX), told
 
 
 def _type_of_number(result: Any) -> ir.DataType | None:

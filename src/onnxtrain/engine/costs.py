@@ -14,6 +14,7 @@ from onnxtrain.errors import GraphError, ShapeError
 from onnxtrain.execute import Timing
 from onnxtrain.execute.torch.dtypes import torch_dtype
 from onnxtrain.execute.torch.speeds import Speeds
+from onnxtrain.ir.modules import Module, modules_of
 from onnxtrain.plan.cost import flops, node_flops
 from onnxtrain.plan.formulas import MOVES, PRODUCTS
 
@@ -31,6 +32,7 @@ class Cost:
         flops: floating point operations, of products alone; a multiply-add is two.
         moved: bytes that it read and wrote.
         least: seconds that the machine needs for these operations or bytes, by whichever takes longer.
+        modules: names and classes of the modules that they come from, the outermost first, but for the captured one.
     """
 
     part: str
@@ -41,6 +43,7 @@ class Cost:
     flops: int
     moved: int
     least: float
+    modules: tuple[Module, ...] = ()
 
 
 def costs_of(
@@ -65,7 +68,8 @@ def costs_of(
         if node is not None and count:
             least = max(least, count / speeds.of_products(torch_dtype(int(node.outputs[0].dtype or 0))))
         seconds = statistics.median(timing.seconds for timing in seen)
-        found.append(Cost(first.part, first.line, first.operator, seconds, first.calls, count, moved, least))
+        modules = () if node is None else modules_of(node)
+        found.append(Cost(first.part, first.line, first.operator, seconds, first.calls, count, moved, least, modules))
     return found
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from onnxtrain.engine.costs import Cost
 from onnxtrain.engine.memory_report import label
+from onnxtrain.engine.module_times import ModuleTime, by_module
 from onnxtrain.engine.pages import inline
 from onnxtrain.engine.profile_page import page
 from onnxtrain.engine.work import share_of
@@ -16,6 +17,8 @@ from onnxtrain.files import write_atomically
 from onnxtrain.ir.printer import in_bytes
 
 _TOP = 12  # rows of a table
+_LEAST_SHARE = 0.01  # of a step, that a module is told for
+_HEAD = f"  {'forward':>11}{'backward':>12}{'share':>8}{'calls':>7}{'of machine':>12}  "
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +86,7 @@ class ProfileReport:
                 *self._table("operator", lambda cost: cost.operator),
                 "",
                 *self._table("operator and line of the model", lambda cost: label(cost.line)),
+                *self._modules(),
             ]
         )
 
@@ -130,8 +134,15 @@ class ProfileReport:
             groups.setdefault(key(cost), []).append(cost)
         rows = sorted(groups.items(), key=lambda item: -sum(cost.seconds for cost in item[1]))
         rows = [*rows[:_TOP], *([("the rest", [c for _, part in rows[_TOP:] for c in part])] if rows[_TOP:] else [])]
-        head = f"  {'forward':>11}{'backward':>12}{'share':>8}{'calls':>7}{'of machine':>12}  {title}"
-        return [head, *(self._row(name, costs) for name, costs in rows)]
+        return [f"{_HEAD}{title}", *(self._row(name, costs) for name, costs in rows)]
+
+    def modules(self) -> list[ModuleTime]:
+        """What each module took, before those that it calls, but for those that took little."""
+        return [m for m in by_module(self.costs) if m.seconds >= _LEAST_SHARE * self.total]
+
+    def _modules(self) -> list[str]:
+        rows = [self._row(f"{'  ' * m.depth}{m}", m.costs) for m in self.modules()]
+        return ["", f"{_HEAD}module, and those that it calls", *rows] if rows else []
 
     def _row(self, name: str, costs: Sequence[Cost]) -> str:
         parts = [sum(c.seconds for c in costs if c.part == part) for part in ("forward", "backward")]

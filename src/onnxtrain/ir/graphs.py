@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from onnxtrain.errors import GraphError
 from onnxtrain.ir.layers import Layers
+from onnxtrain.ir.modules import NAMESPACE
 
 BACKWARD = "onnxtrain.backward"  # key in Node.meta: the node was emitted by the gradient builder
 RECOMPUTED = "onnxtrain.recomputed"  # key in Node.meta: a copy that computes a value of the forward pass again
@@ -202,6 +203,11 @@ def describe(node: ir.Node) -> str:
 def source_of(node: ir.Node) -> str:
     """The user's source line of a node, ``file:line``; empty where it is not known."""
     return node.metadata_props.get(SOURCE, "")
+
+
+def origin_of(node: ir.Node) -> dict[str, str]:
+    """What is said of where a node comes from, for one that takes its place: the user's line, and the modules."""
+    return {key: node.metadata_props[key] for key in (SOURCE, NAMESPACE) if key in node.metadata_props}
 
 
 def unavailable(node: ir.Node, what: str, cure: str) -> GraphError:

@@ -8,7 +8,6 @@ module they come from, and each module gets its own.
 
 from __future__ import annotations
 
-import ast
 import itertools
 import re
 from collections.abc import Collection, Iterator
@@ -18,9 +17,9 @@ import onnx_ir as ir
 from onnxtrain.errors import GraphError, close_to
 from onnxtrain.ir import forms
 from onnxtrain.ir.graphs import free_name, values
+from onnxtrain.ir.modules import NAMESPACE, modules_of
 from onnxtrain.ir.weights import FLOATING, Kind, decide, is_generated
 
-_SCOPES = "pkg.torch.onnx.name_scopes"  # what torch.onnx says of a node: the modules around it, the outermost first
 _PARTS = {1: "weight", 2: "bias", 3: "running_mean", 4: "running_var"}  # inputs of normalizations
 _NORMALIZATIONS = frozenset(f"{kind}Normalization" for kind in ("Batch", "Group", "Instance", "Layer", "RMS"))
 _LEFT = re.compile(r"Identity_\d+")  # nodes that TorchScript's exporter leaves for what it merged
@@ -146,7 +145,7 @@ class _Modules:
         TorchScript's exporter calls it ``layers.0.norm_1`` where it is called a second time.
         """
         module = _module_of(node)
-        called_again = None if _SCOPES in node.metadata_props else _CALL.fullmatch(module)
+        called_again = None if NAMESPACE in node.metadata_props else _CALL.fullmatch(module)
         if called_again is None or module in self._owners or called_again[1] not in self._called:
             return module
         return called_again[1]
@@ -154,13 +153,9 @@ class _Modules:
 
 def _module_of(node: ir.Node) -> str:
     """The module and call that a node was exported from, as far as it says."""
-    scopes = node.metadata_props.get(_SCOPES)
-    if scopes is not None:
-        try:
-            found = ast.literal_eval(scopes)
-        except (ValueError, SyntaxError):
-            return ""
-        return str(found[-2]) if isinstance(found, list) and len(found) > 1 else ""
+    if NAMESPACE in node.metadata_props:
+        found = modules_of(node)
+        return found[-1][0] if found else ""
     parts = (node.name or "").strip("/").split("/")[:-1]
     # what is in a container is called by all of its name: layers.0/layers.0.norm
     return ".".join(p for p, inner in itertools.pairwise([*parts, ""]) if not inner.startswith(f"{p}."))

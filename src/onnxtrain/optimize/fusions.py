@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnxtrain.ir import shapes
 from onnxtrain.ir.bodies import remove_unread
 from onnxtrain.ir.builder import Builder
-from onnxtrain.ir.graphs import SOURCE, source_of
+from onnxtrain.ir.graphs import origin_of
 from onnxtrain.optimize.causal_masks import causal_attention
 
 _Fused: TypeAlias = tuple[ir.Node, Callable[[Builder], Any]]  # the last node of a formula, and what writes its results
@@ -45,7 +45,7 @@ def _fuse(graph: ir.Graph, node: ir.Node) -> bool:
         return False
     last, write = found
     op = Builder(graph, before=last)
-    op.metadata = {SOURCE: line} if (line := source_of(last)) else {}
+    op.metadata = origin_of(last)
     made = write(op)
     results = made if isinstance(made, tuple) else (made,)
     for old, new in zip(last.outputs, results, strict=True):

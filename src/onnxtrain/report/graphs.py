@@ -12,6 +12,7 @@ from onnxtrain.engine.bound import BoundGraph
 from onnxtrain.engine.sparsity import RowsOfGraph, latest_work, rows_of
 from onnxtrain.engine.summary import phases_of
 from onnxtrain.ir.graphs import is_backward, source_of
+from onnxtrain.ir.modules import Module, modules_of
 from onnxtrain.ir.passes import Record
 from onnxtrain.ir.printer import type_text
 
@@ -26,6 +27,7 @@ class Operator:
         type: element type and sizes of that value: ``f32[batch,64]``.
         source: line of the user's that it comes from, ``file.py:12``; empty where none is known.
         reads: names of the parameters and buffers that it reads.
+        modules: names and classes of the modules that it comes from, the outermost first, but for the captured one.
     """
 
     value: str
@@ -33,6 +35,7 @@ class Operator:
     type: str
     source: str
     reads: tuple[str, ...]
+    modules: tuple[Module, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +115,7 @@ def graph_report(
 def _operator(node: ir.Node, owned: set[str]) -> Operator:
     reads = tuple(str(value.name) for value in node.inputs if value is not None and value.name in owned)
     value = node.outputs[0]
-    return Operator(str(value.name), node.op_type, type_text(value), source_of(node), reads)
+    return Operator(str(value.name), node.op_type, type_text(value), source_of(node), reads, modules_of(node))
 
 
 def _together(records: Sequence[Record]) -> Iterator[Record]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -16,9 +15,11 @@ from onnxtrain.ir.printer import in_bytes
 from onnxtrain.report.content import Content
 from onnxtrain.report.curves import picture
 from onnxtrain.report.graphs import GraphReport, Operator
+from onnxtrain.report.modules import Part, tree_of
 
 _SHOWN = 40  # comparisons, the farthest from eager first
 _COSTLIEST = 15  # operators
+_COMMONEST = 5  # kinds of operators
 _UNKNOWN = "no line of the user's"
 
 
@@ -54,42 +55,39 @@ def _of(graph: GraphReport) -> str:
 
 
 def _captured(graph: GraphReport) -> str:
-    """A graph: why it is there, and its operators under the lines that they come from."""
+    """A graph: why it is there, and its operators under the modules and lines that they come from."""
     forward, backward = graph.nodes
     counts = f"{len(graph.operators)} operators captured; runs {forward} forward and {backward} backward"
     told = "\n".join(["captured because", *(f"  {reason}" for reason in graph.reasons), *graph.told])
-    files = {
-        file: [*found] for file, found in itertools.groupby(sorted(graph.operators, key=_file), key=_file)
-    }  # operators of a file keep their order
-    body = preformatted(told) + "".join(_file_of(file, found) for file, found in files.items())
+    body = preformatted(told) + _within(tree_of(graph.operators))
     title = f"Graph {graph.number}, {graph.mode}: served {graph.served} calls. {counts}"
     return folded(title, body, is_open=graph.number == 1)
 
 
-def _file(operator: Operator) -> str:
-    return operator.source.rpartition(":")[0] or _UNKNOWN
+def _within(part: Part) -> str:
+    """A module's own operators by the lines that they come from, then the modules that it calls."""
+    lines: dict[str, list[Operator]] = {}
+    for operator in part.operators:
+        lines.setdefault(operator.source or _UNKNOWN, []).append(operator)
+    called = [folded(f"{p.name}: {p.kind.rpartition('.')[2]}, {_kinds(p.all())}", _within(p)) for p in part.parts()]
+    if len(lines) == 1 and not called:
+        return "".join(_operators(line, found) for line, found in lines.items())
+    own = [folded(f"{line}: {_kinds(found)}", _operators("", found)) for line, found in lines.items()]
+    return "".join([*own, *called])
 
 
-def _line(operator: Operator) -> int:
-    number = operator.source.rpartition(":")[2]
-    return int(number) if number.isdigit() else 0
-
-
-def _file_of(file: str, operators: Sequence[Operator]) -> str:
-    """The operators of a file by its lines."""
-    kinds = Counter(o.operator for o in operators)
-    most = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(5))
-    lines = itertools.groupby(sorted(operators, key=_line), key=_line)
-    folds = (_line_of(file, line, [*found]) for line, found in lines)
-    return folded(f"{file}: {len(operators)} operators ({most}{', …' if len(kinds) > 5 else ''})", "".join(folds))
-
-
-def _line_of(file: str, line: int, operators: Sequence[Operator]) -> str:
-    kinds = Counter(o.operator for o in operators)
-    title = f"{file}:{line}" if line else file
+def _operators(caption: str, operators: Sequence[Operator]) -> str:
     rows = [(o.operator, o.value, o.type, ", ".join(o.reads)) for o in operators]
-    made = table("", ["operator", "value", "type", "weights that it reads"], rows)
-    return folded(f"{title}: {', '.join(f'{count} {kind}' for kind, count in kinds.items())}", made)
+    return table(caption, ["operator", "value", "type", "weights that it reads"], rows)
+
+
+def _kinds(operators: Sequence[Operator]) -> str:
+    """How many operators there are of the commonest kinds."""
+    kinds = Counter(o.operator for o in operators).most_common()
+    most = [f"{count} {kind}" for kind, count in kinds[:_COMMONEST]]
+    return ", ".join(
+        [*most, *([f"{sum(count for _, count in kinds[_COMMONEST:])} others"] if kinds[_COMMONEST:] else [])]
+    )
 
 
 def _start(graph: GraphReport) -> str:
@@ -154,9 +152,20 @@ def _time(time: ProfileReport | None) -> str:
             profile_page.picture(time.costs),
             table("operators, forward and backward", columns, rows[:_COSTLIEST]),
             folded("those that take less", table("", columns, rows[_COSTLIEST:])) if rows[_COSTLIEST:] else "",
+            _modules(time),
             folded("as text", preformatted(str(time))),
         ]
     )
+
+
+def _modules(time: ProfileReport) -> str:
+    """The time of a step by module."""
+    columns = ["module, and those that it calls", "#ms", "share of the step"]
+    rows = [
+        ("\N{NO-BREAK SPACE}" * 4 * m.depth + str(m), f"{1000 * m.seconds:.3g}", Bar(m.seconds / time.total))
+        for m in time.modules()
+    ]
+    return table("modules, forward and backward", columns, rows) if rows else ""
 
 
 def _by_operator(time: ProfileReport) -> Iterator[tuple[str, float, float, Bar]]:

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnxtrain.execute.torch.registry import lowering_of
 from onnxtrain.ir import shapes
 from onnxtrain.ir.bodies import BODY
-from onnxtrain.ir.graphs import DOMAIN, SOURCE, copy_notes
+from onnxtrain.ir.graphs import DOMAIN, copy_notes, origin_of
 from onnxtrain.ir.traits import Trait, traits_of
 
 NAME = "Kernel_"
@@ -234,8 +234,7 @@ def _replace(graph: ir.Graph, nodes: Sequence[ir.Node]) -> None:
     body = _body(nodes, given, [v for v in dict.fromkeys(read) if v not in given], results)
     name = NAME + hashlib.sha256(_text(body).encode()).hexdigest()[:8]
     node = ir.Node(DOMAIN, name, given, [ir.AttrGraph(BODY, body)], num_outputs=len(results))
-    if source := nodes[0].metadata_props.get(SOURCE):
-        node.metadata_props[SOURCE] = source
+    node.metadata_props.update(origin_of(nodes[0]))
     graph.insert_before(nodes[0], node)
     for old, new in zip(results, node.outputs, strict=True):
         new.type, new.shape = old.type, old.shape
