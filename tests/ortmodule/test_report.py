@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM
 
 from onnxtrain import Options, ORTModule
+from onnxtrain.engine.module_times import by_module
 from onnxtrain.errors import OptionError
 
 WORDS, TOKENS, ROWS = 1000, 64, 32
@@ -125,7 +126,7 @@ def test_operators_are_told_under_their_modules(report: Any, trained: tuple[ORTM
 
 
 def test_time_is_told_by_module(report: Any) -> None:
-    modules = {m.name: m for m in report.time.modules()}
+    modules = {m.name: m for m in by_module(report.time.costs)}
     layers, queries = modules["bert.encoder.layer.*"], modules["bert.encoder.layer.*.attention.self.query"]
     assert layers.names == {"bert.encoder.layer.0", "bert.encoder.layer.1"}
     assert layers.depth == 2 and layers.kind.endswith(".BertLayer")

@@ -17,7 +17,7 @@ from onnxtrain.files import write_atomically
 from onnxtrain.ir.printer import in_bytes
 
 _TOP = 12  # rows of a table
-_LEAST_SHARE = 0.01  # of a step, that a module is told for
+_LEAST_SHARE = 0.01  # of the time of all operators, that a module is told for
 _HEAD = f"  {'forward':>11}{'backward':>12}{'share':>8}{'calls':>7}{'of machine':>12}  "
 
 
@@ -138,7 +138,7 @@ class ProfileReport:
 
     def modules(self) -> list[ModuleTime]:
         """What each module took, before those that it calls, but for those that took little."""
-        return [m for m in by_module(self.costs) if m.seconds >= _LEAST_SHARE * self.total]
+        return [m for m in by_module(self.costs) if m.seconds >= _LEAST_SHARE * self.operators]
 
     def _modules(self) -> list[str]:
         rows = [self._row(f"{'  ' * m.depth}{m}", m.costs) for m in self.modules()]
