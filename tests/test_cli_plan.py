@@ -112,6 +112,16 @@ def test_a_part_of_the_weights_needs_less(folder: Path) -> None:
     assert 0 < part["gradients"] < whole["gradients"]
 
 
+def test_many_ranks(folder: Path) -> None:
+    stated = ["--ranks", "2", "16", "--strategies", "zero1", "fsdp2", "--memory", "1GiB", "--link", "10GB"]
+    found = told(folder, "planned:step", *stated, "--speed", "1T", "--bandwidth", "100GB", "--optimizer", "momentum")
+    assert [(p["ranks"], p["strategy"]) for p in found["plans"]] == [
+        (ranks, strategy) for ranks in (2, 16) for strategy in ("zero1", "fsdp2")
+    ]
+    assert all(p["fits"] is False or p["peak"] < 2**30 for p in found["plans"])
+    assert found["cluster"]["optimizer"] == "momentum" and found["plans"][0]["waiting"] > 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -125,6 +135,9 @@ def test_a_part_of_the_weights_needs_less(folder: Path) -> None:
         (["model.onnx", "--sizes", "y=4,16"], "there is no input y"),
         (["planned:step", "--sizes", "x=4,16"], "--sizes says nothing about planned:step"),
         (["model.onnx", "--worst-case", "x=4,16"], "--worst-case says nothing about model.onnx"),
+        (["model.onnx", "--sizes", "x=4,16", "--ranks", "2"], "--ranks says nothing about model.onnx"),
+        (["planned:step", "--memory", "80GB"], "--memory says nothing about planned:step"),
+        (["planned:step", "--ranks", "2", "--strategies", "zero4"], "there is no strategy 'zero4'"),
     ],
 )
 def test_what_cannot_be_planned(folder: Path, arguments: list[str], said: str) -> None:

@@ -16,6 +16,7 @@ _PUBLIC = {
     "verify": "onnxtrain.ortmodule",
     "check": "onnxtrain.ortmodule",
     "check_model": "onnxtrain.blockers",
+    "Cluster": "onnxtrain.cluster",
     "dequantize_weights": "onnxtrain.quantized_weights",
     "gradient_graph": "onnxtrain.gradient_graphs",
     "lora": "onnxtrain.adapters",

@@ -26,13 +26,21 @@ def budget_of(stated: Any) -> int | float | str | None:
     """
     if stated is None or stated == "min" or (type(stated) is float and 0 < stated <= 1):
         return stated
-    if type(stated) is int and stated > 0:
-        return stated
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", stated.lower()) if isinstance(stated, str) else None
-    if found is None or found[2] not in _UNITS or float(found[1]) == 0:
+    found = None if isinstance(stated, float) else number_of_bytes(stated)
+    if found is None:
         raise OptionError(
             f"memory_budget={stated!r} is no number of bytes", cure="write '6GB', '512MiB', 0.5 for half, or 'min'"
         )
+    return found
+
+
+def number_of_bytes(stated: Any) -> int | None:
+    """A number of bytes above zero, with or without a unit: ``6e9``, ``"6GB"``, ``"512MiB"``; None where it is none."""
+    if isinstance(stated, int | float) and not isinstance(stated, bool):
+        return int(stated) if stated > 0 else None
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", stated.lower()) if isinstance(stated, str) else None
+    if found is None or found[2] not in _UNITS or float(found[1]) == 0:
+        return None
     return int(float(found[1]) * _UNITS[found[2]])
 
 

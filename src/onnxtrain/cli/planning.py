@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from onnxtrain.cli.artifacts import budget, shape
+from onnxtrain.cluster import OPTIMIZERS, STRATEGIES, Cluster
 from onnxtrain.errors import GraphError, OptionError, first_line
 from onnxtrain.options import Options
 
 _EXAMPLES = """examples:
   onnxtrain plan model.onnx --sizes ids=16,128 labels=16 --budget 512MiB --html memory.html
   onnxtrain plan package.module:function --budget 0.5
+  onnxtrain plan package.module:function --ranks 8 64 1024 --memory 80GB --link 50GB --speed 400T --bandwidth 3TB
 
 The function takes nothing and returns a module and a batch: a tuple of arguments, a dict of keyword arguments, or one
 argument.
@@ -26,6 +28,16 @@ _MEASURED = """example:
 
 The function takes nothing and returns a module and a batch, as for onnxtrain plan, and may return an optimizer, too.
 """
+
+
+_OF_RANKS = {
+    "strategies": ("NAME", f"how they share: {', '.join(STRATEGIES)}"),
+    "optimizer": ("NAME", f"whose state there is: {', '.join(OPTIMIZERS)}"),
+    "memory": ("BYTES", "of each: 80GB"),
+    "link": ("BYTES", "a second that each sends while it receives as many: 50GB"),
+    "speed": ("FLOPS", "operations a second in products: 400T; default: this machine's"),
+    "bandwidth": ("BYTES", "a second of the memory of each: 3TB; default: this machine's"),
+}
 
 
 def add_to(commands: Any) -> None:
@@ -78,7 +90,20 @@ def _add_plan(commands: Any) -> None:
     parser.add_argument(
         "--train", nargs="+", default=(), metavar="NAME", help="initializers of a file, patterns too; default: all"
     )
+    _add_cluster(parser)
     _add_outputs(parser, _plan)
+
+
+def _add_cluster(parser: argparse.ArgumentParser) -> None:
+    """Add what is said of many ranks, under the names that ``Cluster`` has."""
+    group = parser.add_argument_group("many ranks, of which none is needed")
+    group.add_argument(
+        "--ranks", nargs="+", type=int, metavar="N", help="how many there may be, one or several numbers"
+    )
+    for name, (metavar, told) in _OF_RANKS.items():
+        many = {"nargs": "+"} if name == "strategies" else {}
+        group.add_argument(f"--{name}", metavar=metavar, help=told, **many)
+    group.add_argument("--bucket", type=int, metavar="ELEMENTS", help="reduce_bucket_size of DeepSpeed")
 
 
 def _add_measured(
@@ -158,6 +183,7 @@ def _of_file(given: argparse.Namespace) -> Any:
     from onnxtrain.optimize import optimize
 
     _refuse(given, "worst_case", "a file is planned for --sizes")
+    _refuse(given, "ranks", "many ranks train a module")
     check_file(given.what, GraphError, "give the path of an .onnx file, or package.module:function")
     options = Options(memory_budget=given.budget, memory_offload=given.offload, backend="torch")
     graph = read_forward(given.what, given.train)
@@ -175,7 +201,18 @@ def _of_module(given: argparse.Namespace) -> Any:
     worst = dict(given.worst_case) if given.worst_case else None
     options = Options(memory_budget=given.budget, memory_offload=given.offload, worst_case=worst)
     args, kwargs = _arguments(batch)
-    return ORTModule(made, options=options).memory_report(*args, **kwargs)
+    model, stated = ORTModule(made, options=options), _stated(given)
+    if not given.ranks:
+        for name in stated:
+            _refuse(given, name, "it is said of many ranks")
+        return model.memory_report(*args, **kwargs)
+    return model.plan(Cluster(tuple(given.ranks), **stated), *args, **kwargs)
+
+
+def _stated(given: argparse.Namespace) -> dict[str, Any]:
+    """What is said of many ranks, beside how many."""
+    found = {name: getattr(given, name) for name in (*_OF_RANKS, "bucket")}
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in found.items() if v is not None}
 
 
 def _arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -63,7 +63,7 @@ def costs_of(
     for seen in _by_line(timings):
         first, node = seen[0], nodes.get((seen[0].part, seen[0].value))
         moved = (min(first.read, first.written) if first.operator in MOVES else first.read) + first.written
-        count = 0 if node is None or node.op_type not in PRODUCTS else _count(node, sizes, counted)
+        count = 0 if node is None else operations(node, sizes, counted)
         least = moved / speeds.bandwidth
         if node is not None and count:
             least = max(least, count / speeds.of_products(torch_dtype(int(node.outputs[0].dtype or 0))))
@@ -94,8 +94,16 @@ def _nodes_of(compiled: Compiled) -> dict[tuple[str, str], ir.Node]:
     }
 
 
-def _count(node: ir.Node, sizes: Mapping[str, int], counted: dict[str, int]) -> int:
-    """The operations of a product, 0 where they cannot be told; those of one form are counted once."""
+def operations(node: ir.Node, sizes: Mapping[str, int], counted: dict[str, int]) -> int:
+    """The operations of a product, 0 where it is none or they cannot be told.
+
+    Args:
+        node: the product.
+        sizes: of named dimensions.
+        counted: keeps those of one form, which are counted once.
+    """
+    if node.op_type not in PRODUCTS:
+        return 0
     try:
         form = str(node_flops(node))
         if form not in counted:

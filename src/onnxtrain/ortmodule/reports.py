@@ -10,10 +10,12 @@ import torch
 
 from onnxtrain import __version__
 from onnxtrain.capture import arguments_of, device_of, is_batch
-from onnxtrain.engine import memory_report, profile
+from onnxtrain.cluster import Cluster
+from onnxtrain.engine import memory_report, profile, ranks
 from onnxtrain.engine.bound import BoundGraph
 from onnxtrain.engine.memory_report import MemoryReport
 from onnxtrain.engine.profile_report import ProfileReport
+from onnxtrain.engine.ranks_report import ClusterReport
 from onnxtrain.engine.sparsity import latest_work
 from onnxtrain.errors import ModuleError, OnnxTrainError
 from onnxtrain.ortmodule import describe
@@ -27,6 +29,18 @@ _NO_BATCH = "nobody holds the tensors of the latest call any more, so no step ca
 def memory_of(sessions: Sessions | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MemoryReport:
     """The memory of a step, see ``ORTModule.memory_report``; there are no sessions where eager PyTorch runs all."""
     return memory_report.memory_report(*_Call(sessions, args, kwargs).graph())
+
+
+def plan_of(
+    module: torch.nn.Module,
+    sessions: Sessions | None,
+    cluster: Cluster,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> ClusterReport:
+    """What a step needs on many ranks, see ``ORTModule.plan``; there are no sessions where eager PyTorch runs all."""
+    step = ranks.step_of(*_Call(sessions, args, kwargs).graph(), cluster)
+    return ClusterReport(type(module).__name__, step, cluster, ranks.plans_of(step, cluster))
 
 
 def profile_of(

@@ -7,16 +7,19 @@ from typing import Any
 
 import torch
 
+from onnxtrain.cluster import Cluster
 from onnxtrain.engine.comparison import Report
 from onnxtrain.engine.memory_report import MemoryReport
 from onnxtrain.engine.profile_report import ProfileReport
+from onnxtrain.engine.ranks_report import ClusterReport
 from onnxtrain.engine.summary import graph_text, summary
 from onnxtrain.errors import ModuleError
 from onnxtrain.ortmodule.describe import explain, explain_memory, explain_sparsity
 from onnxtrain.ortmodule.fallback import FallbackState
-from onnxtrain.ortmodule.reports import memory_of, metrics_of, profile_of, report_of
+from onnxtrain.ortmodule.reports import memory_of, metrics_of, plan_of, profile_of, report_of
 from onnxtrain.ortmodule.session import Session
 from onnxtrain.ortmodule.sessions import Sessions
+from onnxtrain.ortmodule.without_content import has_content, without_content
 from onnxtrain.report import RunReport
 
 
@@ -93,7 +96,25 @@ class Telling:
             BackendError: the backend cannot tell.
             BudgetError: the step cannot be made to fit into ``Options.memory_budget``.
         """
-        return memory_of(self._told_of(), args, kwargs)
+        return memory_of(self._planned_of(), args, kwargs)
+
+    def plan(self, cluster: Cluster, *args: Any, **kwargs: Any) -> ClusterReport:
+        """What a step on this batch would need and take on many ranks, of which none is there.
+
+        The batch is that of one rank. The module may be on torch's meta device: made within ``torch.device("meta")``, a
+        model that no machine at hand holds is planned in seconds.
+
+        Args:
+            cluster: how many ranks there may be, how they share, what each can do.
+            args: positional arguments of the call; or a batch, a mapping of arguments by name.
+            kwargs: keyword arguments of the call.
+
+        Raises:
+            ModuleError: the call runs in eager PyTorch.
+            BackendError: the backend cannot tell.
+            BudgetError: the step cannot be made to fit into ``Options.memory_budget``.
+        """
+        return plan_of(self.__dict__["_wrapped"], self._planned_of(), cluster, args, kwargs)
 
     def profile(self, *args: Any, optimizer: torch.optim.Optimizer | None = None, **kwargs: Any) -> ProfileReport:
         """Where the time of a step on this batch goes: measured for some seconds, operator by operator.
@@ -139,6 +160,13 @@ class Telling:
         if path is not None:
             made.save(path)
         return made
+
+    def _planned_of(self) -> Sessions | None:
+        """The graphs, those of a module on the meta device as if it were on a CPU."""
+        module = self.__dict__["_wrapped"]
+        if has_content(module) or self.__dict__["_ort_fallback"].is_eager:
+            return self._told_of()
+        return Sessions(without_content(module), self.__dict__["_ort_options"])
 
     def _told_of(self) -> Sessions | None:
         """The graphs; None where the module runs in eager PyTorch."""

@@ -1,0 +1,334 @@
+"""What a step needs and takes on many ranks, told on one machine: ``ORTModule.plan``.
+
+What each strategy holds follows ZeRO (Rajbhandari et al., 2020, section 5) and what DeepSpeed 0.19 and FSDP2 allocate
+beside it. Collectives are those of rings (Patarasuk and Yuan, 2009): a rank sends ``(n - 1) / n`` of a tensor for an
+all-gather or a reduce-scatter, and twice that for an all-reduce.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+import onnx_ir as ir
+import torch
+
+from onnxtrain.cluster import OPTIMIZERS, STRATEGIES, Cluster
+from onnxtrain.engine.bound import BoundGraph
+from onnxtrain.engine.costs import operations
+from onnxtrain.engine.memory_report import Planned, planned
+from onnxtrain.execute import Use
+from onnxtrain.execute.torch.dtypes import torch_dtype
+from onnxtrain.execute.torch.speeds import Speeds
+from onnxtrain.ir.concrete import bytes_of
+from onnxtrain.plan.formulas import MOVES
+
+_STATE = 4  # bytes of a number of the optimizer's state where DeepSpeed keeps it, and of its copy of a parameter
+_TOUCHED = 3  # times that an optimizer's step goes over parameters and state: reads both, reads gradients, writes both
+_LAYER = re.compile(r"(.*?\.)?\d+\.")  # what a parameter's name begins with that is of a layer in a list
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A step of one rank.
+
+    Args:
+        elements: of trained parameters.
+        weights: bytes of trained parameters, and of their gradients.
+        frozen: bytes of the others, and of buffers.
+        layer: bytes of the largest layer that a list holds.
+        root: bytes of what no such layer holds.
+        forward: most bytes that the forward pass has in use beside all of these.
+        backward: for each line of the backward pass the most bytes in use, and bytes of gradients among them that were
+            made before.
+        segments: how often gradients come.
+        late: bytes of outputs that are computed where somebody reads them.
+        seconds: that the passes take at least, at the speeds of a rank.
+        bandwidth: bytes a second of a rank's memory.
+    """
+
+    elements: int
+    weights: int
+    frozen: int
+    layer: int
+    root: int
+    forward: int
+    backward: Sequence[tuple[int, int]]
+    segments: int
+    late: int
+    seconds: tuple[float, float]
+    bandwidth: float
+
+    @property
+    def all(self) -> int:
+        """Bytes of all parameters."""
+        return self.weights + self.frozen
+
+    def most(self, beside: Callable[[int], float] = float) -> int:
+        """Most bytes in use in the backward pass.
+
+        Args:
+            beside: for the bytes of gradients that were made, how many are held for them; by default these.
+        """
+        return max((int(most - made + beside(made)) for most, made in self.backward), default=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class RankPlan:
+    """What a step needs and takes at each rank; bytes and seconds.
+
+    Args:
+        ranks: how many there are.
+        strategy: how they share, see ``onnxtrain.cluster.STRATEGIES``.
+        parameters: that a rank has between steps, buffers of the module among them.
+        optimizer: its state at a rank, and its copy of parameters.
+        buffers: that the engine has all the time.
+        passing: most that is in use at once within a step beside all that.
+        sent: bytes that a rank sends in a step.
+        computing: at least, at the speeds of a rank.
+        waiting: for what is sent while nothing is computed; None where the speed of links is not stated.
+        fits: whether the peak is within a rank's memory; None where that is not stated.
+    """
+
+    ranks: int
+    strategy: str
+    parameters: int
+    optimizer: int
+    buffers: int
+    passing: int
+    sent: int
+    computing: float
+    waiting: float | None
+    fits: bool | None
+
+    @property
+    def peak(self) -> int:
+        """Most bytes in use at once at a rank."""
+        return self.parameters + self.optimizer + self.buffers + self.passing
+
+    @property
+    def seconds(self) -> float | None:
+        """Of a step at least; None where the speed of links is not stated."""
+        return None if self.waiting is None else self.computing + self.waiting
+
+
+def step_of(bound: BoundGraph, tensors: Sequence[torch.Tensor], cluster: Cluster) -> Step:
+    """A step of one rank, which is planned for a batch and not run.
+
+    Args:
+        bound: its graph.
+        tensors: the user's.
+        cluster: what a rank can do.
+
+    Raises:
+        BackendError: the backend cannot tell.
+        BudgetError: the step cannot be made to fit.
+    """
+    plan = planned(bound, tensors)
+    compiled, trained = plan.fit.compiled.plan, {*plan.trained}
+    size = {name: plan.inputs[name].nbytes for name in (*bound.signature.parameters, *bound.signature.buffers)}
+    layers, weights = Counter[str](), sum(size[name] for name in trained)
+    for name in bound.signature.parameters:
+        layers[found[0] if (found := _LAYER.match(name)) else ""] += size[name]
+    root = layers.pop("", 0)
+    produced = {v: size[name] for name, v in compiled.gradients.items() if name in trained}
+    uses, seconds = plan.footprint.uses, _seconds(plan, Speeds(bound.owned.device), cluster)
+    made = {v.name for node in compiled.forward.graph for v in node.outputs}
+    late = [v for v in bound.graph.model.graph.outputs if v.name in bound.signature.outputs and v.name not in made]
+    return Step(
+        elements=sum(plan.inputs[name].numel() for name in trained),
+        weights=weights,
+        frozen=sum(size.values()) - weights,
+        layer=max(layers.values(), default=0),
+        root=root,
+        forward=max((use.most for use in uses if use.part == "forward"), default=0),
+        backward=_made([use for use in uses if use.part == "backward"], produced),
+        segments=max(1, len(compiled.segments)),
+        late=sum(bytes_of(v, plan.sizes) or 0 for v in late),
+        seconds=seconds[:2],
+        bandwidth=seconds[2],
+    )
+
+
+def plans_of(step: Step, cluster: Cluster) -> list[RankPlan]:
+    """What the step needs and takes, for each strategy and number of ranks.
+
+    Args:
+        step: of one rank.
+        cluster: the ranks.
+    """
+    return [_plan(step, cluster, ranks, strategy) for ranks in cluster.ranks for strategy in cluster.strategies]
+
+
+def _made(uses: Sequence[Use], produced: Mapping[str, int]) -> list[tuple[int, int]]:
+    """For each line of the backward pass what is in use, and how much of that are gradients made before."""
+    found, made = list[tuple[int, int]](), 0
+    for use in uses:
+        found.append((use.most, made))
+        made += produced.get(use.value, 0)
+    return [*found, *([(uses[-1].rest, made)] if uses else [])]
+
+
+def _seconds(plan: Planned, measured: Speeds, cluster: Cluster) -> tuple[float, float, float]:
+    """What forward and backward take at least, and the bytes a second of the memory."""
+    bandwidth, counted = cluster.bandwidth or measured.bandwidth, dict[str, int]()
+
+    def least(node: ir.Node) -> float:
+        read = [bytes_of(v, plan.sizes) or 0 for v in node.inputs if v is not None]
+        written = sum(bytes_of(v, plan.sizes) or 0 for v in node.outputs)
+        moved = (min(sum(read), written) if node.op_type in MOVES else sum(read)) + written
+        count = operations(node, plan.sizes, counted)
+        if not count:
+            return moved / float(bandwidth)
+        speed = cluster.speed or measured.of_products(torch_dtype(int(node.outputs[0].dtype or 0)))
+        return max(moved / float(bandwidth), count / float(speed))
+
+    compiled = plan.fit.compiled.plan
+    passes = [() if model is None else model.graph for model in (compiled.forward, compiled.backward)]
+    forward, backward = (sum(map(least, nodes)) for nodes in passes)
+    return forward, backward, float(bandwidth)
+
+
+def _plan(step: Step, cluster: Cluster, ranks: int, strategy: str) -> RankPlan:
+    memory = _MEMORY[strategy](step, cluster, ranks)
+    (gradients, gathered), link = _sent(step, ranks, strategy), float(cluster.link or 1.0)
+    forward, backward = step.seconds
+    updated = _TOUCHED * (memory.optimizer + memory.updated + step.weights // ranks) / step.bandwidth
+    peak = memory.parameters + memory.optimizer + memory.buffers + memory.passing
+    return RankPlan(
+        ranks=ranks,
+        strategy=strategy,
+        parameters=memory.parameters,
+        optimizer=memory.optimizer,
+        buffers=memory.buffers,
+        passing=memory.passing,
+        sent=int(gradients + gathered),
+        computing=forward + backward + updated,
+        waiting=None if cluster.link is None else _waiting(step, strategy, gradients / link, gathered / link),
+        fits=None if cluster.memory is None else peak <= int(cluster.memory),
+    )
+
+
+def _waiting(step: Step, strategy: str, gradients: float, gathered: float) -> float:
+    """Seconds of sending that computing does not hide: those beyond a pass, or of the piece at its end.
+
+    Args:
+        step: of one rank.
+        strategy: the strategy.
+        gradients: seconds that these are sent.
+        gathered: seconds that parameters are.
+    """
+
+    def shown(sent: float, computing: float) -> float:
+        return max(sent - computing, sent / step.segments)
+
+    forward, backward = step.seconds
+    if strategy == "fsdp2-layers":
+        return shown(gathered / 2, forward) + shown(gathered / 2 + gradients, backward)
+    return gathered + shown(gradients, backward)
+
+
+def _sent(step: Step, ranks: int, strategy: str) -> tuple[float, float]:
+    """Bytes that a rank sends in a step: of gradients, and of parameters."""
+    part = (ranks - 1) / ranks
+    if strategy == "ddp":
+        return 2 * part * step.weights, 0.0
+    times = {"zero3": 2, "fsdp2-layers": 2}.get(strategy, 1)  # gathered for the forward and for the backward pass
+    whole = step.weights if strategy in ("zero1", "zero2") else step.all
+    return part * step.weights, times * part * whole
+
+
+@dataclasses.dataclass(frozen=True)
+class _Memory:
+    """Bytes of a rank, as ``RankPlan`` has them; ``updated``: of parameters that its optimizer changes."""
+
+    parameters: int
+    optimizer: int
+    buffers: int
+    passing: int
+    updated: int
+
+
+def _ddp(step: Step, cluster: Cluster, ranks: int) -> _Memory:
+    """All of everything, and the buckets that gradients are copied to."""
+    states = OPTIMIZERS[cluster.optimizer] * step.weights
+    passing = max(step.forward, step.most(), step.weights)
+    return _Memory(step.all, states, step.weights, passing, step.weights)
+
+
+def _zero(stage: int) -> Callable[[Step, Cluster, int], _Memory]:
+    """DeepSpeed's stage 1 or 2: an optimizer for a share of the parameters, in 32 bits, which is a copy of these."""
+
+    def memory(step: Step, cluster: Cluster, ranks: int) -> _Memory:
+        own = -(-step.elements // ranks)
+        bucket = cluster.bucket * step.weights // max(1, step.elements)
+        gradients = step.weights // ranks
+        if stage == 1:
+            backward = step.most(lambda made: made + (bucket if made else 0))
+            update = step.weights + own * _STATE
+        else:
+            backward = step.most(lambda made: _in_buckets(made, bucket, ranks))
+            update = gradients + own * _STATE
+        states = (1 + OPTIMIZERS[cluster.optimizer]) * own * _STATE
+        return _Memory(step.all, states, 0, max(step.forward, backward, update), own * _STATE)
+
+    return memory
+
+
+def _in_buckets(made: int, bucket: int, ranks: int) -> float:
+    """What DeepSpeed holds of gradients: a share of those that were sent, the bucket, and a copy of what is in it."""
+    if not made:
+        return 0.0
+    waiting = min(made, bucket)
+    return (made - waiting) / ranks + bucket + (waiting if ranks > 1 else 0)
+
+
+def _zero3(step: Step, cluster: Cluster, ranks: int) -> _Memory:
+    """Parameters in shards; an ORTModule's are gathered as a whole, and its gradients come at once."""
+    own = -(-step.elements // ranks)
+    width = step.weights // max(1, step.elements)
+    gathered = step.all if ranks > 1 else 0
+    buffers = step.weights // ranks + cluster.bucket * width
+    states = (1 + OPTIMIZERS[cluster.optimizer]) * own * _STATE
+    passing = max(step.forward, step.most()) + step.late + gathered  # DeepSpeed's hooks read all outputs
+    return _Memory(step.all // ranks, states, buffers, max(passing, own * _STATE), own * _STATE)
+
+
+def _fsdp2(step: Step, cluster: Cluster, ranks: int) -> _Memory:
+    """All in shards, gathered as a whole; the buffer of the all-gather is held until the forward pass is over."""
+    states = OPTIMIZERS[cluster.optimizer] * step.weights // ranks
+    gathered = step.all
+    forward = step.forward + gathered + (gathered if ranks > 1 else 0)
+    passing = max(forward, step.most() + gathered, 2 * step.weights)
+    return _Memory(step.all // ranks, states, 0, passing, step.weights // ranks)
+
+
+def _fsdp2_layers(step: Step, cluster: Cluster, ranks: int) -> _Memory:
+    """All in shards; a layer is gathered while another runs, and what is in no layer stays gathered.
+
+    A layer that is gathered is there with the buffer of the all-gather, its gradients with that of the reduce-scatter.
+    """
+    own, times = step.weights // ranks, 2 if ranks > 1 else 1
+    gathered = step.root + (1 + times) * step.layer
+    last = step.weights - step.root - 2 * step.layer  # of gradients, after which no other layer is gathered
+
+    def beside(made: int) -> float:
+        there = gathered if made <= last else step.root + step.layer
+        return made / ranks + there + times * min(step.layer, step.weights)
+
+    passing = max(step.forward + gathered, step.most(beside), own)
+    return _Memory(step.all // ranks, OPTIMIZERS[cluster.optimizer] * own, 0, passing, own)
+
+
+_MEMORY: Mapping[str, Callable[[Step, Cluster, int], _Memory]] = {
+    "ddp": _ddp,
+    "zero1": _zero(1),
+    "zero2": _zero(2),
+    "zero3": _zero3,
+    "fsdp2": _fsdp2,
+    "fsdp2-layers": _fsdp2_layers,
+}
+assert {*_MEMORY} == {*STRATEGIES}
+__all__ = ["RankPlan", "Step", "plans_of", "step_of"]
