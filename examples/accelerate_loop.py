@@ -1,5 +1,8 @@
 """Train with accelerate: the loop of eager PyTorch and of ORTModule, checkpoint and resume included.
 
+    python examples/accelerate_loop.py
+    accelerate launch --multi_gpu --num_processes 2 examples/accelerate_loop.py     # on CPUs, too: it runs on these
+
 A small vision transformer with random weights learns the digits of scikit-learn, with gradient accumulation. Half way
 the state is saved; a new process, so to say, loads it and goes on, and its losses are those of the uninterrupted run.
 """
@@ -18,6 +21,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from accelerate.utils import broadcast_object_list
 from sklearn.datasets import load_digits
 from transformers import ViTConfig, ViTForImageClassification
 
@@ -105,18 +109,21 @@ def main() -> int:
 
     eager = Run(lambda model: model, precision).train(options.steps)
     ours = Run(ORTModule, precision).train(options.steps)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as own:
+        (folder,) = broadcast_object_list([own])  # the first process's, for all of them
         first = Run(ORTModule, precision).train(half).save(Path(folder))
         second = Run(ORTModule, precision).load(Path(folder)).train(options.steps - half, skip=half)
+        second.accelerator.wait_for_everyone()
     resumed = first.losses + second.losses
     build_model().load_state_dict(ours.plain_state())
 
-    print("step         eager     ORTModule       resumed")
+    say = ours.accelerator.print  # in the first process
+    say("step         eager     ORTModule       resumed")
     for step, row in enumerate(zip(eager.losses, ours.losses, resumed, strict=True)):
-        print(f"{step + 1:4}", *(f"{loss:13.6f}" for loss in row))
+        say(f"{step + 1:4}", *(f"{loss:13.6f}" for loss in row))
     tolerance = TOLERANCE if precision == "no" else 20 * TOLERANCE
     worst = max(largest_difference(losses, eager.losses) for losses in (ours.losses, resumed))
-    print(f"largest relative difference of a loss: {worst:.1e}", "SAME" if worst < tolerance else "DIFFERENT")
+    say(f"largest relative difference of a loss: {worst:.1e}", "SAME" if worst < tolerance else "DIFFERENT")
     return int(worst >= tolerance)
 
 

@@ -1,7 +1,7 @@
 """Train with DeepSpeed's ZeRO in several processes: the losses of its engine around eager PyTorch and around ORTModule.
 
     torchrun --nproc-per-node 2 examples/deepspeed_zero.py --stage 3
-    deepspeed --num_gpus 2 examples/deepspeed_zero.py --stage 2     # where there are GPUs
+    deepspeed --num_accelerators 2 examples/deepspeed_zero.py --stage 2
 
 A small GPT-2 with random weights learns to count. In stage 3 each of its blocks is an ORTModule, so that parameters are
 gathered block by block; in stages 1 and 2 the whole model is one.

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +10,6 @@ from typing import Any
 import deepspeed_training
 import pytest
 import torch
-from example_scripts import EXAMPLES
 from ranks import Ranks
 
 from onnxtrain.optim import FP16_Optimizer
@@ -92,15 +88,6 @@ def test_blocks_are_gathered_one_at_a_time(ranks: Ranks) -> None:
     ((blocks, whole, block), _) = ranks(deepspeed_training.most_gathered, "blocks", settings)
     ((all_at_once, _, _), _) = ranks(deepspeed_training.most_gathered, "whole", settings)
     assert all_at_once == whole and blocks <= whole - 2 * block
-
-
-def test_the_example_trains_in_two_processes() -> None:
-    script = str(EXAMPLES / "deepspeed_zero.py")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script]
-    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*launch, "--steps", "3"], capture_output=True, text=True, env=environment, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "SAME" in done.stdout
 
 
 def test_hooks_that_came_before_the_setting_up_are_told_of(ranks: Ranks) -> None:
