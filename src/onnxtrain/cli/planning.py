@@ -101,8 +101,7 @@ def _add_cluster(parser: argparse.ArgumentParser) -> None:
         "--ranks", nargs="+", type=int, metavar="N", help="how many there may be, one or several numbers"
     )
     for name, (metavar, told) in _OF_RANKS.items():
-        many = {"nargs": "+"} if name == "strategies" else {}
-        group.add_argument(f"--{name}", metavar=metavar, help=told, **many)
+        group.add_argument(f"--{name}", nargs="+" if name == "strategies" else None, metavar=metavar, help=told)
     group.add_argument("--bucket", type=int, metavar="ELEMENTS", help="reduce_bucket_size of DeepSpeed")
 
 
