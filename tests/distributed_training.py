@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
+from parity import captures
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -21,12 +22,13 @@ from torch.distributed.checkpoint.state_dict import (
     get_state_dict,
     set_state_dict,
 )
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.nn.parallel import DistributedDataParallel
 
 from onnxtrain import Options, ORTModule, verify
 from onnxtrain.engine.state import State
-from onnxtrain.errors import ModuleError
+from onnxtrain.errors import BackendError, ModuleError
 from onnxtrain.optim import step_in_backward
 
 STEPS, ROWS, WIDTH, WORDS = 5, 8, 15, 32  # an odd width: shards are padded
@@ -156,6 +158,40 @@ def fsdp_blocks(model: torch.nn.Module, *, inner: str, **settings: Any) -> torch
     return fully_shard(model, **settings)
 
 
+def fsdp_within(model: torch.nn.Module, **settings: Any) -> torch.nn.Module:
+    """Shards that are gathered for one block at a time, within one graph."""
+    for block in _blocks(model):
+        fully_shard(block, **settings)
+    return fully_shard(model, **settings)
+
+
+def fsdp_before(model: torch.nn.Module, **settings: Any) -> torch.nn.Module:
+    """The same, of a module that is sharded before it is wrapped."""
+    if not isinstance(model, ORTModule):
+        return fsdp_within(model, **settings)
+    return ORTModule(fsdp_within(model.module, **settings), options=model.options)
+
+
+def fsdp_blocks_alone(model: torch.nn.Module, **settings: Any) -> torch.nn.Module:
+    """The blocks' parameters are in shards; the others are whole, and their gradients averaged by hand."""
+    for block in _blocks(model):
+        fully_shard(block, **settings)
+    inner = {id(p) for block in _blocks(model) for p in block.parameters()}
+    for parameter in model.parameters():
+        if id(parameter) not in inner:
+            parameter.register_post_accumulate_grad_hook(_average)
+    return model
+
+
+def _average(parameter: torch.Tensor) -> None:
+    dist.all_reduce(parameter.grad)
+    parameter.grad /= dist.get_world_size()
+
+
+def _blocks(model: torch.nn.Module) -> torch.nn.ModuleList:
+    return model.bert.encoder.layer if hasattr(model, "bert") else model.blocks
+
+
 def train(
     model: str,
     how: Callable[..., torch.nn.Module],
@@ -280,6 +316,39 @@ def order_of_work(segments: int) -> list[str]:
     return found
 
 
+def most_gathered() -> tuple[int, int]:
+    """Most bytes of parameters that are gathered at once: within one graph, and by FSDP2 in eager PyTorch."""
+    return _most_gathered("torch"), _most_gathered(None)
+
+
+def _most_gathered(backend: str | None) -> int:
+    module, seen = fsdp_within(build("Deep", backend), reshard_after_forward=True), [0]
+    states = [m._get_fsdp_state() for m in module.modules() if isinstance(m, FSDPModule)]
+    groups = [state._fsdp_param_group for state in states]
+    wait = FSDPParamGroup.wait_for_unshard
+
+    def watched(group: FSDPParamGroup) -> None:
+        wait(group)
+        gathered = (t for g in groups for p in g.fsdp_params for t in getattr(p, "all_gather_outputs", ()))
+        seen.append(sum(t.untyped_storage().nbytes() for t in gathered))
+
+    for _ in range(3):
+        with mock.patch.object(FSDPParamGroup, "wait_for_unshard", watched):
+            module(**first("Deep")).backward()
+    return max(seen)
+
+
+def graphs_of_shards() -> list[int]:
+    """How many graphs a module with sharded blocks has after some steps."""
+    found = []
+    for how in (fsdp_within, fsdp_before):
+        module = how(build("Deep", "torch"))
+        for _ in range(3):
+            module(**first("Deep")).backward()
+        found.append(captures(module))
+    return found
+
+
 def messages(how: Callable[..., torch.nn.Module]) -> list[str]:
     """What the library says to the user of this rank about a first step."""
     logger, found = logging.getLogger("onnxtrain"), []
@@ -300,17 +369,9 @@ def verified(how: Callable[..., torch.nn.Module]) -> set[str]:
     return {comparison.kind for comparison in wrapped.verification.comparisons}
 
 
-def _with_sharded_blocks() -> torch.nn.Module:
-    net = build("Net")
-    for block in net.blocks:
-        fully_shard(block)
-    return net
-
-
-def _sharded_blocks_of_a_wrapped_module() -> None:
+def _blocks_as_one() -> None:
     wrapped = build("Net", "torch")
-    for block in wrapped.blocks:
-        fully_shard(block)
+    fully_shard([*wrapped.blocks])
     fully_shard(wrapped)(**first("Net"))
 
 
@@ -327,9 +388,8 @@ def _flat(wrapped: torch.nn.Module, whole: bool) -> torch.nn.Module:
 REFUSED: dict[str, Callable[[], Any]] = {
     "DataParallel inside": lambda: ORTModule(torch.nn.DataParallel(build("Net"))),
     "DistributedDataParallel inside": lambda: ORTModule(ddp(build("Net"))),
-    "fully_shard inside": lambda: ORTModule(fully_shard(build("Net"))),
-    "sharded blocks inside": lambda: ORTModule(_with_sharded_blocks()),
-    "blocks sharded after wrapping": _sharded_blocks_of_a_wrapped_module,
+    "blocks sharded as one": _blocks_as_one,
+    "sharded blocks on onnxruntime": lambda: fsdp_within(build("Net", "onnxruntime"))(**first("Net")),
     "forward instead of the module": lambda: fully_shard(build("Net", "torch")).forward(**first("Net")),
     "forward after a step": _forward_after_a_step,
     "FSDP1 inside": lambda: ORTModule(_flat(build("Net"), True)),
@@ -344,6 +404,6 @@ def refusal(case: str) -> str:
     """The message with which something is refused; empty where it is not."""
     try:
         REFUSED[case]()
-    except ModuleError as error:
+    except (ModuleError, BackendError) as error:
         return str(error)
     return ""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
+from onnxtrain.errors import BackendError
 from onnxtrain.execute import Executable, backend
 from onnxtrain.gradient import (
     build_gradient,
@@ -27,6 +28,7 @@ from onnxtrain.ir.functions import is_further, is_inner_gradient
 from onnxtrain.ir.graphs import ForwardGraph, Plan, Signature, TrainingGraph
 from onnxtrain.ir.layers import Layers, NotRepeatedError, short_names
 from onnxtrain.ir.passes import Record, save
+from onnxtrain.ir.shards import Shards
 from onnxtrain.ir.traits import Trait, traits_of
 from onnxtrain.ir.unfolding import make_whole, whole
 from onnxtrain.ir.verify import invalid
@@ -288,6 +290,7 @@ def compile_graph(
     options: Options,
     report: Report,
     device: str = "cpu",
+    shards: Shards | None = None,
 ) -> Compiled:
     """Stages 2 to 5: differentiate, plan and compile a forward graph.
 
@@ -298,9 +301,11 @@ def compile_graph(
         options: backend and checks.
         report: receives times and passes.
         device: where the executable runs.
+        shards: what gathers parameters that are not whole.
 
     Raises:
         NotRepeatedError: the layers of a short graph turn out not to be alike.
+        BackendError: there are shards, and the backend gathers none.
     """
     mode = "training" if differentiable else "inference"
     training, chosen = None, differentiated(graph, short_names(differentiable, graph.layers))
@@ -318,8 +323,11 @@ def compile_graph(
     _dump(options, "execution_model", mode, plan.forward)
     if plan.backward is not None:
         _dump(options, "execution_model_backward", mode, plan.backward)
+    plan.shards, chosen_backend = shards, backend(options.backend)
+    if shards is not None and not chosen_backend.gathers:
+        raise BackendError(f"the {chosen_backend.name} backend gathers no parameters", cure="use the torch backend")
     with report.stage("compile"):
-        executable = backend(options.backend).compile(plan, device, options)
+        executable = chosen_backend.compile(plan, device, options)
     return Compiled(executable, graph, training, plan, report, frozenset(tracked_outputs(chosen)))
 
 
@@ -346,7 +354,7 @@ def replanned(compiled: Compiled, chosen: Sequence[Choice], folder: str = "") ->
         folder: where those are that wait; empty for memory of the host.
     """
     training = recomputed(compiled.whole_training, compiled.plan, chosen, folder)
-    return training, make_plan(training)
+    return training, dataclasses.replace(make_plan(training), shards=compiled.plan.shards)
 
 
 def recompile(compiled: Compiled, chosen: Sequence[Choice], options: Options, device: str) -> Compiled:

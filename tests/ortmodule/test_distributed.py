@@ -16,6 +16,7 @@ from ranks import Ranks
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 BACKENDS = ("torch", "onnxruntime")
+WITHIN = [training.fsdp_within, training.fsdp_before]  # how blocks inside of one graph are in shards
 RESHARD = ({"reshard_after_forward": False}, {"reshard_after_forward": True})
 
 
@@ -87,7 +88,35 @@ def test_shards_of_each_block(ranks: Ranks, backend: str) -> None:
     near(ranks(train, "Net", fsdp_blocks, inner=backend, reshard_after_forward=True), eager())
 
 
-@pytest.mark.parametrize("how", [ddp, fsdp])
+@pytest.mark.parametrize("model", ["Net", "Deep", "Tied", "bert"])
+@pytest.mark.parametrize("reshard", RESHARD)
+@pytest.mark.parametrize("how", WITHIN)
+def test_shards_within_one_graph(ranks: Ranks, how: Any, reshard: dict[str, bool], model: str) -> None:
+    """Losses and state of eager PyTorch, and those of FSDP2 in eager PyTorch."""
+    found, expected = (ranks(train, model, how, backend, **reshard) for backend in ("torch", None))
+    near(found, expected[0], tolerance=1e-6)
+    near(found, eager(model))
+
+
+@pytest.mark.parametrize("how", WITHIN)
+def test_accumulation_clipping_and_blocks_left_out_within_one_graph(ranks: Ranks, how: Any) -> None:
+    near(ranks(train, "Net", how, "torch", parts=2), eager())
+    near(ranks(train, "Net", how, "torch", clip=0.1), eager(clip=0.1))
+    near(ranks(train, "Net", how, "torch", alternate=True), eager(alternate=True))
+
+
+def test_shards_without_a_root(ranks: Ranks) -> None:
+    near(ranks(train, "Deep", training.fsdp_blocks_alone, "torch"), eager("Deep"))
+
+
+def test_one_block_is_gathered_at_a_time(ranks: Ranks) -> None:
+    """As in FSDP2: this one, and the one that comes next in the backward pass."""
+    for within, around in ranks(training.most_gathered):
+        assert 0 < within <= around
+    assert ranks(training.graphs_of_shards) == [[1, 1], [1, 1]]
+
+
+@pytest.mark.parametrize("how", [ddp, fsdp, *WITHIN])
 def test_accumulated_gradients(ranks: Ranks, how: Any) -> None:
     near(ranks(train, "Net", how, "torch", parts=2), eager())
 
@@ -128,20 +157,21 @@ def test_transformers(ranks: Ranks, how: Any) -> None:
 
 def test_mixed_precision(ranks: Ranks) -> None:
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    found, expected = (ranks(train, "Net", fsdp, b, mp_policy=policy) for b in ("torch", None))
-    near(found, expected[0], tolerance=1e-2)
-    near(found, eager(), tolerance=5e-2)
-    assert found[0][0] != eager()[0], "nothing was computed in bfloat16"
+    for how in (fsdp, *WITHIN):
+        found, expected = (ranks(train, "Net", how, b, mp_policy=policy) for b in ("torch", None))
+        near(found, expected[0], tolerance=1e-2)
+        near(found, eager(), tolerance=5e-2)
+        assert found[0][0] != eager()[0], "nothing was computed in bfloat16"
 
 
-@pytest.mark.parametrize("how", [ddp, fsdp])
+@pytest.mark.parametrize("how", [ddp, fsdp, *WITHIN])
 def test_casts_of_autocast_are_not_kept_where_parameters_are_gathered(ranks: Ranks, how: Any) -> None:
     kept, made = (ranks(train, "Net", how, "torch", autocast=True, options={"cache_casts": c}) for c in (True, False))
     near(kept, made[0], tolerance=0.0)
     near(made, eager(autocast=True), tolerance=1e-2)
 
 
-@pytest.mark.parametrize("how", [ddp, fsdp])
+@pytest.mark.parametrize("how", [ddp, fsdp, *WITHIN])
 def test_checkpoint_is_the_plain_module_s(ranks: Ranks, how: Any, tmp_path: Path) -> None:
     """Each goes on where the other stopped: parameters, buffers and the optimizer's state."""
     begin, rest, losses = range(2), range(2, training.STEPS), eager()[0]
@@ -167,12 +197,11 @@ ROUND = "the other way round: "
 REFUSED = {
     "DataParallel inside": ("cannot wrap DataParallel", "use DistributedDataParallel around ORTModule"),
     "DistributedDataParallel inside": ("whose forward communicates", f"{ROUND}DistributedDataParallel(ORTModule("),
-    "fully_shard inside": ("FSDPNet is sharded inside of the ORTModule", f"{ROUND}fully_shard(ORTModule(module))"),
-    "sharded blocks inside": ("submodule blocks.0 is sharded inside", "fully_shard(ORTModule(block))"),
-    "blocks sharded after wrapping": ("submodule blocks.0 is sharded inside", "fully_shard(ORTModule(block))"),
+    "blocks sharded as one": ("several modules inside of the ORTModule are sharded as one", "shard each on its own"),
+    "sharded blocks on onnxruntime": ("the onnxruntime backend gathers no parameters", "use the torch backend"),
     "forward instead of the module": ("parameter scale is a DTensor", "model(...), not model.forward(...)"),
     "forward after a step": ("parameter scale is a DTensor", "model(...), not model.forward(...)"),
-    "FSDP1 inside": ("is sharded inside of the ORTModule", f"{ROUND}fully_shard(ORTModule(module))"),
+    "FSDP1 inside": ("is sharded by FullyShardedDataParallel inside of the ORTModule", "use FSDP2"),
     "FSDP1, views": ("has replaced the parameters of Net", "use FSDP2"),
     "FSDP1, flat": ("has replaced the parameters of Net", "use FSDP2"),
     "verify of a sharded ORTModule": ("a step of Net cannot be verified", "before it is sharded: onnxtrain.verify("),

@@ -300,7 +300,8 @@ class BoundGraph:
             with self.report.stage("skip"):
                 graph = plan.packed(active).graph
         try:
-            return compile_graph(graph, differentiable, outputs, self.options, self.report, self.owned.device)
+            where = self.owned.device, self.owned.shards
+            return compile_graph(graph, differentiable, outputs, self.options, self.report, *where)
         except NotRepeatedError as error:
             _LOG.info("the step is built of all layers: %s", error)
             self._short = self.graph
@@ -319,7 +320,8 @@ class BoundGraph:
         key = (tuple(differentiable), tuple(outputs))
         if key not in self._backward:
             graph, training = backward_graph(self.graph, *key, self.options, self.report)
-            bound = BoundGraph(graph, Given(self.owned.device), self.options.of_gradient, self.report)
+            given = Given(self.owned.device, self.owned.shards)
+            bound = BoundGraph(graph, given, self.options.of_gradient, self.report)
             self._backward[key] = Backward(bound, training.output_gradients, training.gradients)
         return self._backward[key]
 

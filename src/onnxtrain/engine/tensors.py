@@ -10,10 +10,17 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 
 from onnxtrain.errors import UnsupportedDataError
+from onnxtrain.ir.shards import Shards
 
 
 class Owned(abc.ABC):
-    """The parameters and buffers of a graph, where they live."""
+    """The parameters and buffers of a graph, where they live.
+
+    Attributes:
+        shards: gathers those that are in shards; None where all are whole.
+    """
+
+    shards: Shards | None = None
 
     @property
     @abc.abstractmethod
@@ -34,10 +41,11 @@ class Given(Owned):
 
     Args:
         device: where the graph runs.
+        shards: gathers those of its inputs that are in shards.
     """
 
-    def __init__(self, device: str) -> None:
-        self._device = device
+    def __init__(self, device: str, shards: Shards | None = None) -> None:
+        self._device, self.shards = device, shards
 
     @property
     def device(self) -> str:

@@ -181,6 +181,7 @@ class Backend(abc.ABC):
 
     name: str
     runs_aten: bool = False  # whether it runs operators of torch by name
+    gathers: bool = False  # whether its programs gather parameters that are in shards
 
     def runs(self, node: ir.Node) -> bool:
         """Whether the backend has the operator of a node."""

@@ -12,6 +12,7 @@ from onnxtrain.capture import is_librarys
 from onnxtrain.errors import DeviceError, ModuleError, OptionError
 from onnxtrain.options import Options
 from onnxtrain.ortmodule.debug import DebugOptions
+from onnxtrain.ortmodule.shards import gathered_later
 from onnxtrain.ortmodule.tensor_hooks import is_of_tensors_only
 from onnxtrain.zero_stage3 import is_of_deepspeed
 
@@ -40,7 +41,7 @@ def check_module(module: Any) -> None:
             "ORTModule cannot wrap DistributedDataParallel, whose forward communicates",
             cure="the other way round: DistributedDataParallel(ORTModule(module))",
         )
-    check_sharding(module)
+    check_sharding(module, is_called=False)
 
 
 def check_options(debug_options: Any, options: Any) -> None:
@@ -57,25 +58,26 @@ def check_options(debug_options: Any, options: Any) -> None:
             )
 
 
-def check_sharding(module: torch.nn.Module) -> None:
+def check_sharding(module: torch.nn.Module, is_called: bool = True) -> None:
     """Refuse parameters in shards: raise the first of ``sharding_errors``."""
-    for error in sharding_errors(module):
+    for error in sharding_errors(module, is_called):
         raise error
 
 
-def sharding_errors(module: torch.nn.Module) -> Iterator[ModuleError]:
-    """Modules inside that are sharded on their own, parameters in shards or views of FSDP1: one error for each.
+def sharding_errors(module: torch.nn.Module, is_called: bool = True) -> Iterator[ModuleError]:
+    """Parameters in shards that nothing gathers, and those that are views of FSDP1's: one error for each.
 
-    What gathers them are hooks of modules, of which a graph is only one.
+    Args:
+        module: to be captured.
+        is_called: whether it is being called, so that FSDP2 has gathered what it will.
     """
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # where nobody imported it, nothing is sharded
     for path, inner in module.named_modules() if fsdp else ():
-        if isinstance(inner, fsdp.FSDPModule | fsdp.FullyShardedDataParallel):
+        if isinstance(inner, fsdp.FullyShardedDataParallel):
             yield ModuleError(
-                f"{f'submodule {path}' if path else type(module).__name__} is sharded inside of the ORTModule, whose "
-                "graph never calls what gathers its parameters",
-                cure="the other way round: fully_shard(ORTModule(module)) as a whole, or each block as an ORTModule "
-                "of its own that is sharded: block = fully_shard(ORTModule(block))",
+                f"{f'submodule {path}' if path else type(module).__name__} is sharded by FullyShardedDataParallel "
+                "inside of the ORTModule, whose graph never calls what gathers its parameters",
+                cure="use FSDP2: torch.distributed.fsdp.fully_shard",
             )
         if _is_flattened(inner):
             yield ModuleError(
@@ -84,8 +86,9 @@ def sharding_errors(module: torch.nn.Module) -> Iterator[ModuleError]:
                 cure="use FSDP2: torch.distributed.fsdp.fully_shard(ORTModule(module))",
             )
     tensors: Any = sys.modules.get("torch.distributed.tensor")
+    waiting = set() if is_called else gathered_later(module)
     for name, tensor in [*module.named_parameters(), *module.named_buffers()] if tensors else ():
-        if isinstance(tensor, tensors.DTensor):
+        if isinstance(tensor, tensors.DTensor) and id(tensor) not in waiting:
             yield ModuleError(
                 f"parameter {name} is a DTensor: this process has a shard of it, and the graph needs the whole",
                 cure="call the module itself, model(...), not model.forward(...): its hooks gather what fully_shard "

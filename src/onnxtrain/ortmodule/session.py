@@ -34,6 +34,7 @@ from onnxtrain.options import Options
 from onnxtrain.ortmodule.checks import is_gathered
 from onnxtrain.ortmodule.contents import Contents
 from onnxtrain.ortmodule.guards import Call
+from onnxtrain.ortmodule.shards import shards_of, whole
 from onnxtrain.ortmodule.size_checks import size_check
 from onnxtrain.ortmodule.verification import Verification
 
@@ -69,11 +70,12 @@ class Session:
         )
         report = Report()
         self.module = module
-        self.captured: Captured = capture_module(module, args, kwargs, chosen, report, numbers, answers)
         self.announced = False  # whether the user was told what this graph does
         self.was_training = module.training
         self._given: list[weakref.ref[torch.Tensor]] | None = None  # the tensors of the latest call
-        self.fits = size_check(self.captured, module)
+        with whole(module):
+            self.captured: Captured = capture_module(module, args, kwargs, chosen, report, numbers, answers)
+            self.fits = size_check(self.captured, module)
         graph = self.captured.graph
         given = (x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor))
         device = device_of(module, given)
@@ -154,6 +156,7 @@ class ModuleTensors(Owned):
         self._module, self._called_on = module, device
         lent = _Lent(module, borrowed)
         self._lender = types.SimpleNamespace(_parameters=lent, _buffers=lent)
+        self._inner = self.shards = shards_of(module)
         self._parameters = [self._place(name) for name in signature.parameters]
         self._buffers = [self._place(name) for name in signature.buffers]
         self._updated = [self._place(name) for name in signature.buffer_updates]
@@ -166,6 +169,8 @@ class ModuleTensors(Owned):
     def now(self) -> list[torch.Tensor]:
         """Those that the module has now."""
         parameters = [m._parameters[leaf] for m, leaf in self._parameters]
+        if self._inner is not None:
+            parameters = self._inner.gathered(parameters)
         return [*parameters, *(_table(m, leaf)[leaf] for m, leaf in self._buffers)]
 
     def update(self, contents: Sequence[torch.Tensor]) -> None:

@@ -34,6 +34,7 @@ from onnxtrain.ortmodule.left_unread import LeftUnread
 from onnxtrain.ortmodule.paths import can_follow, difference, integers, too_many, varying
 from onnxtrain.ortmodule.reasons import always_another, differences
 from onnxtrain.ortmodule.session import Entry, Session
+from onnxtrain.ortmodule.shards import whole
 from onnxtrain.ortmodule.varying_numbers import VaryingNumbers
 
 _LOG = logging.getLogger(__name__)
@@ -153,9 +154,10 @@ class Sessions:
         return self._is_lazy
 
     def _check(self, call: Call) -> None:
-        check_sharding(self.module)
-        check_hooks(self.module, self.options.hooks)
-        check_devices(self.module, call.tensors)
+        with whole(self.module):
+            check_sharding(self.module)
+            check_hooks(self.module, self.options.hooks)
+            check_devices(self.module, call.tensors)
 
     def _served(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Session, Any] | None:
         """What a call returns on one of the paths that there are; None where it is on another one."""

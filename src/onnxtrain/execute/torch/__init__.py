@@ -10,6 +10,7 @@ import torch
 
 from onnxtrain.errors import BackendError, first_line
 from onnxtrain.execute.base import Backend, Executable, Footprint, Timing
+from onnxtrain.execute.torch.effects import silenced
 from onnxtrain.execute.torch.footprint import footprint
 from onnxtrain.execute.torch.kernel_compiler import KernelCompiler
 from onnxtrain.execute.torch.memory import added_of
@@ -58,7 +59,8 @@ class TorchExecutable(Executable):
             raise _untold(f"{effect.op_type} may do more than compute", describe(effect), source_of(effect))
         try:
             programs = {"forward": self._forward, "backward": self._backward}
-            return footprint(self, inputs, self._device, {n: p for n, p in programs.items() if p is not None})
+            with silenced():
+                return footprint(self, inputs, self._device, {n: p for n, p in programs.items() if p is not None})
         except Exception as error:  # whatever torch says of an operator without content
             raise _untold(first_line(error)) from error
 
@@ -96,6 +98,7 @@ class TorchBackend(Backend):
 
     name = "torch"
     runs_aten = True
+    gathers = True
 
     def __init__(self) -> None:
         self._compiler = KernelCompiler()

@@ -67,10 +67,12 @@ class Writer:
         self.bound: set[str] = set()
         self.given: set[ir.Value] = set()  # inputs whose memory may be overwritten
         self.after: dict[ir.Node | None, list[str]] = {}  # lines that follow a node, or come first
+        self.around: dict[ir.Node, tuple[list[str], list[str]]] = {}  # lines right before it and right after
         self.instead: dict[ir.Value, str] = {}  # of constants that the caller gets in another form
         self.kept: dict[ir.Node, str] = {}  # nodes that keep something for their gradients, and these: where
         self.into: dict[str, str] = {}  # results that may be added to what the caller has, and where that is
-        self.names = Names({*NAMES, "ops", "calls", "saved", "sizes", "inputs", "gradients", "made", *self.symbols})
+        given = {"ops", "calls", "shards", "saved", "sizes", "inputs", "gradients", "made"}
+        self.names = Names({*NAMES, *given, *self.symbols})
 
     def forward(self, plan: Plan, saved: Sequence[str], sizes: Sequence[str]) -> Program:
         """``forward(inputs) -> outputs, saved, sizes``."""
@@ -141,6 +143,9 @@ class Writer:
         self.lines.append("saved.clear()")
         self._unpack(self.graph.inputs[count:], "gradients")
         self.lines.append("gradients.clear()")
+        if plan.shards is not None:
+            counts = tuple(len(group & plan.gradients.keys()) for group in plan.shards.groups)
+            self.lines.append(f"shards.begin_backward({counts})")
         self.after = self._handed_over(plan, weights)
         self._body(keep=set())
         return self._program("backward", "saved, sizes, gradients, made")
@@ -269,7 +274,8 @@ class Writer:
         self.reusable = reusable(self.nodes, self.lowerings, last, keep.union(self.results, held), self.given)
         self.lines += self.after.get(None, ())
         for node in self.nodes:
-            self.lines.append(self._line(node))
+            before, right_after = self.around.get(node, ((), ()))
+            self.lines += [*before, self._line(node), *right_after]
             self._bind(v for v in node.outputs if v in self.live)
             if dead := [self._tensor(v) for v in last.get(node, ())]:
                 self.lines.append(f"del {', '.join(dead)}")

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from onnxtrain.execute.torch.codegen import Writer
 from onnxtrain.execute.torch.expressions import sizes_of
+from onnxtrain.execute.torch.gathering import gather
 from onnxtrain.execute.torch.kept import kept_between
 from onnxtrain.execute.torch.kernels import is_kernel, with_kernels
 from onnxtrain.execute.torch.lowerings.recurrent import is_fused
@@ -48,7 +49,9 @@ def compile_plan(
         forward, backward = _with_kernels(plan, forward, backward, device)
     plan, lower = dataclasses.replace(plan, forward=forward), functools.partial(_lowering, kernels)
     if backward is None:
-        return Writer(forward.graph, device, lower=lower).forward(plan, [], []), None
+        alone = Writer(forward.graph, device, lower=lower)
+        _gather(plan, alone)
+        return alone.forward(plan, [], []), None
     bindable = _bindable(forward.graph)
     reader = Writer(backward.graph, device, known=bindable, lower=lower)
     saved = [v for v in backward.graph.inputs[: len(plan.saved)] if v in reader.live]
@@ -61,6 +64,7 @@ def compile_plan(
     for maker, gradient in kept_between(writer.nodes, reader.nodes) if keeps else ():
         writer.kept[maker], reader.kept[gradient] = writer.names.unique("kept"), reader.names.unique("kept")
     weights = _weights(writer, saved, plan.gradients)
+    _gather(plan, writer, reader, saved)
     return writer.forward(plan, [str(v.name) for v in saved], sizes), reader.backward(plan, saved, sizes, weights)
 
 
@@ -108,6 +112,26 @@ def _weights(writer: Writer, saved: Sequence[ir.Value], names: Iterable[str]) ->
     for value in saved:
         found.setdefault(root(named[value.name]), []).append(value)
     return {name: found.get(root(named[name]), []) for name in names}
+
+
+def _gather(plan: Plan, writer: Writer, reader: Writer | None = None, saved: Sequence[ir.Value] = ()) -> None:
+    """Have the programs gather what is in shards.
+
+    Args:
+        plan: of whose shards they are.
+        writer: writes the forward pass.
+        reader: writes the backward pass; None where there is none.
+        saved: the inputs that this one has from the forward pass.
+    """
+    if plan.shards is None:
+        return
+    inputs = {str(v.name): v for v in writer.graph.inputs}
+    groups = [[inputs[name] for name in group if name in inputs] for group in plan.shards.groups]
+    gather(writer, plan.shards, groups, "enter", "leave")
+    if reader is not None:
+        held = _weights(writer, saved, inputs)
+        read = [{v for value in group for v in held[str(value.name)]} for group in groups]
+        gather(reader, plan.shards, read, "enter_backward", "leave_backward")
 
 
 def _bindable(graph: ir.Graph) -> set[str]:
