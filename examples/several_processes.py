@@ -4,7 +4,7 @@
     torchrun --nproc-per-node 2 examples/several_processes.py --engine fsdp2
 
 A small Llama with random weights learns to count. DistributedDataParallel is around one ORTModule; for FSDP2 each layer
-is an ORTModule, so that parameters are gathered layer by layer.
+is sharded too, so that parameters are gathered layer by layer within one graph.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def distributed(model: LlamaForCausalLM, engine: str, wrap: type[ORTModule] | No
         engine: ``"ddp"`` or ``"fsdp2"``.
         wrap: ``ORTModule``; None trains in eager PyTorch.
     """
+    whole = model if wrap is None else wrap(model)
     if engine == "ddp":
-        return DistributedDataParallel(wrap(model) if wrap is not None else model)
-    layers = model.model.layers
-    for index, layer in enumerate(layers):
-        layers[index] = fully_shard(wrap(layer) if wrap is not None else layer)
-    return fully_shard(model)
+        return DistributedDataParallel(whole)
+    for layer in model.model.layers:
+        fully_shard(layer)
+    return fully_shard(whole)
 
 
 def batch(step: int, rank: int, rows: int) -> torch.Tensor:

@@ -349,6 +349,18 @@ def graphs_of_shards() -> list[int]:
     return found
 
 
+def told_of_shards(how: Callable[..., torch.nn.Module]) -> tuple[int, int, list[float]]:
+    """The peak that is told of a sharded model, that of one that is whole, and losses after it was asked."""
+    batch, module = first("Deep"), how(build("Deep", "torch"))
+    losses = []
+    for _ in range(2):
+        told = module.memory_report(**batch).peak
+        loss = module(**batch)
+        loss.backward()
+        losses.append(loss.item())
+    return told, build("Deep", "torch").memory_report(**batch).peak, losses
+
+
 def messages(how: Callable[..., torch.nn.Module]) -> list[str]:
     """What the library says to the user of this rank about a first step."""
     logger, found = logging.getLogger("onnxtrain"), []

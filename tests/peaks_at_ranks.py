@@ -6,6 +6,7 @@ use within a step. Collectives are those of torch's fake process group: they all
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import os
@@ -52,10 +53,13 @@ def allocated(call: Callable[[], Any]) -> tuple[Any, int, int]:
     return made, alive, peak
 
 
-def _fsdp2() -> Callable[[dict[str, torch.Tensor]], None]:
+def _fsdp2(by_layer: bool = False) -> Callable[[dict[str, torch.Tensor]], None]:
     from torch.distributed.fsdp import fully_shard
 
-    sharded = fully_shard(ORTModule(model()))
+    wrapped = ORTModule(model())
+    for layer in wrapped.transformer.h if by_layer else ():
+        fully_shard(layer)
+    sharded = fully_shard(wrapped)
     return _step(sharded, torch.optim.AdamW(sharded.parameters()))
 
 
@@ -103,7 +107,13 @@ def _deepspeed(stage: int) -> Callable[[], Callable[[dict[str, torch.Tensor]], N
 
 def peaks() -> Iterator[tuple[str, str, int]]:
     """Strategy, batch and bytes."""
-    engines = {"ddp": _ddp, "fsdp2": _fsdp2, **{f"zero{stage}": _deepspeed(stage) for stage in (1, 2, 3)}}
+    by_layer = functools.partial(_fsdp2, by_layer=True)
+    engines = {
+        "ddp": _ddp,
+        "fsdp2": _fsdp2,
+        "fsdp2-layers": by_layer,
+        **{f"zero{stage}": _deepspeed(stage) for stage in (1, 2, 3)},
+    }
     for strategy, make in engines.items():
         for name, shape in BATCHES.items():
             yield strategy, name, _peak(make, batch(shape))

@@ -14,7 +14,7 @@ STRATEGIES = {
     "zero2": "DeepSpeed's stage 2: gradients, too",
     "zero3": "DeepSpeed's stage 3: parameters, too",
     "fsdp2": "fully_shard(ORTModule(module)): all in shards, gathered as a whole",
-    "fsdp2-layers": "fully_shard(ORTModule(layer)) for each layer: gathered one at a time",
+    "fsdp2-layers": "fully_shard(layer) for each layer within one ORTModule: gathered one at a time",
 }
 OPTIMIZERS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}  # numbers of state for each element
 _UNITS = (("T", 1e12), ("G", 1e9), ("M", 1e6))

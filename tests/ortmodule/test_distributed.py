@@ -116,6 +116,12 @@ def test_one_block_is_gathered_at_a_time(ranks: Ranks) -> None:
     assert ranks(training.graphs_of_shards) == [[1, 1], [1, 1]]
 
 
+@pytest.mark.parametrize("how", [fsdp, *WITHIN])
+def test_memory_of_a_sharded_module(ranks: Ranks, how: Any) -> None:
+    for told, whole, losses in ranks(training.told_of_shards, how):
+        assert told == whole and losses[0] == losses[1]
+
+
 @pytest.mark.parametrize("how", [ddp, fsdp, *WITHIN])
 def test_accumulated_gradients(ranks: Ranks, how: Any) -> None:
     near(ranks(train, "Net", how, "torch", parts=2), eager())

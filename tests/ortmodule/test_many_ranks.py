@@ -37,7 +37,7 @@ def test_peaks_are_those_of_the_engines(ranks: int) -> None:
     plans = {batch: planned(shape, ranks=[ranks]).plans for batch, shape in peaks_at_ranks.BATCHES.items()}
     told = {(p.strategy, batch): p.peak for batch, found in plans.items() for p in found}
     wrong = {key: told[key] / peak for key, peak in real.items() if abs(told[key] / peak - 1) > 0.05}
-    assert not wrong and len(real) == 10
+    assert not wrong and len(real) == 12
 
 
 def test_shares_and_what_is_sent() -> None:
@@ -51,7 +51,7 @@ def test_shares_and_what_is_sent() -> None:
     kept = found["zero3"].parameters + found["zero3"].optimizer
     assert kept == pytest.approx(elements * 16 / 4, rel=1e-3)
     sent = {name: plan.sent / (size * 3 / 4) for name, plan in found.items()}
-    expected = {"ddp": 2, "zero1": 2, "zero2": 2, "zero3": 3, "fsdp2": 2, "fsdp2-layers": 3}
+    expected = {"ddp": 2, "zero1": 2, "zero2": 2, "zero3": 3, "fsdp2": 2, "fsdp2-layers": 3 - report.step.root / size}
     assert sent == pytest.approx(expected, rel=1e-3)
     assert all(0 < p.waiting <= p.sent / 1e9 * (1 + 1e-9) for p in report.plans)  # some is hidden, or none
 

@@ -19,15 +19,30 @@ from onnxtrain.cluster import OPTIMIZERS, STRATEGIES, Cluster
 from onnxtrain.engine.bound import BoundGraph
 from onnxtrain.engine.costs import operations
 from onnxtrain.engine.memory_report import Planned, planned
-from onnxtrain.execute import Use
 from onnxtrain.execute.torch.dtypes import torch_dtype
 from onnxtrain.execute.torch.speeds import Speeds
 from onnxtrain.ir.concrete import bytes_of
+from onnxtrain.ir.modules import modules_of
 from onnxtrain.plan.formulas import MOVES
 
 _STATE = 4  # bytes of a number of the optimizer's state where DeepSpeed keeps it, and of its copy of a parameter
 _TOUCHED = 3  # times that an optimizer's step goes over parameters and state: reads both, reads gradients, writes both
-_LAYER = re.compile(r"(.*?\.)?\d+\.")  # what a parameter's name begins with that is of a layer in a list
+_LAYER = re.compile(r"(.*?\.)?\d+\.")  # what the name of a parameter or module begins with that is of a layer in a list
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """A line of a pass.
+
+    Args:
+        most: bytes in use at once at most.
+        made: bytes of gradients among them that were made before.
+        is_in_layer: whether it comes from a layer that a list holds.
+    """
+
+    most: int
+    made: int
+    is_in_layer: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,9 +55,8 @@ class Step:
         frozen: bytes of the others, and of buffers.
         layer: bytes of the largest layer that a list holds.
         root: bytes of what no such layer holds.
-        forward: most bytes that the forward pass has in use beside all of these.
-        backward: for each line of the backward pass the most bytes in use, and bytes of gradients among them that were
-            made before.
+        forward: for each line of the forward pass the most bytes in use beside all of these.
+        backward: for each line of the backward pass.
         segments: how often gradients come.
         late: bytes of outputs that are computed where somebody reads them.
         seconds: that the passes take at least, at the speeds of a rank.
@@ -54,8 +68,8 @@ class Step:
     frozen: int
     layer: int
     root: int
-    forward: int
-    backward: Sequence[tuple[int, int]]
+    forward: Sequence[Line]
+    backward: Sequence[Line]
     segments: int
     late: int
     seconds: tuple[float, float]
@@ -66,13 +80,18 @@ class Step:
         """Bytes of all parameters."""
         return self.weights + self.frozen
 
+    @property
+    def first(self) -> int:
+        """Most bytes in use in the forward pass."""
+        return max((line.most for line in self.forward), default=0)
+
     def most(self, beside: Callable[[int], float] = float) -> int:
         """Most bytes in use in the backward pass.
 
         Args:
             beside: for the bytes of gradients that were made, how many are held for them; by default these.
         """
-        return max((int(most - made + beside(made)) for most, made in self.backward), default=0)
+        return max((int(line.most - line.made + beside(line.made)) for line in self.backward), default=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +153,8 @@ def step_of(bound: BoundGraph, tensors: Sequence[torch.Tensor], cluster: Cluster
         layers[found[0] if (found := _LAYER.match(name)) else ""] += size[name]
     root = layers.pop("", 0)
     produced = {v: size[name] for name, v in compiled.gradients.items() if name in trained}
-    uses, seconds = plan.footprint.uses, _seconds(plan, Speeds(bound.owned.device), cluster)
+    forward, backward = _lines(plan, produced)
+    seconds = _seconds(plan, Speeds(bound.owned.device), cluster)
     made = {v.name for node in compiled.forward.graph for v in node.outputs}
     late = [v for v in bound.graph.model.graph.outputs if v.name in bound.signature.outputs and v.name not in made]
     return Step(
@@ -143,8 +163,8 @@ def step_of(bound: BoundGraph, tensors: Sequence[torch.Tensor], cluster: Cluster
         frozen=sum(size.values()) - weights,
         layer=max(layers.values(), default=0),
         root=root,
-        forward=max((use.most for use in uses if use.part == "forward"), default=0),
-        backward=_made([use for use in uses if use.part == "backward"], produced),
+        forward=forward,
+        backward=backward,
         segments=max(1, len(compiled.segments)),
         late=sum(bytes_of(v, plan.sizes) or 0 for v in late),
         seconds=seconds[:2],
@@ -162,13 +182,25 @@ def plans_of(step: Step, cluster: Cluster) -> list[RankPlan]:
     return [_plan(step, cluster, ranks, strategy) for ranks in cluster.ranks for strategy in cluster.strategies]
 
 
-def _made(uses: Sequence[Use], produced: Mapping[str, int]) -> list[tuple[int, int]]:
-    """For each line of the backward pass what is in use, and how much of that are gradients made before."""
-    found, made = list[tuple[int, int]](), 0
-    for use in uses:
-        found.append((use.most, made))
-        made += produced.get(use.value, 0)
-    return [*found, *([(uses[-1].rest, made)] if uses else [])]
+def _lines(plan: Planned, produced: Mapping[str, int]) -> tuple[list[Line], list[Line]]:
+    """The lines of either pass, the last one as it leaves what it made.
+
+    Args:
+        plan: of the step.
+        produced: bytes of gradients by the names of their values.
+    """
+    models = (plan.fit.compiled.plan.forward, plan.fit.compiled.plan.backward)
+    inside = {v.name for m in models if m is not None for n in m.graph if _is_in_layer(n) for v in n.outputs}
+    found: dict[str, list[Line]] = {"forward": [], "backward": []}
+    made, rest = 0, 0
+    for use in plan.footprint.uses:
+        found[use.part].append(Line(use.most, made, use.value in inside))
+        made, rest = made + produced.get(use.value, 0), use.rest
+    return found["forward"], [*found["backward"], Line(rest, made, is_in_layer=False)]
+
+
+def _is_in_layer(node: ir.Node) -> bool:
+    return any(_LAYER.match(f"{name}.") for name, _ in modules_of(node))
 
 
 def _seconds(plan: Planned, measured: Speeds, cluster: Cluster) -> tuple[float, float, float]:
@@ -235,9 +267,14 @@ def _sent(step: Step, ranks: int, strategy: str) -> tuple[float, float]:
     part = (ranks - 1) / ranks
     if strategy == "ddp":
         return 2 * part * step.weights, 0.0
-    times = {"zero3": 2, "fsdp2-layers": 2}.get(strategy, 1)  # gathered for the forward and for the backward pass
-    whole = step.weights if strategy in ("zero1", "zero2") else step.all
-    return part * step.weights, times * part * whole
+    gathered = {
+        "zero1": step.weights,
+        "zero2": step.weights,
+        "zero3": 2 * step.all,  # for the forward pass, and for the backward pass
+        "fsdp2": step.all,
+        "fsdp2-layers": 2 * step.all - step.root,
+    }
+    return part * step.weights, part * gathered[strategy]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -254,7 +291,7 @@ class _Memory:
 def _ddp(step: Step, cluster: Cluster, ranks: int) -> _Memory:
     """All of everything, and the buckets that gradients are copied to."""
     states = OPTIMIZERS[cluster.optimizer] * step.weights
-    passing = max(step.forward, step.most(), step.weights)
+    passing = max(step.first, step.most(), step.weights)
     return _Memory(step.all, states, step.weights, passing, step.weights)
 
 
@@ -272,7 +309,7 @@ def _zero(stage: int) -> Callable[[Step, Cluster, int], _Memory]:
             backward = step.most(lambda made: _in_buckets(made, bucket, ranks))
             update = gradients + own * _STATE
         states = (1 + OPTIMIZERS[cluster.optimizer]) * own * _STATE
-        return _Memory(step.all, states, 0, max(step.forward, backward, update), own * _STATE)
+        return _Memory(step.all, states, 0, max(step.first, backward, update), own * _STATE)
 
     return memory
 
@@ -292,7 +329,7 @@ def _zero3(step: Step, cluster: Cluster, ranks: int) -> _Memory:
     gathered = step.all if ranks > 1 else 0
     buffers = step.weights // ranks + cluster.bucket * width
     states = (1 + OPTIMIZERS[cluster.optimizer]) * own * _STATE
-    passing = max(step.forward, step.most()) + step.late + gathered  # DeepSpeed's hooks read all outputs
+    passing = max(step.first, step.most()) + step.late + gathered  # DeepSpeed's hooks read all outputs
     return _Memory(step.all // ranks, states, buffers, max(passing, own * _STATE), own * _STATE)
 
 
@@ -300,25 +337,31 @@ def _fsdp2(step: Step, cluster: Cluster, ranks: int) -> _Memory:
     """All in shards, gathered as a whole; the buffer of the all-gather is held until the forward pass is over."""
     states = OPTIMIZERS[cluster.optimizer] * step.weights // ranks
     gathered = step.all
-    forward = step.forward + gathered + (gathered if ranks > 1 else 0)
+    forward = step.first + gathered + (gathered if ranks > 1 else 0)
     passing = max(forward, step.most() + gathered, 2 * step.weights)
     return _Memory(step.all // ranks, states, 0, passing, step.weights // ranks)
 
 
 def _fsdp2_layers(step: Step, cluster: Cluster, ranks: int) -> _Memory:
-    """All in shards; a layer is gathered while another runs, and what is in no layer stays gathered.
+    """All in shards; a layer is gathered while it runs, and what is in no layer stays gathered.
 
-    A layer that is gathered is there with the buffer of the all-gather, its gradients with that of the reduce-scatter.
+    A gathered layer is there once more as the all-gather left it, in the forward pass until the next one comes; in the
+    backward pass that of the layer before is there by then. A layer's gradients are copied to be reduced, and the copy
+    is held until the next layer's are there.
     """
-    own, times = step.weights // ranks, 2 if ranks > 1 else 1
-    gathered = step.root + (1 + times) * step.layer
-    last = step.weights - step.root - 2 * step.layer  # of gradients, after which no other layer is gathered
+    own, copies, layer = step.weights // ranks, 1 if ranks > 1 else 0, step.layer
+    last = step.weights - step.root - layer  # of gradients, after which no other layer is gathered
 
-    def beside(made: int) -> float:
-        there = gathered if made <= last else step.root + step.layer
-        return made / ranks + there + times * min(step.layer, step.weights)
+    def forward(line: Line) -> int:
+        return line.most + step.root + (1 + copies if line.is_in_layer else copies) * layer
 
-    passing = max(step.forward + gathered, step.most(beside), own)
+    def backward(line: Line) -> float:
+        reduced = line.made // layer * layer if layer else line.made
+        gathered = (1 + (copies if line.made < last else 0)) * layer if line.is_in_layer else 0
+        sent = layer if reduced else 0
+        return line.most - reduced + reduced / ranks + step.root + gathered + sent
+
+    passing = max([own, *map(forward, step.forward), *(int(backward(line)) for line in step.backward)])
     return _Memory(step.all // ranks, OPTIMIZERS[cluster.optimizer] * own, 0, passing, own)
 
 

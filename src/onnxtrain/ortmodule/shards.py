@@ -51,6 +51,26 @@ def whole(module: torch.nn.Module) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def root_gathered(*modules: torch.nn.Module) -> Iterator[None]:
+    """Within it the parameters that FSDP2 shards for a module itself are whole, which its hooks do when it is called.
+
+    Args:
+        modules: the module, and what stands for it; one of them at most is sharded.
+    """
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    sharded = next((m for m in modules if fsdp is not None and issubclass(type(m), fsdp.FSDPModule)), None)
+    if sharded is None:
+        yield
+        return
+    sharded._get_fsdp_state()._lazy_init()
+    sharded.unshard()  # type: ignore[operator]
+    try:
+        yield
+    finally:
+        sharded.reshard()  # type: ignore[operator]
+
+
 class InnerShards:
     """The groups of parameters that FSDP2 gathers for modules inside of a captured one.
 
@@ -201,4 +221,4 @@ def _names_of(group: Any, names: dict[tuple[int, str], str]) -> Iterator[str]:
                 yield names[id(owner), leaf]
 
 
-__all__ = ["InnerShards", "gathered_later", "shards_of", "whole"]
+__all__ = ["InnerShards", "gathered_later", "root_gathered", "shards_of", "whole"]

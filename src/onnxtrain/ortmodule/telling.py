@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from onnxtrain.ortmodule.fallback import FallbackState
 from onnxtrain.ortmodule.reports import memory_of, metrics_of, plan_of, profile_of, report_of
 from onnxtrain.ortmodule.session import Session
 from onnxtrain.ortmodule.sessions import Sessions
+from onnxtrain.ortmodule.shards import root_gathered
 from onnxtrain.ortmodule.without_content import has_content, without_content
 from onnxtrain.report import RunReport
 
@@ -96,7 +98,8 @@ class Telling:
             BackendError: the backend cannot tell.
             BudgetError: the step cannot be made to fit into ``Options.memory_budget``.
         """
-        return memory_of(self._planned_of(), args, kwargs)
+        with self._gathered():
+            return memory_of(self._planned_of(), args, kwargs)
 
     def plan(self, cluster: Cluster, *args: Any, **kwargs: Any) -> ClusterReport:
         """What a step on this batch would need and take on many ranks, of which none is there.
@@ -114,7 +117,8 @@ class Telling:
             BackendError: the backend cannot tell.
             BudgetError: the step cannot be made to fit into ``Options.memory_budget``.
         """
-        return plan_of(self.__dict__["_wrapped"], self._planned_of(), cluster, args, kwargs)
+        with self._gathered():
+            return plan_of(self.__dict__["_wrapped"], self._planned_of(), cluster, args, kwargs)
 
     def profile(self, *args: Any, optimizer: torch.optim.Optimizer | None = None, **kwargs: Any) -> ProfileReport:
         """Where the time of a step on this batch goes: measured for some seconds, operator by operator.
@@ -160,6 +164,11 @@ class Telling:
         if path is not None:
             made.save(path)
         return made
+
+    def _gathered(self) -> AbstractContextManager[None]:
+        """Within it the parameters are there that a call would find."""
+        this: Any = self
+        return root_gathered(this, self.__dict__["_wrapped"])
 
     def _planned_of(self) -> Sessions | None:
         """The graphs, those of a module on the meta device as if it were on a CPU."""
