@@ -17,11 +17,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from parity import Applied, Calls, captures, pair, same_step
+from torch.torch_version import TorchVersion
 
 from onnxtrain import Options, ORTModule
 from onnxtrain.errors import CaptureError
 
 Tensor = torch.Tensor
+
+BEFORE_2_12 = TorchVersion(torch.__version__) < (2, 12)
 
 
 class Written(torch.nn.Module):
@@ -660,7 +663,7 @@ FOUND: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # torch takes the firs
 }
 
 
-@pytest.mark.parametrize("name", FOUND)
+@pytest.mark.parametrize("name", [*FOUND][3:] if BEFORE_2_12 else FOUND)  # it refuses to write to what it finds
 def test_the_first_of_what_is_found_where_nothing_is(name: str) -> None:
     wrapped, eager = pair(Calls(FOUND[name]).double())
     for mask in ([True, False, True], [False] * 3, [False, False, True]):

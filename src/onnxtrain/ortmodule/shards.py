@@ -59,16 +59,16 @@ def root_gathered(*modules: torch.nn.Module) -> Iterator[None]:
         modules: the module, and what stands for it; one of them at most is sharded.
     """
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
-    sharded = next((m for m in modules if fsdp is not None and issubclass(type(m), fsdp.FSDPModule)), None)
+    sharded: Any = next((m for m in modules if fsdp is not None and issubclass(type(m), fsdp.FSDPModule)), None)
     if sharded is None:
         yield
         return
     sharded._get_fsdp_state()._lazy_init()
-    sharded.unshard()  # type: ignore[operator]
+    sharded.unshard()
     try:
         yield
     finally:
-        sharded.reshard()  # type: ignore[operator]
+        sharded.reshard()
 
 
 class InnerShards:
