@@ -16,6 +16,7 @@ class Shards(Protocol):
     @property
     def groups(self) -> Sequence[frozenset[str]]:
         """The names of the inputs of each group."""
+        ...
 
     def enter(self, group: int) -> None:
         """A node of the forward pass is about to read a group."""
