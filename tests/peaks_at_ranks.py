@@ -12,16 +12,15 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.profiler import ProfilerActivity, profile
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from onnxtrain import ORTModule
+from onnxtrain.execute.torch.allocations import left_and_peak_of
 
 WORDS, BUCKET = 1000, 500_000
 BATCHES = {"large": (4, 128), "small": (1, 8)}  # what a step computes is most of its memory, or gradients are
@@ -39,18 +38,6 @@ def batch(shape: tuple[int, int]) -> dict[str, torch.Tensor]:
     """Texts of one length."""
     ids = torch.randint(0, WORDS, shape, generator=torch.Generator().manual_seed(0))
     return {"input_ids": ids, "labels": ids}
-
-
-def allocated(call: Callable[[], Any]) -> tuple[Any, int, int]:
-    """What a call returns, the bytes that it leaves in use, and the most within it."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        made = call()
-    events = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]
-    alive = peak = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        alive += event.nbytes()
-        peak = max(peak, alive)
-    return made, alive, peak
 
 
 def _fsdp2(by_layer: bool = False) -> Callable[[dict[str, torch.Tensor]], None]:
@@ -122,10 +109,10 @@ def peaks() -> Iterator[tuple[str, str, int]]:
 def _peak(make: Callable[[], Callable[[dict[str, torch.Tensor]], None]], given: dict[str, torch.Tensor]) -> int:
     """Bytes of the last step."""
     gc.collect()  # what others left, whose end would count here
-    step, held, _ = allocated(make)
-    peak = 0
+    made: list[Callable[[dict[str, torch.Tensor]], None]] = []
+    held, peak = left_and_peak_of(lambda: made.append(make()))
     for _ in range(STEPS):
-        _, left, most = allocated(lambda: (step(given), gc.collect()))
+        left, most = left_and_peak_of(lambda: (made[0](given), gc.collect()))
         peak, held = held + most, held + left
     return peak
 
@@ -134,7 +121,7 @@ def main(ranks: int) -> None:
     """Print the peaks."""
     torch.set_num_threads(1)
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(ranks), MASTER_ADDR="localhost", MASTER_PORT="1")
-    os.environ.update(DS_ACCELERATOR="cpu", KINETO_LOG_LEVEL="6")
+    os.environ.update(DS_ACCELERATOR="cpu")
     import deepspeed  # noqa: F401  before an ORTModule is made
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)

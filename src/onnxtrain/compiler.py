@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import gc
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
-from onnxtrain.errors import BackendError
 from onnxtrain.execute import Executable, backend
+from onnxtrain.garbage import uncollected
 from onnxtrain.gradient import (
     build_gradient,
     gradients_as_outputs,
@@ -72,36 +71,6 @@ class Report:
                 yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
-
-
-_COLLECTED: dict[str, int] = {}  # how many full collections there had been when objects were last counted as old
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Within it Python does not look for garbage: after it, once, and only among what was made within."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.collect(0)
-            _grow_old()
-            gc.enable()
-
-
-def _grow_old() -> None:
-    """Count what was made as old: a graph lives long, and Python would go through all objects to find that out.
-
-    Not twice without a full collection in between, so that none is put off for ever, and not where a program froze
-    objects of its own, which this would thaw.
-    """
-    full = gc.get_stats()[2]["collections"]
-    if full != _COLLECTED.get("full") and not gc.get_freeze_count():
-        _COLLECTED["full"] = full
-        gc.freeze()
-        gc.unfreeze()
 
 
 @dataclasses.dataclass
@@ -315,19 +284,9 @@ def compile_graph(
         with report.stage("gradient"):
             training = _training_graph(chosen, outputs, options, report, device)
     _dump(options, "optimized", mode, (training or graph).model)
-    with report.stage("plan"):
-        if training is None:
-            plan = make_plan(whole(graph) if graph.layers else graph)
-        else:
-            plan = partition(make_whole(training.copy()))
-    _dump(options, "execution_model", mode, plan.forward)
-    if plan.backward is not None:
-        _dump(options, "execution_model_backward", mode, plan.backward)
-    plan.shards, chosen_backend = shards, backend(options.backend)
-    if shards is not None and not chosen_backend.gathers:
-        raise BackendError(f"the {chosen_backend.name} backend gathers no parameters", cure="use the torch backend")
+    plan = _plan_of(graph, training, shards, options, report)
     with report.stage("compile"):
-        executable = chosen_backend.compile(plan, device, options)
+        executable = backend(options.backend).compiled(plan, device, options)
     return Compiled(executable, graph, training, plan, report, frozenset(tracked_outputs(chosen)))
 
 
@@ -343,6 +302,22 @@ def _training_graph(
     if options.cache_casts:
         hoist_casts(training)
     return training
+
+
+def _plan_of(
+    graph: ForwardGraph, training: TrainingGraph | None, shards: Shards | None, options: Options, report: Report
+) -> Plan:
+    """The plan of all layers of a training graph; of the forward graph where there is none."""
+    with report.stage("plan"):
+        if training is None:
+            plan = make_plan(whole(graph) if graph.layers else graph)
+        else:
+            plan = partition(make_whole(training.copy()))
+    plan.shards, mode = shards, "inference" if training is None else "training"
+    _dump(options, "execution_model", mode, plan.forward)
+    if plan.backward is not None:
+        _dump(options, "execution_model_backward", mode, plan.backward)
+    return plan
 
 
 def replanned(compiled: Compiled, chosen: Sequence[Choice], folder: str = "") -> tuple[TrainingGraph, Plan]:
@@ -367,7 +342,7 @@ def recompile(compiled: Compiled, chosen: Sequence[Choice], options: Options, de
         device: where the executable runs.
     """
     training, plan = replanned(compiled, chosen, options.offload_folder)
-    executable = backend(options.backend).compile(plan, device, options)
+    executable = backend(options.backend).compiled(plan, device, options)
     return dataclasses.replace(compiled, executable=executable, training=training, plan=plan)
 
 

@@ -316,6 +316,8 @@ def _parse(text: str) -> sympy.Expr | None:
 
 def _keep_source(node: ir.Node) -> None:
     """Reduce what is said of a node to where it comes from, and to whether its numbers are read."""
-    origin, drawn = origin_of(node), {k: v for k, v in node.metadata_props.items() if k == DRAWN}
+    kept = origin_of(node)
+    if DRAWN in node.metadata_props:
+        kept[DRAWN] = node.metadata_props[DRAWN]
     node.metadata_props.clear()
-    node.metadata_props.update(origin | drawn)
+    node.metadata_props.update(kept)

@@ -6,17 +6,31 @@ import dataclasses
 import itertools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 import onnx_ir as ir
+import torch
 
 from onnxtrain.compiler import Compiled
 from onnxtrain.errors import GraphError, ShapeError
 from onnxtrain.execute import Timing
 from onnxtrain.execute.torch.dtypes import torch_dtype
-from onnxtrain.execute.torch.speeds import Speeds
 from onnxtrain.ir.modules import Module, modules_of
 from onnxtrain.plan.cost import flops, node_flops
 from onnxtrain.plan.formulas import MOVES, PRODUCTS
+
+
+class CanDo(Protocol):
+    """What a machine can do, as ``Speeds`` measures it."""
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes a second that its memory moves."""
+        ...
+
+    def of_products(self, dtype: torch.dtype) -> float:
+        """Operations a second in products."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +61,7 @@ class Cost:
 
 
 def costs_of(
-    compiled: Compiled, timings: Sequence[Sequence[Timing]], sizes: Mapping[str, int], speeds: Speeds
+    compiled: Compiled, timings: Sequence[Sequence[Timing]], sizes: Mapping[str, int], speeds: CanDo
 ) -> list[Cost]:
     """What each line of a step cost.
 
@@ -62,11 +76,9 @@ def costs_of(
     found = []
     for seen in _by_line(timings):
         first, node = seen[0], nodes.get((seen[0].part, seen[0].value))
-        moved = (min(first.read, first.written) if first.operator in MOVES else first.read) + first.written
+        moved = moved_by(first.operator, first.read, first.written)
         count = 0 if node is None else operations(node, sizes, counted)
-        least = moved / speeds.bandwidth
-        if node is not None and count:
-            least = max(least, count / speeds.of_products(torch_dtype(int(node.outputs[0].dtype or 0))))
+        least = least_of(node, moved, count, speeds)
         seconds = statistics.median(timing.seconds for timing in seen)
         modules = () if node is None else modules_of(node)
         found.append(Cost(first.part, first.line, first.operator, seconds, first.calls, count, moved, least, modules))
@@ -92,6 +104,26 @@ def _nodes_of(compiled: Compiled) -> dict[tuple[str, str], ir.Node]:
         for node in model.graph
         if node.outputs
     }
+
+
+def moved_by(operator: str, read: int, written: int) -> int:
+    """Bytes that an operator reads and writes; one that moves elements reads no more of its operands than it writes."""
+    return (min(read, written) if operator in MOVES else read) + written
+
+
+def least_of(node: ir.Node | None, moved: int, count: int, speeds: CanDo) -> float:
+    """Seconds that a machine needs for an operator at best.
+
+    Args:
+        node: the operator; None where it is not known.
+        moved: bytes that it reads and writes.
+        count: its operations, 0 where it is no product.
+        speeds: what the machine can do.
+    """
+    least = moved / speeds.bandwidth
+    if node is None or not count:
+        return least
+    return max(least, count / speeds.of_products(torch_dtype(int(node.outputs[0].dtype or 0))))
 
 
 def operations(node: ir.Node, sizes: Mapping[str, int], counted: dict[str, int]) -> int:

@@ -8,6 +8,7 @@ all-gather or a reduce-scatter, and twice that for an all-reduce.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -17,13 +18,11 @@ import torch
 
 from onnxtrain.cluster import OPTIMIZERS, STRATEGIES, Cluster
 from onnxtrain.engine.bound import BoundGraph
-from onnxtrain.engine.costs import operations
+from onnxtrain.engine.costs import least_of, moved_by, operations
 from onnxtrain.engine.memory_report import Planned, planned
-from onnxtrain.execute.torch.dtypes import torch_dtype
 from onnxtrain.execute.torch.speeds import Speeds
 from onnxtrain.ir.concrete import bytes_of
 from onnxtrain.ir.modules import modules_of
-from onnxtrain.plan.formulas import MOVES
 
 _STATE = 4  # bytes of a number of the optimizer's state where DeepSpeed keeps it, and of its copy of a parameter
 _TOUCHED = 3  # times that an optimizer's step goes over parameters and state: reads both, reads gradients, writes both
@@ -154,7 +153,7 @@ def step_of(bound: BoundGraph, tensors: Sequence[torch.Tensor], cluster: Cluster
     root = layers.pop("", 0)
     produced = {v: size[name] for name, v in compiled.gradients.items() if name in trained}
     forward, backward = _lines(plan, produced)
-    seconds = _seconds(plan, Speeds(bound.owned.device), cluster)
+    speeds = _Speeds(cluster, bound.owned.device)
     made = {v.name for node in compiled.forward.graph for v in node.outputs}
     late = [v for v in bound.graph.model.graph.outputs if v.name in bound.signature.outputs and v.name not in made]
     return Step(
@@ -167,8 +166,8 @@ def step_of(bound: BoundGraph, tensors: Sequence[torch.Tensor], cluster: Cluster
         backward=backward,
         segments=max(1, len(compiled.segments)),
         late=sum(bytes_of(v, plan.sizes) or 0 for v in late),
-        seconds=seconds[:2],
-        bandwidth=seconds[2],
+        seconds=_seconds(plan, speeds),
+        bandwidth=speeds.bandwidth,
     )
 
 
@@ -203,24 +202,45 @@ def _is_in_layer(node: ir.Node) -> bool:
     return any(_LAYER.match(f"{name}.") for name, _ in modules_of(node))
 
 
-def _seconds(plan: Planned, measured: Speeds, cluster: Cluster) -> tuple[float, float, float]:
-    """What forward and backward take at least, and the bytes a second of the memory."""
-    bandwidth, counted = cluster.bandwidth or measured.bandwidth, dict[str, int]()
+class _Speeds:
+    """What a rank can do: as it is stated, else as this machine does, which is measured where it is asked for.
+
+    Args:
+        cluster: says what is stated.
+        device: of this machine.
+    """
+
+    def __init__(self, cluster: Cluster, device: str) -> None:
+        self._cluster, self._device = cluster, device
+
+    @functools.cached_property
+    def _measured(self) -> Speeds:
+        return Speeds(self._device)
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes a second that the memory moves."""
+        return float(self._cluster.bandwidth or self._measured.bandwidth)
+
+    def of_products(self, dtype: torch.dtype) -> float:
+        """Operations a second in products."""
+        return float(self._cluster.speed or self._measured.of_products(dtype))
+
+
+def _seconds(plan: Planned, speeds: _Speeds) -> tuple[float, float]:
+    """What forward and backward take at least."""
+    counted: dict[str, int] = {}
 
     def least(node: ir.Node) -> float:
-        read = [bytes_of(v, plan.sizes) or 0 for v in node.inputs if v is not None]
-        written = sum(bytes_of(v, plan.sizes) or 0 for v in node.outputs)
-        moved = (min(sum(read), written) if node.op_type in MOVES else sum(read)) + written
-        count = operations(node, plan.sizes, counted)
-        if not count:
-            return moved / float(bandwidth)
-        speed = cluster.speed or measured.of_products(torch_dtype(int(node.outputs[0].dtype or 0)))
-        return max(moved / float(bandwidth), count / float(speed))
+        read, written = (
+            sum(bytes_of(v, plan.sizes) or 0 for v in values if v is not None) for values in (node.inputs, node.outputs)
+        )
+        return least_of(node, moved_by(node.op_type, read, written), operations(node, plan.sizes, counted), speeds)
 
     compiled = plan.fit.compiled.plan
     passes = [() if model is None else model.graph for model in (compiled.forward, compiled.backward)]
     forward, backward = (sum(map(least, nodes)) for nodes in passes)
-    return forward, backward, float(bandwidth)
+    return forward, backward
 
 
 def _plan(step: Step, cluster: Cluster, ranks: int, strategy: str) -> RankPlan:
@@ -228,8 +248,7 @@ def _plan(step: Step, cluster: Cluster, ranks: int, strategy: str) -> RankPlan:
     (gradients, gathered), link = _sent(step, ranks, strategy), float(cluster.link or 1.0)
     forward, backward = step.seconds
     updated = _TOUCHED * (memory.optimizer + memory.updated + step.weights // ranks) / step.bandwidth
-    peak = memory.parameters + memory.optimizer + memory.buffers + memory.passing
-    return RankPlan(
+    made = RankPlan(
         ranks=ranks,
         strategy=strategy,
         parameters=memory.parameters,
@@ -239,8 +258,9 @@ def _plan(step: Step, cluster: Cluster, ranks: int, strategy: str) -> RankPlan:
         sent=int(gradients + gathered),
         computing=forward + backward + updated,
         waiting=None if cluster.link is None else _waiting(step, strategy, gradients / link, gathered / link),
-        fits=None if cluster.memory is None else peak <= int(cluster.memory),
+        fits=None,
     )
+    return made if cluster.memory is None else dataclasses.replace(made, fits=made.peak <= int(cluster.memory))
 
 
 def _waiting(step: Step, strategy: str, gradients: float, gathered: float) -> float:

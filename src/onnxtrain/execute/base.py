@@ -195,6 +195,16 @@ class Backend(abc.ABC):
         """One error for each node whose operator the backend does not have."""
         return [_refusal(self.name, node) for node in nodes if not self.runs(node)]
 
+    def compiled(self, plan: Plan, device: str, options: Options) -> Executable:
+        """``compile`` of a plan that may have shards.
+
+        Raises:
+            BackendError: it has, and the backend gathers none.
+        """
+        if plan.shards is not None and not self.gathers:
+            raise BackendError(f"the {self.name} backend gathers no parameters", cure="use the torch backend")
+        return self.compile(plan, device, options)
+
     @abc.abstractmethod
     def compile(self, plan: Plan, device: str = "cpu", options: Options | None = None) -> Executable:
         """An executable for the plan on a device named as in torch: ``"cpu"``, ``"cuda"``, ``"cuda:1"``.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Shards(Protocol):
@@ -16,6 +16,10 @@ class Shards(Protocol):
     @property
     def groups(self) -> Sequence[frozenset[str]]:
         """The names of the inputs of each group."""
+        ...
+
+    def gathered(self, tensors: Sequence[Any]) -> list[Any]:
+        """For inputs in shards the gathered ones, which have content while a program has entered their group."""
         ...
 
     def enter(self, group: int) -> None:

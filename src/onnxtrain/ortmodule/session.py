@@ -156,7 +156,7 @@ class ModuleTensors(Owned):
         self._module, self._called_on = module, device
         lent = _Lent(module, borrowed)
         self._lender = types.SimpleNamespace(_parameters=lent, _buffers=lent)
-        self._inner = self.shards = shards_of(module)
+        self.shards = shards_of(module)
         self._parameters = [self._place(name) for name in signature.parameters]
         self._buffers = [self._place(name) for name in signature.buffers]
         self._updated = [self._place(name) for name in signature.buffer_updates]
@@ -169,8 +169,8 @@ class ModuleTensors(Owned):
     def now(self) -> list[torch.Tensor]:
         """Those that the module has now."""
         parameters = [m._parameters[leaf] for m, leaf in self._parameters]
-        if self._inner is not None:
-            parameters = self._inner.gathered(parameters)
+        if self.shards is not None:
+            parameters = self.shards.gathered(parameters)
         return [*parameters, *(_table(m, leaf)[leaf] for m, leaf in self._buffers)]
 
     def update(self, contents: Sequence[torch.Tensor]) -> None:

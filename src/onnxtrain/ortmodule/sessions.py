@@ -14,7 +14,6 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from onnxtrain.capture import ARGUMENT, Answers, Key, Kind, Path, count, line_that_draws, names_read, rehearse
-from onnxtrain.compiler import uncollected
 from onnxtrain.engine import randomness
 from onnxtrain.engine.path_check import MissedError
 from onnxtrain.errors import (
@@ -26,6 +25,7 @@ from onnxtrain.errors import (
     SetUpError,
     as_raised_by,
 )
+from onnxtrain.garbage import uncollected
 from onnxtrain.options import Options
 from onnxtrain.ortmodule.checks import check_devices, check_hooks, check_sharding
 from onnxtrain.ortmodule.contents import Contents, collections_read, settled, settles

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +99,8 @@ class Telling:
             BackendError: the backend cannot tell.
             BudgetError: the step cannot be made to fit into ``Options.memory_budget``.
         """
-        with self._gathered():
-            return memory_of(self._planned_of(), args, kwargs)
+        with self._planned_of() as sessions:
+            return memory_of(sessions, args, kwargs)
 
     def plan(self, cluster: Cluster, *args: Any, **kwargs: Any) -> ClusterReport:
         """What a step on this batch would need and take on many ranks, of which none is there.
@@ -117,8 +118,8 @@ class Telling:
             BackendError: the backend cannot tell.
             BudgetError: the step cannot be made to fit into ``Options.memory_budget``.
         """
-        with self._gathered():
-            return plan_of(self.__dict__["_wrapped"], self._planned_of(), cluster, args, kwargs)
+        with self._planned_of() as sessions:
+            return plan_of(self.__dict__["_wrapped"], sessions, cluster, args, kwargs)
 
     def profile(self, *args: Any, optimizer: torch.optim.Optimizer | None = None, **kwargs: Any) -> ProfileReport:
         """Where the time of a step on this batch goes: measured for some seconds, operator by operator.
@@ -165,17 +166,16 @@ class Telling:
             made.save(path)
         return made
 
-    def _gathered(self) -> AbstractContextManager[None]:
-        """Within it the parameters are there that a call would find."""
+    @contextlib.contextmanager
+    def _planned_of(self) -> Iterator[Sessions | None]:
+        """The graphs, with the parameters there that a call would find; of a meta device's module as if on a CPU."""
         this: Any = self
-        return root_gathered(this, self.__dict__["_wrapped"])
-
-    def _planned_of(self) -> Sessions | None:
-        """The graphs, those of a module on the meta device as if it were on a CPU."""
         module = self.__dict__["_wrapped"]
-        if has_content(module) or self.__dict__["_ort_fallback"].is_eager:
-            return self._told_of()
-        return Sessions(without_content(module), self.__dict__["_ort_options"])
+        with root_gathered(this, module):
+            if has_content(module) or self.__dict__["_ort_fallback"].is_eager:
+                yield self._told_of()
+            else:
+                yield Sessions(without_content(module), self.__dict__["_ort_options"])
 
     def _told_of(self) -> Sessions | None:
         """The graphs; None where the module runs in eager PyTorch."""

@@ -24,6 +24,15 @@ def peak_of(step: Callable[[], object], device: torch.device = _CPU) -> int:
         torch.accelerator.reset_peak_memory_stats(device)
         step()
         return torch.accelerator.max_memory_allocated(device) - before
+    return left_and_peak_of(step)[1]
+
+
+def left_and_peak_of(step: Callable[[], object]) -> tuple[int, int]:
+    """Bytes that a call on the CPU leaves in use, and most that torch has allocated at once within it.
+
+    Args:
+        step: what is called.
+    """
     os.environ.setdefault("KINETO_LOG_LEVEL", _SILENT)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         step()
@@ -32,4 +41,4 @@ def peak_of(step: Callable[[], object], device: torch.device = _CPU) -> int:
     for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
         alive += event.nbytes()
         peak = max(peak, alive)
-    return peak
+    return alive, peak

@@ -49,9 +49,7 @@ def compile_plan(
         forward, backward = _with_kernels(plan, forward, backward, device)
     plan, lower = dataclasses.replace(plan, forward=forward), functools.partial(_lowering, kernels)
     if backward is None:
-        alone = Writer(forward.graph, device, lower=lower)
-        _gather(plan, alone)
-        return alone.forward(plan, [], []), None
+        return _forward_alone(plan, Writer(forward.graph, device, lower=lower)), None
     bindable = _bindable(forward.graph)
     reader = Writer(backward.graph, device, known=bindable, lower=lower)
     saved = [v for v in backward.graph.inputs[: len(plan.saved)] if v in reader.live]
@@ -66,6 +64,11 @@ def compile_plan(
     weights = _weights(writer, saved, plan.gradients)
     _gather(plan, writer, reader, saved)
     return writer.forward(plan, [str(v.name) for v in saved], sizes), reader.backward(plan, saved, sizes, weights)
+
+
+def _forward_alone(plan: Plan, writer: Writer) -> Program:
+    _gather(plan, writer)
+    return writer.forward(plan, [], [])
 
 
 def compile_body(body: ir.Graph, device: str) -> Program:
