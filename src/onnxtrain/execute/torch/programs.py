@@ -55,8 +55,7 @@ def compile_plan(
     saved = [v for v in backward.graph.inputs[: len(plan.saved)] if v in reader.live]
     visible = [*plan.signature.outputs, *plan.signature.buffer_updates.values()]
     sizes = sorted(reader.symbols & bindable)
-    needed = [*visible, *(str(v.name) for v in saved)]
-    writer = Writer(forward.graph, device, needed, sizes=sizes, lower=lower)
+    writer = Writer(forward.graph, device, [*visible, *(str(v.name) for v in saved)], sizes=sizes, lower=lower)
     reader.given = _given(writer, saved, visible)
     reader.into = {plan.gradients[name]: f"made[{place}]" for name, place in added.items()}
     for maker, gradient in kept_between(writer.nodes, reader.nodes) if keeps else ():
