@@ -10,13 +10,12 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+import transformers
 from parity import captures
 from torch import nn
 
-from onnxtrain import ORTModule, zero_stage3
-from onnxtrain.errors import ModuleError
+from onnxtrain import Options, ORTModule
 from onnxtrain.optim import FP16_Optimizer, FusedAdam
-from onnxtrain.utils.hooks import configure_ort_compatible_zero_stage3
 
 WIDTH, WORDS = 16, 40
 Trained = tuple[list[float], dict[str, torch.Tensor]]
@@ -101,8 +100,6 @@ def train(
         save: where to write one at the end.
         by_some_kernels: whether ``FP16_Optimizer`` changes DeepSpeed's optimizer.
     """
-    if config["zero_optimization"]["stage"] == 3:
-        configure_ort_compatible_zero_stage3()
     engine = engine_of(build(kind), config)
     if by_some_kernels:
         own = type(engine.optimizer).get_grad_norm_direct
@@ -142,23 +139,8 @@ def from_shards(kind: str) -> Trained:
     return _train(engine_of(wrapped(model, kind), config), kind, config, range(5), None)
 
 
-def too_late() -> str:
-    """What a first step says of a model whose hooks DeepSpeed made as for any other."""
-    model = build("whole")
-    with mock.patch.object(zero_stage3, "HOLDS_ALL", "nobody"):
-        engine = engine_of(model, {"zero_optimization": {"stage": 3}})
-    try:
-        engine(*batch(0))
-    except ModuleError as error:
-        return str(error)
-    finally:
-        engine.destroy()
-    return "it ran"
-
-
 def most_gathered(kind: str, config: dict[str, Any]) -> tuple[int, int, int]:
     """The most elements of parameters that are whole at once in two steps; how many all have, and one block."""
-    configure_ort_compatible_zero_stage3()
     engine = engine_of(build(kind), config)
     parameters = list(engine.module.parameters())
     coordinator, most = type(engine.optimizer.parameter_offload.get_param_coordinator()), [0]
@@ -190,6 +172,65 @@ def _train(engine: Any, kind: str, config: dict[str, Any], steps: range, save: P
     if save is not None:
         engine.save_checkpoint(str(save))
     return losses, whole_state(engine)
+
+
+class Looking(nn.Module):
+    """Layers that the batch chooses, a weight of the loss that it chooses at each rank, tied words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.memory = nn.Embedding(WORDS, WIDTH), nn.LSTM(WIDTH, WIDTH, batch_first=True)
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        x = self.words(input_ids)
+        x = self.first(x) if input_ids[0, 0] > WORDS // 2 else self.second(x)
+        scores = self.head(self.memory(x)[0])
+        loss = F.cross_entropy(scores.flatten(0, 1), labels.flatten())
+        return {"loss": loss if labels[0, 0] > WORDS // 2 else 2 * loss}
+
+
+def made(kind: str) -> nn.Module:
+    """A model of the Transformers library, or one that looks into its batch."""
+    torch.manual_seed(0)
+    size: dict[str, Any] = {"vocab_size": WORDS, "num_hidden_layers": 2, "num_attention_heads": 2, "use_cache": False}
+    size |= {"hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "bos_token_id": 0, "eos_token_id": 1}
+    if kind == "looking":
+        return Looking()
+    if kind == "mixtral":  # whose experts DeepSpeed takes as one
+        config = transformers.MixtralConfig(**size, num_key_value_heads=1, num_local_experts=4)
+        return transformers.MixtralForCausalLM(config)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**size))
+
+
+def losses_of(kind: str, wraps: bool, options: Options | None = None) -> list[float]:
+    """The losses of a model in stage 3, one layer at a time; between two of them one of a forward pass alone."""
+    model = made(kind)
+    zero = {"stage": 3, "stage3_param_persistence_threshold": 0, "stage3_prefetch_bucket_size": 0}
+    zero |= {"stage3_max_reuse_distance": 0, "stage3_max_live_parameters": 0}
+    engine = engine_of(ORTModule(model, options=options) if wraps else model, {"zero_optimization": zero})
+    losses = []
+    for step in range(6):
+        ids, labels = batch(step)
+        ids[0, 0] = step * WORDS // 6
+        loss = engine(input_ids=ids, labels=labels)["loss"]
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+        with torch.no_grad():
+            losses.append(engine(input_ids=ids, labels=labels)["loss"].item())
+    if wraps:
+        found = engine.module.__dict__["_ort_sessions"].entries
+        assert sum(g.served for g in found) == len(losses) and engine.module.explain()
+        operators = {n.op_type for g in found for n in g.session.bound.latest.plan.forward.graph}
+        assert "PythonOp" not in operators  # DeepSpeed's F.linear
+        known = any(m._external_params for m in engine.module.modules())
+        assert known == (kind == "looking")  # else nobody looks at what is in shards
+    assert not any(p.ds_status.name == "AVAILABLE" for p in engine.module.parameters())
+    engine.destroy()
+    return losses
 
 
 def whole_state(engine: Any) -> dict[str, torch.Tensor]:

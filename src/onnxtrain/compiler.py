@@ -34,7 +34,7 @@ from onnxtrain.ir.verify import invalid
 from onnxtrain.optimize import apply_registered, hoist_casts, optimize, optimize_training, registered_for
 from onnxtrain.options import Options
 from onnxtrain.plan import make_plan, partition
-from onnxtrain.plan.copies import recomputed
+from onnxtrain.plan.copies import recomputed, views_again
 from onnxtrain.plan.recompute import Choice
 
 if TYPE_CHECKING:
@@ -312,7 +312,7 @@ def _plan_of(
         if training is None:
             plan = make_plan(whole(graph) if graph.layers else graph)
         else:
-            plan = partition(make_whole(training.copy()))
+            plan = partition(_of_shards(make_whole(training.copy()), shards))
     plan.shards, mode = shards, "inference" if training is None else "training"
     _dump(options, "execution_model", mode, plan.forward)
     if plan.backward is not None:
@@ -329,7 +329,14 @@ def replanned(compiled: Compiled, chosen: Sequence[Choice], folder: str = "") ->
         folder: where those are that wait; empty for memory of the host.
     """
     training = recomputed(compiled.whole_training, compiled.plan, chosen, folder)
-    return training, dataclasses.replace(make_plan(training), shards=compiled.plan.shards)
+    shards = compiled.plan.shards
+    training = _of_shards(training, shards)
+    return training, dataclasses.replace(make_plan(training), shards=shards)
+
+
+def _of_shards(training: TrainingGraph, shards: Shards | None) -> TrainingGraph:
+    """The training graph that saves no views of parameters in shards: their memory is given back between the passes."""
+    return training if shards is None else views_again(training, frozenset().union(*shards.groups))
 
 
 def recompile(compiled: Compiled, chosen: Sequence[Choice], options: Options, device: str) -> Compiled:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from ranks import Ranks
 
+from onnxtrain import Options
 from onnxtrain.optim import FP16_Optimizer
 
 pytest.importorskip("deepspeed", reason="deepspeed is not installed")
@@ -81,18 +82,14 @@ def test_a_checkpoint_goes_both_ways(ranks: Ranks, tmp_path: Path, stage: int, f
     close(run(second, first=5, last=10, load=tmp_path), losses, 1e-4)
 
 
-def test_blocks_are_gathered_one_at_a_time(ranks: Ranks) -> None:
-    """Beside one of them there is only what is outside of all: as DeepSpeed would, if blocks were its smallest part."""
+@pytest.mark.parametrize("kind", ["whole", "blocks"])
+def test_no_more_is_gathered_at_once_than_by_deepspeed_alone(ranks: Ranks, kind: str) -> None:
+    """Nor within one graph: what is outside of all layers, and the parameters of one."""
     live = {"stage3_max_live_parameters": 0, "stage3_prefetch_bucket_size": 0, "stage3_param_persistence_threshold": 0}
     settings = config(3, zero=live)
-    ((blocks, whole, block), _) = ranks(deepspeed_training.most_gathered, "blocks", settings)
-    ((all_at_once, _, _), _) = ranks(deepspeed_training.most_gathered, "whole", settings)
-    assert all_at_once == whole and blocks <= whole - 2 * block
-
-
-def test_hooks_that_came_before_the_setting_up_are_told_of(ranks: Ranks) -> None:
-    (message, _) = ranks(deepspeed_training.too_late)
-    assert "configure_ort_compatible_zero_stage3" in message
+    (most, every, block), _ = ranks(deepspeed_training.most_gathered, kind, settings)
+    (alone, _, _), _ = ranks(deepspeed_training.most_gathered, "eager", settings)
+    assert most <= alone <= every - 2 * block
 
 
 @pytest.mark.parametrize("kind", ["whole", "blocks"])
@@ -100,6 +97,14 @@ def test_a_model_may_be_in_shards_from_the_start(ranks: Ranks, kind: str) -> Non
     """``deepspeed.zero.Init``."""
     (losses, _), (eager, _) = (ranks(deepspeed_training.from_shards, k)[0] for k in (kind, "eager"))
     torch.testing.assert_close(losses, eager, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("budget", [None, "min"])
+@pytest.mark.parametrize("kind", ["llama", "mixtral", "looking"])
+def test_models_as_people_have_them_one_layer_at_a_time(ranks: Ranks, kind: str, budget: str | None) -> None:
+    """Experts that are taken as one, a forward pass that depends on the batch, a budget, passes without gradients."""
+    got = ranks(deepspeed_training.losses_of, kind, wraps=True, options=Options(memory_budget=budget))
+    torch.testing.assert_close(got, ranks(deepspeed_training.losses_of, kind, wraps=False), rtol=1e-4, atol=1e-4)
 
 
 def close(got: list[Any], wanted: list[Any], tolerance: float) -> None:

@@ -41,7 +41,10 @@ def test_peaks_are_those_of_the_engines(ranks: int) -> None:
 
 
 def test_shares_and_what_is_sent() -> None:
-    """As in the papers: of 16 bytes for an element 4 + 12 / n remain at stage 1 or 2, 16 / n at stage 3."""
+    """As in the papers: of 16 bytes for an element 4 + 12 / n remain at stage 1 or 2, 16 / n at stage 3.
+
+    So few parameters DeepSpeed keeps until the backward pass, so that stage 3 sends no more than the others.
+    """
     report = planned((1, 8), ranks=[4], link="1GB")
     found, size = {p.strategy: p for p in report.plans}, report.step.weights
     elements = report.step.elements
@@ -51,7 +54,7 @@ def test_shares_and_what_is_sent() -> None:
     kept = found["zero3"].parameters + found["zero3"].optimizer
     assert kept == pytest.approx(elements * 16 / 4, rel=1e-3)
     sent = {name: plan.sent / (size * 3 / 4) for name, plan in found.items()}
-    expected = {"ddp": 2, "zero1": 2, "zero2": 2, "zero3": 3, "fsdp2": 2, "fsdp2-layers": 3 - report.step.root / size}
+    expected = {"ddp": 2, "zero1": 2, "zero2": 2, "zero3": 2, "fsdp2": 2, "fsdp2-layers": 3 - report.step.root / size}
     assert sent == pytest.approx(expected, rel=1e-3)
     assert all(0 < p.waiting <= p.sent / 1e9 * (1 + 1e-9) for p in report.plans)  # some is hidden, or none
 

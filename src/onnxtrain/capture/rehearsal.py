@@ -92,6 +92,7 @@ def rehearse(
     ignored: Collection[str] = (),
     numbers: Collection[int] = (),
     fills: bool = False,
+    around: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> Answers:
     """Run a call in eager PyTorch, leave the module as it was, and say what the call saw in tensors.
 
@@ -104,6 +105,7 @@ def rehearse(
         ignored: names of attributes that do not concern the forward pass.
         numbers: positions of numbers, among the leaves of the arguments, that a graph has as inputs.
         fills: whether what has a name outside of the module is left as the call leaves it.
+        around: entered for the forward pass alone.
 
     Raises:
         Exception: what the module raises.
@@ -115,7 +117,7 @@ def rehearse(
     once = {id(t): _without_history(t) for t in tensors}
     args, kwargs = inputs.restore([once[id(t)] for t in tensors])  # the caller's containers stay what they are
     drawn = HostGenerators(module, names_read(module, ignored)).untouched()
-    with untouched(module, [*once.values()], ignored, fills), drawn, unseen(), recorder:
+    with untouched(module, [*once.values()], ignored, fills), drawn, unseen(), recorder, around():
         module.forward(*args, **kwargs)
     return Answers(tuple(recorder.looks), tuple(recorder.sizes), rehearsed=True)
 

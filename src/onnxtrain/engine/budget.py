@@ -340,8 +340,8 @@ def _held_by_state(compiled: Compiled, inputs: Mapping[str, torch.Tensor]) -> in
 
 def _resized(tensor: torch.Tensor, value: ir.Value, sizes: Mapping[str, int], is_rows: bool) -> torch.Tensor:
     """A tensor with the sizes that an input of a graph has: itself, the first rows, ones, or one without content."""
-    named = zip(shapes.dims_of(value) or tensor.shape, tensor.shape, strict=True)
-    shape = [size if isinstance(dim, int) else sizes.get(str(dim.value), size) for dim, size in named]
+    dims = shapes.dims_of(value) or tensor.shape  # a parameter in shards has another shape now
+    shape = [d if isinstance(d, int) else sizes.get(str(d.value), tensor.shape[i]) for i, d in enumerate(dims)]
     if shape == [*tensor.shape]:
         return tensor
     if is_rows:

@@ -9,7 +9,8 @@ from typing import Any
 
 from onnxtrain.cluster import Cluster
 from onnxtrain.engine.pages import document, inline, paragraph, table
-from onnxtrain.engine.ranks import RankPlan, Step
+from onnxtrain.engine.ranks import RankPlan
+from onnxtrain.engine.strategies import Step
 from onnxtrain.files import write_atomically
 from onnxtrain.ir.printer import in_bytes
 

@@ -11,7 +11,12 @@ class Shards(Protocol):
 
     In the backward pass a group is given back when its gradients are there, too: where these go is no concern of who
     runs the graph.
+
+    Attributes:
+        again: whether a group is given back within a pass and gathered again, where nodes between read others.
     """
+
+    again: bool
 
     @property
     def groups(self) -> Sequence[frozenset[str]]:

@@ -12,9 +12,9 @@ from onnxtrain.capture import is_librarys
 from onnxtrain.errors import DeviceError, ModuleError, OptionError
 from onnxtrain.options import Options
 from onnxtrain.ortmodule.debug import DebugOptions
-from onnxtrain.ortmodule.shards import gathered_later
+from onnxtrain.ortmodule.fsdp_shards import gathered_later
 from onnxtrain.ortmodule.tensor_hooks import is_of_tensors_only
-from onnxtrain.zero_stage3 import is_of_deepspeed
+from onnxtrain.ortmodule.zero_shards import is_in_shards
 
 TRACEABLE = "onnxtrain_traceable"  # attribute of a hook that may become part of the graph
 _FORWARD = (("_forward_hooks", "forward hook"), ("_forward_pre_hooks", "forward pre-hook"))
@@ -106,7 +106,7 @@ def _is_flattened(module: torch.nn.Module) -> bool:
 def is_gathered(module: torch.nn.Module) -> bool:
     """Whether parameters are gathered for a step: content then changes without a version, at the same place even."""
     managed = any(getattr(m, "_is_fsdp_managed_module", False) for m in module.modules())
-    return managed or any(map(is_of_deepspeed, module.parameters()))
+    return managed or any(map(is_in_shards, module.parameters()))
 
 
 def check_hooks(module: torch.nn.Module, policy: str) -> None:
@@ -132,14 +132,7 @@ def hook_errors(module: torch.nn.Module, policy: str) -> Iterator[ModuleError]:
                     cure="use hooks of parameters, of the wrapped module itself, or onnxtrain.utils.hooks",
                 )
             for kind, hook in _hooks(inner, _FORWARD):
-                if str(getattr(hook, "__module__", "")).startswith("deepspeed.") and is_gathered(module):
-                    yield ModuleError(
-                        f"DeepSpeed gathers the parameters of submodule {path} by a {kind} of it, which a graph of the "
-                        "whole module never calls",
-                        cure="import deepspeed before the ORTModule is made, or call onnxtrain.utils.hooks."
-                        "configure_ort_compatible_zero_stage3() before deepspeed.initialize",
-                    )
-                elif not _is_traceable(hook, inner, policy):
+                if not _is_traceable(hook, inner, policy):
                     yield ModuleError(
                         f"submodule {path} has a {kind} ({_name(hook)}), which would run once, during capture, only",
                         cure="remove it; if it only computes on tensors, Options(hooks='trace') makes it part of the "

@@ -36,6 +36,7 @@ from onnxtrain.capture import (
 )
 from onnxtrain.ortmodule.unread import Unread
 from onnxtrain.ortmodule.values import form_of, is_compared, is_immutable, told_apart, told_by_identity
+from onnxtrain.ortmodule.zero_shards import shape_of
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _BLIND = {
@@ -248,7 +249,7 @@ class Inspector:
         pairs = [(frozenset(names), _table_of(w).keys()) for names, w in zip(unread, watched, strict=True) if names]
         self._unread_names, self._unread_tables = [names for names, _ in pairs], [keys for _, keys in pairs]
         live = tuple(tuple(n for n, hook in h.items() if not getattr(hook, "is_over", False)) for h in hooks if h)
-        shapes, classes = tuple(p.shape for p in self._owned), tuple(map(_class_of, self._owned))
+        shapes, classes = tuple(map(shape_of, self._owned)), tuple(map(_class_of, self._owned))
         self._structure = _Structure(
             kinds, tuple(map(id, modules)), live, shapes, classes, tuple(self._labels), _ties(self._owned)
         )

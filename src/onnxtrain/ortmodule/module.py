@@ -20,11 +20,12 @@ from onnxtrain.ortmodule.fallback import FallbackState
 from onnxtrain.ortmodule.forwards import GraphForward, bound_to, is_around
 from onnxtrain.ortmodule.session import Session
 from onnxtrain.ortmodule.sessions import Sessions
+from onnxtrain.ortmodule.shards import no_discovery
 from onnxtrain.ortmodule.special_methods import class_for
 from onnxtrain.ortmodule.telling import Telling
 from onnxtrain.ortmodule.transforms import is_transformed
 from onnxtrain.ortmodule.with_loss import ModuleWithLoss
-from onnxtrain.zero_stage3 import BOOKKEEPING, configure_where_loaded
+from onnxtrain.ortmodule.zero_shards import BOOKKEEPING, InShardsError, gather_as_whole
 
 _LIBRARIES = ("torch", "transformers")
 _LOG = logging.getLogger(__name__)
@@ -59,8 +60,6 @@ class ORTModule(Telling, torch.nn.Module):
         OptionError: the options are something else.
     """
 
-    _ort_holds_all = True  # what ``zero_stage3`` asks of a class
-
     def __init__(
         self,
         module: torch.nn.Module,
@@ -89,7 +88,6 @@ class ORTModule(Telling, torch.nn.Module):
             if not own["_ort_fallback"].catches(error, at_wrapping=True):
                 raise
         own["_ort_bypass"] = BypassWatch(self)
-        configure_where_loaded()
 
     def _attach(self) -> None:
         """Share the wrapped module's tables of tensors, submodules and hooks; read the options; forget all graphs."""
@@ -189,7 +187,8 @@ class ORTModule(Telling, torch.nn.Module):
             own["_ort_bypass"].end()
             return own["_wrapped"].forward(*args, **kwargs)
         try:
-            session, result = self._graphs().run(args, kwargs)
+            with no_discovery(own["_wrapped"]):
+                session, result = self._served(args, kwargs)
         except OnnxTrainError as error:
             if not fallback.catches(error):
                 raise
@@ -197,6 +196,16 @@ class ORTModule(Telling, torch.nn.Module):
         if session is not None and session is not own["_ort_last"]:
             self._use(session)
         return result
+
+    def _served(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Session | None, Any]:
+        """What a call returns, and the graph that serves it; None where eager PyTorch does."""
+        try:
+            return self._graphs().run(args, kwargs)
+        except InShardsError:
+            _LOG.info("looks into tensors, so its parameters are gathered as a whole: ranks may go different ways")
+            gather_as_whole(self)
+            self._graphs().calls -= 1
+            return self._graphs().run(args, kwargs)
 
     def _graphs(self) -> Sessions:
         own = self.__dict__

@@ -168,7 +168,7 @@ class ModuleTensors(Owned):
 
     def now(self) -> list[torch.Tensor]:
         """Those that the module has now."""
-        parameters = [m._parameters[leaf] for m, leaf in self._parameters]
+        parameters = [m._parameters.get(leaf) for m, leaf in self._parameters]  # DeepSpeed gathers what is in brackets
         if self.shards is not None:
             parameters = self.shards.gathered(parameters)
         return [*parameters, *(_table(m, leaf)[leaf] for m, leaf in self._buffers)]

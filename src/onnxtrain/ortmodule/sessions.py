@@ -34,7 +34,7 @@ from onnxtrain.ortmodule.left_unread import LeftUnread
 from onnxtrain.ortmodule.paths import can_follow, difference, integers, too_many, varying
 from onnxtrain.ortmodule.reasons import always_another, differences
 from onnxtrain.ortmodule.session import Entry, Session
-from onnxtrain.ortmodule.shards import whole
+from onnxtrain.ortmodule.shards import discovery, in_eager, unless_in_shards, whole
 from onnxtrain.ortmodule.varying_numbers import VaryingNumbers
 
 _LOG = logging.getLogger(__name__)
@@ -93,13 +93,13 @@ class Sessions:
         self.calls += 1
         if self._waits_for_parameters():
             self.initializing += 1
-            return None, self.module.forward(*args, **kwargs)
+            return None, in_eager(self.module, args, kwargs)
         call = self.inspector.call(args, kwargs, self._numbers.arguments)
         is_without = bool(self.without_graph) and call in self.without_graph
         served = None if is_without else self._served(call, args, kwargs)
         if served is None and not is_without and self._is_unsettled(call):
             self.unsettled += 1
-            return None, self.module.forward(*args, **kwargs)
+            return None, in_eager(self.module, args, kwargs)
         if served is None and not is_without and not self._is_full(call):
             try:
                 served = self._new(call, args, kwargs)
@@ -110,7 +110,7 @@ class Sessions:
             return served
         self.eager += 1
         self._in_vain += 1
-        return None, self.module.forward(*args, **kwargs)
+        return None, in_eager(self.module, args, kwargs)
 
     def session_of(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -141,7 +141,7 @@ class Sessions:
         self._made |= {*error.labels}
         self.initializing += 1
         _LOG.info("a call in eager PyTorch sets the module up: %s", ", ".join(error.labels))
-        result = self.module.forward(*args, **kwargs)
+        result = in_eager(self.module, args, kwargs)
         del self.inspector  # it knows the module's parts
         for entry in self.entries:
             self.inspector.leaves(entry.session.captured)
@@ -284,7 +284,7 @@ class Sessions:
             try:
                 return self._record(call, args, kwargs, Answers())
             except ContentError as error:
-                refused: ContentError | None = error
+                refused: ContentError | None = unless_in_shards(self.module, error)
         else:
             refused = None
         answers = self._rehearse(args, kwargs, call.schema.numbers)
@@ -335,7 +335,7 @@ class Sessions:
             Exception: what the module raises.
         """
         with randomness.replayed(randomness.state()):
-            return rehearse(self.module, args, kwargs, self.options.ignored_attributes, numbers)
+            return rehearse(self.module, args, kwargs, self.options.ignored_attributes, numbers, around=discovery)
 
     def _rehearse(self, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: Collection[int]) -> Answers | None:
         """What a call sees in tensors; None where it raises."""

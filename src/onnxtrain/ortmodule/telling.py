@@ -18,10 +18,10 @@ from onnxtrain.engine.summary import graph_text, summary
 from onnxtrain.errors import ModuleError
 from onnxtrain.ortmodule.describe import explain, explain_memory, explain_sparsity
 from onnxtrain.ortmodule.fallback import FallbackState
+from onnxtrain.ortmodule.fsdp_shards import root_gathered
 from onnxtrain.ortmodule.reports import memory_of, metrics_of, plan_of, profile_of, report_of
 from onnxtrain.ortmodule.session import Session
 from onnxtrain.ortmodule.sessions import Sessions
-from onnxtrain.ortmodule.shards import root_gathered
 from onnxtrain.ortmodule.without_content import has_content, without_content
 from onnxtrain.report import RunReport
 

@@ -23,6 +23,7 @@ from onnxtrain.ir.graphs import (
     is_backward,
 )
 from onnxtrain.plan.lifetimes import owners
+from onnxtrain.plan.partition import make_plan
 from onnxtrain.plan.recompute import Choice, draws_mask, gives_the_same, made_with
 
 _SUFFIX = "_recompute"  # of the names of what is computed again
@@ -60,6 +61,20 @@ def recomputed(training: TrainingGraph, plan: Plan, chosen: Sequence[Choice], fo
             if value is not None and value.name in dropped:
                 node.replace_input_with(index, again.value(value, node))
     return dataclasses.replace(training, model=model)
+
+
+def views_again(training: TrainingGraph, names: Collection[str]) -> TrainingGraph:
+    """The graph, with views of some inputs made again in the backward pass, which would keep their memory if saved.
+
+    Args:
+        training: the graph; it is not changed.
+        names: of the inputs.
+    """
+    plan = make_plan(training)
+    forward = [n for n in training.model.graph if not is_backward(n)]
+    found = [(v, owner) for v, owner in owners(forward).items() if owner.name in names and v.name in plan.saved]
+    chosen = [Choice((str(v.name),), (str(owner.name),), (v,), at=0, gain=0, seconds=0.0) for v, owner in found]
+    return recomputed(training, plan, chosen) if chosen else training
 
 
 class _Again:

@@ -11,6 +11,8 @@ from onnxtrain.execute.torch.memory import Groups
 from onnxtrain.execute.torch.registry import Lowering
 from onnxtrain.ir.shards import Shards
 
+_APART = 4  # groups of which one may be given back while they are read
+
 
 def gather(writer: Writer, shards: Shards, groups: Sequence[Collection[ir.Value]], enter: str, leave: str) -> None:
     """Have lines that gather inputs before the first node that reads them, and give them back after the last.
@@ -23,21 +25,42 @@ def gather(writer: Writer, shards: Shards, groups: Sequence[Collection[ir.Value]
         leave: its method that gives one back.
     """
     writer.scope["shards"] = shards
-    for index, span in enumerate(_spans(writer.nodes, writer.lowerings, groups)):
-        if span is not None:
-            writer.around.setdefault(span[0], ([], []))[0].append(f"shards.{enter}({index})")
-            writer.around.setdefault(span[1], ([], []))[1].append(f"shards.{leave}({index})")
+    for index, spans in enumerate(_spans(writer.nodes, writer.lowerings, groups, _APART if shards.again else None)):
+        for first, last in spans:
+            writer.around.setdefault(first, ([], []))[0].append(f"shards.{enter}({index})")
+            writer.around.setdefault(last, ([], []))[1].append(f"shards.{leave}({index})")
 
 
 def _spans(
-    nodes: Sequence[ir.Node], lowerings: Mapping[ir.Node, Lowering], groups: Sequence[Collection[ir.Value]]
-) -> list[tuple[ir.Node, ir.Node] | None]:
-    """For each group of inputs the first and the last node that reads memory of one; None where none does."""
+    nodes: Sequence[ir.Node],
+    lowerings: Mapping[ir.Node, Lowering],
+    groups: Sequence[Collection[ir.Value]],
+    apart: int | None,
+) -> list[list[tuple[ir.Node, ir.Node]]]:
+    """For each group of inputs the first and the last node that reads memory of one.
+
+    Args:
+        nodes: of the program.
+        lowerings: of the nodes.
+        groups: the inputs of each group.
+        apart: more than so many others that are read between two reads of a group end its span, and the second read
+            begins another; None where a group has one at most.
+    """
     root = Groups(nodes, lowerings).root
-    owner = {root(value): index for index, group in enumerate(groups) for value in group}
-    found: list[tuple[ir.Node, ir.Node] | None] = [None] * len(groups)
+    owners: dict[ir.Value, set[int]] = {}  # one memory may be of several: a user's function may return any input
+    for index, value in ((index, value) for index, group in enumerate(groups) for value in group):
+        owners.setdefault(root(value), set()).add(index)
+    found: list[list[tuple[ir.Node, ir.Node]]] = [[] for _ in groups]
+    between: list[set[int]] = [set() for _ in groups]  # the others that were read since the latest read of each
     for node in nodes:
-        for index in {owner[r] for v in node.inputs if v is not None and (r := root(v)) in owner}:
-            span = found[index]
-            found[index] = (node if span is None else span[0], node)
+        read = set[int]().union(*(owners.get(root(v), ()) for v in node.inputs if v is not None))
+        for index in sorted(read):
+            spans = found[index]
+            if spans and (apart is None or len(between[index]) <= apart):
+                spans[-1] = (spans[-1][0], node)
+            else:
+                spans.append((node, node))
+            between[index].clear()
+        for index, others in enumerate(between):
+            others |= read - {index}
     return found

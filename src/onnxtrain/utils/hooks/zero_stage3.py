@@ -3,32 +3,40 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import sys
 from typing import Any
 
+from onnxtrain.errors import ModuleError
 from onnxtrain.utils.hooks.manager import GlobalSubscriberManager
 from onnxtrain.utils.hooks.statistics import StatisticsSubscriber
-from onnxtrain.zero_stage3 import configure_zero_stage3
 
 
 def configure_ort_compatible_zero_stage3(
     debug: bool = False, stats_output_dir: str = "./", stats_overwrite: bool = False
 ) -> None:
-    """Have DeepSpeed's stage 3 gather the parameters of each ORTModule as a whole; before ``deepspeed.initialize``.
-
-    It is done by itself where DeepSpeed was imported before the ORTModule was made.
+    """Nothing that stage 3 needs, which works as it is: the programs of an ORTModule call DeepSpeed's coordinator.
 
     Args:
-        debug: whether to write statistics of all activations of the next model, as ``StatisticsSubscriber`` does.
+        debug: whether to write statistics of all activations of the next model that ``deepspeed.initialize`` is given,
+            as ``StatisticsSubscriber`` does.
         stats_output_dir: where to.
         stats_overwrite: whether into a folder that exists.
 
     Raises:
         ModuleError: DeepSpeed is not installed, or another one than is known.
     """
-    offload = configure_zero_stage3()
+    try:
+        offload: Any = importlib.import_module("deepspeed.runtime.zero.parameter_offload").DeepSpeedZeRoOffload
+        original = offload.setup_zero_stage3_hooks
+    except (ImportError, AttributeError) as error:
+        version = getattr(sys.modules.get("deepspeed"), "__version__", "that is not installed")
+        raise ModuleError(
+            f"ZeRO stage 3 cannot be set up with a DeepSpeed {version}: {error}",
+            cure="install deepspeed 0.19; or use stage 1 or 2, which need nothing",
+        ) from error
     if not debug:
         return
-    original = offload.setup_zero_stage3_hooks
 
     @functools.wraps(original)
     def setup(self: Any) -> Any:
