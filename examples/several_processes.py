@@ -56,12 +56,13 @@ def batch(step: int, rank: int, rows: int) -> torch.Tensor:
     return (first + torch.arange(LENGTH)) % WORDS
 
 
-def train(model: torch.nn.Module, steps: int, rows: int, device: torch.device) -> list[float]:
-    """This rank's losses."""
+def train(wrap: type[ORTModule] | None, options: argparse.Namespace, device: torch.device) -> list[float]:
+    """This rank's losses; the model is gone before the processes part, whose threads may wait for it else."""
+    model = distributed(build_model().to(device), options.engine, wrap)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     losses = []
-    for step in range(steps):
-        ids = batch(step, dist.get_rank(), rows).to(device)
+    for step in range(options.steps):
+        ids = batch(step, dist.get_rank(), options.rows).to(device)
         loss = model(input_ids=ids, labels=ids).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -84,8 +85,7 @@ def main() -> int:
         torch.cuda.set_device(device)
     losses = {}
     for name, wrap in {"eager": None, "ORTModule": ORTModule}.items():
-        model = distributed(build_model().to(device), options.engine, wrap)
-        losses[name] = train(model, options.steps, options.rows, device)
+        losses[name] = train(wrap, options, device)
     worst = max(abs(a - b) / abs(b) for a, b in zip(losses["ORTModule"], losses["eager"], strict=True))
     if dist.get_rank() == 0:
         print("step         eager     ORTModule")
