@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import importlib
 import inspect
 import sys
 import weakref
@@ -32,8 +31,11 @@ BOOKKEEPING = (  # attributes that DeepSpeed sets on a module whose hooks gather
     *("_external_params", "ds_external_parameters", "all_parameters", "_original_parameters"),
 )
 _HOME = "deepspeed.runtime.zero.parameter_offload"
-_FORWARD = ("_forward_pre_hooks", "_forward_hooks")
-_TABLES = (*_FORWARD, "_backward_hooks")
+# Methods of DeepSpeed that gather a module's parameters, and give them back.
+_FORWARD_CALLS = ("pre_sub_module_forward_function", "post_sub_module_forward_function")
+_BACKWARD_CALLS = ("pre_sub_module_backward_function", "post_sub_module_backward_function")
+_FORWARD_TABLES = ("_forward_pre_hooks", "_forward_hooks")
+_TABLES = (*_FORWARD_TABLES, "_backward_hooks")
 _KNOWN: weakref.WeakKeyDictionary[torch.nn.Module, ZeroShards] = weakref.WeakKeyDictionary()
 _UNDISCOVERED: contextvars.ContextVar[Sequence[Any]] = contextvars.ContextVar("onnxtrain_undiscovered", default=())
 
@@ -126,10 +128,10 @@ def gather_as_whole(module: torch.nn.Module) -> None:
     Args:
         module: within a call of it, after DeepSpeed's hook.
     """
-    home: Any = importlib.import_module(_HOME)
+    home: Any = sys.modules[_HOME]
     known = {id(p) for p in module.parameters(recurse=False)}
     for inner in [m for m in module.modules() if m is not module]:
-        for table in (inner.__dict__[name] for name in _FORWARD):
+        for table in (inner.__dict__[name] for name in _FORWARD_TABLES):
             for key in [key for key, hook in table.items() if _is_of_deepspeed(hook)]:
                 del table[key]
         for parameter in inner.parameters(recurse=False):
@@ -196,13 +198,13 @@ class ZeroShards:
     def enter(self, group: int) -> None:
         """Gather a group for the forward pass."""
         if not is_silent():
-            self._call(group, "pre_sub_module_forward_function")
-            importlib.import_module(_HOME).FWD_MODULE_STACK.pop()  # it is for modules that are called
+            self._call(group, _FORWARD_CALLS[0])
+            sys.modules[_HOME].FWD_MODULE_STACK.pop()  # it is for modules that are called
 
     def leave(self, group: int) -> None:
         """Give a group back after the forward pass, if it is to be."""
         if not is_silent():
-            self._call(group, "post_sub_module_forward_function")
+            self._call(group, _FORWARD_CALLS[1])
 
     def begin_backward(self, gradients: Sequence[int]) -> None:
         """A backward pass begins, which gives so many gradients for the parameters of each group."""
@@ -211,12 +213,12 @@ class ZeroShards:
     def enter_backward(self, group: int) -> None:
         """Gather a group for the backward pass."""
         if not is_silent():
-            self._call(group, "pre_sub_module_backward_function")
+            self._call(group, _BACKWARD_CALLS[0])
 
     def leave_backward(self, group: int) -> None:
         """Give a group back after the backward pass, if it is to be."""
         if not is_silent():
-            self._call(group, "post_sub_module_backward_function")
+            self._call(group, _BACKWARD_CALLS[1])
 
     def arrived(self, parameter: torch.Tensor) -> None:
         """Autograd has accumulated a gradient; those of a leaf module DeepSpeed takes together, by a hook of it."""
@@ -294,8 +296,9 @@ def _offload_of(module: torch.nn.Module) -> Any:
         ModuleError: it is not there, or another one than is known.
     """
     for hook in _hooks_of(module):
-        found = inspect.getclosurevars(inspect.unwrap(hook)).nonlocals.get("self")
-        if hasattr(found, "pre_sub_module_backward_function"):
+        function: Any = inspect.unwrap(hook)
+        names, cells = function.__code__.co_freevars, function.__closure__
+        if "self" in names and hasattr(found := cells[names.index("self")].cell_contents, _BACKWARD_CALLS[0]):
             return found
     version = getattr(sys.modules.get("deepspeed"), "__version__", "that is not installed")
     raise ModuleError(
