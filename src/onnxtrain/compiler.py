@@ -27,7 +27,7 @@ from onnxtrain.ir.functions import is_further, is_inner_gradient
 from onnxtrain.ir.graphs import ForwardGraph, Plan, Signature, TrainingGraph
 from onnxtrain.ir.layers import Layers, NotRepeatedError, short_names
 from onnxtrain.ir.passes import Record, save
-from onnxtrain.ir.shards import Shards
+from onnxtrain.ir.shards import Gathering
 from onnxtrain.ir.traits import Trait, traits_of
 from onnxtrain.ir.unfolding import make_whole, whole
 from onnxtrain.ir.verify import invalid
@@ -259,7 +259,7 @@ def compile_graph(
     options: Options,
     report: Report,
     device: str = "cpu",
-    shards: Shards | None = None,
+    gathering: Gathering | None = None,
 ) -> Compiled:
     """Stages 2 to 5: differentiate, plan and compile a forward graph.
 
@@ -270,11 +270,11 @@ def compile_graph(
         options: backend and checks.
         report: receives times and passes.
         device: where the executable runs.
-        shards: what gathers parameters that are not whole.
+        gathering: of parameters that are not whole.
 
     Raises:
         NotRepeatedError: the layers of a short graph turn out not to be alike.
-        BackendError: there are shards, and the backend gathers none.
+        BackendError: there are parameters to be gathered, and the backend gathers none.
     """
     mode = "training" if differentiable else "inference"
     training, chosen = None, differentiated(graph, short_names(differentiable, graph.layers))
@@ -284,7 +284,7 @@ def compile_graph(
         with report.stage("gradient"):
             training = _training_graph(chosen, outputs, options, report, device)
     _dump(options, "optimized", mode, (training or graph).model)
-    plan = _plan_of(graph, training, shards, options, report)
+    plan = _plan_of(graph, training, gathering, options, report)
     with report.stage("compile"):
         executable = backend(options.backend).compiled(plan, device, options)
     return Compiled(executable, graph, training, plan, report, frozenset(tracked_outputs(chosen)))
@@ -305,15 +305,19 @@ def _training_graph(
 
 
 def _plan_of(
-    graph: ForwardGraph, training: TrainingGraph | None, shards: Shards | None, options: Options, report: Report
+    graph: ForwardGraph,
+    training: TrainingGraph | None,
+    gathering: Gathering | None,
+    options: Options,
+    report: Report,
 ) -> Plan:
     """The plan of all layers of a training graph; of the forward graph where there is none."""
     with report.stage("plan"):
         if training is None:
             plan = make_plan(whole(graph) if graph.layers else graph)
         else:
-            plan = partition(_of_shards(make_whole(training.copy()), shards))
-    plan.shards, mode = shards, "inference" if training is None else "training"
+            plan = partition(_of_shards(make_whole(training.copy()), gathering))
+    plan.gathering, mode = gathering, "inference" if training is None else "training"
     _dump(options, "execution_model", mode, plan.forward)
     if plan.backward is not None:
         _dump(options, "execution_model_backward", mode, plan.backward)
@@ -329,14 +333,14 @@ def replanned(compiled: Compiled, chosen: Sequence[Choice], folder: str = "") ->
         folder: where those are that wait; empty for memory of the host.
     """
     training = recomputed(compiled.whole_training, compiled.plan, chosen, folder)
-    shards = compiled.plan.shards
-    training = _of_shards(training, shards)
-    return training, dataclasses.replace(make_plan(training), shards=shards)
+    gathering = compiled.plan.gathering
+    training = _of_shards(training, gathering)
+    return training, dataclasses.replace(make_plan(training), gathering=gathering)
 
 
-def _of_shards(training: TrainingGraph, shards: Shards | None) -> TrainingGraph:
+def _of_shards(training: TrainingGraph, gathering: Gathering | None) -> TrainingGraph:
     """The training graph that saves no views of parameters in shards: their memory is given back between the passes."""
-    return training if shards is None else views_again(training, frozenset().union(*shards.groups))
+    return training if gathering is None else views_again(training, frozenset().union(*gathering.shards.groups))
 
 
 def recompile(compiled: Compiled, chosen: Sequence[Choice], options: Options, device: str) -> Compiled:

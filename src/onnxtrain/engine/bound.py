@@ -114,7 +114,7 @@ class BoundGraph:
         self.verification: comparison.Report | None = None
         self.path_check = PathCheck(graph, self.path, self._compile_inspection)
         self._backward: dict[tuple[_Names, _Names], Backward] = {}
-        self._parts = Parts(options, owned.device)
+        self._parts = Parts(options, owned.device, graph.model.graph)
         self.budget = Budget(options, report, owned.device)
         self.is_random = any(Trait.RANDOM in traits_of(node) for node in graph.model.graph)
 
@@ -300,7 +300,7 @@ class BoundGraph:
             with self.report.stage("skip"):
                 graph = plan.packed(active).graph
         try:
-            where = self.owned.device, self.owned.shards
+            where = self.owned.device, self.owned.gathering(self.graph.model.graph)
             return compile_graph(graph, differentiable, outputs, self.options, self.report, *where)
         except NotRepeatedError as error:
             _LOG.info("the step is built of all layers: %s", error)

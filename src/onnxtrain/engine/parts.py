@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
+import onnx_ir as ir
 import torch
 import torch.distributed as dist
 
 from onnxtrain.compiler import Compiled
+from onnxtrain.ir.graphs import Plan
 from onnxtrain.ir.parts import merged
 from onnxtrain.options import Options
+from onnxtrain.plan.segments import reads_in_parts
 
 # Floating point operations of a step for each of its parts: a part costs 30 to 200 microseconds of the host's time, and
 # an accelerator does more in it. Among processes parts hide communication, which is worth more.
@@ -39,9 +42,11 @@ class Parts:
     Args:
         options: how many there may be.
         device: where the graphs run.
+        graph: the forward graph that all of them are made of.
     """
 
-    def __init__(self, options: Options, device: str) -> None:
+    def __init__(self, options: Options, device: str, graph: ir.Graph) -> None:
+        self._graph = graph
         self._options, self._least = options, _LEAST_WORK["cpu" if device == "cpu" else "accelerator"]
         self._known: dict[tuple[int, bool], Sequence[Part]] = {}
         self._most: int | None = None
@@ -61,15 +66,29 @@ class Parts:
         """
         key = id(compiled), any(getattr(x, "_post_accumulate_grad_hooks", None) for x in inputs.values())
         if key not in self._known:
-            plan = compiled.plan
-            places = {name: place for place, name in enumerate(plan.gradients)}
-            rest = tuple(n for n in plan.signature.differentiable if n not in places)
-            made: list[Part] = []
-            for group in merged(plan.segments, self._limit(compiled, key[1], work)) or [[]]:
-                names = sum((s.gradients for s in group), () if made else rest)
-                made.append(Part(names, tuple(map(places.get, names)), len(group)))
-            self._known[key] = made
+            if key[1] and _is_among_processes():
+                self._known[key] = self._agreed(compiled.plan)
+            else:
+                self._known[key] = _parts(compiled.plan, self._limit(compiled, key[1], work))
         return self._known[key]
+
+    def _agreed(self, plan: Plan) -> Sequence[Part]:
+        """Parts that every process has, whatever its batch made of the graph: in this order hooks send gradients.
+
+        So they are not of the plan's segments, but of the order in which the forward graph reads, from its end.
+        """
+        trained, made, done = {*plan.signature.differentiable}, list[Part](), 0
+        found = (tuple(n for n in reversed(part) if n in trained) for part in reversed(reads_in_parts(self._graph)))
+        groups = [*filter(None, found)]
+        most = min(self._options.segments if isinstance(self._options.segments, int) else len(groups), len(groups))
+        places = {name: place for place, name in enumerate(plan.gradients)}
+        segment = {name: index for index, part in enumerate(plan.segments, 1) for name in part.gradients}
+        for index in range(most):
+            part = sum(groups[index * len(groups) // most : (index + 1) * len(groups) // most], ())
+            upto = max([done, *(segment.get(name, 0) for name in part)])
+            made.append(Part(part, tuple(map(places.get, part)), upto - done))
+            done = upto
+        return made
 
     def count(self, compiled: Compiled) -> int:
         """How many there are; 0 where the graph has not been trained."""
@@ -85,7 +104,21 @@ class Parts:
             return self._options.segments
         if self._most is None:
             operations = work()
-            alone = not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1)
-            times = 1 if alone else _AMONG_PROCESSES
+            times = _AMONG_PROCESSES if _is_among_processes() else 1
             self._most = 1 if operations is None else max(1, operations[0] * times // self._least)
         return self._most
+
+
+def _parts(plan: Plan, most: int) -> Sequence[Part]:
+    """The segments of a plan in so many parts at most."""
+    places = {name: place for place, name in enumerate(plan.gradients)}
+    rest = tuple(n for n in plan.signature.differentiable if n not in places)
+    made: list[Part] = []
+    for group in merged(plan.segments, most) or [[]]:
+        names = sum((s.gradients for s in group), () if made else rest)
+        made.append(Part(names, tuple(map(places.get, names)), len(group)))
+    return made
+
+
+def _is_among_processes() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1

@@ -207,7 +207,7 @@ class State:
     def _accumulate(self, names: Collection[str]) -> None:
         """Give the backward pass the gradients that it may add those of these inputs to, before it makes them."""
         for name, place in self.compiled.executable.added.items():
-            if name in names:
+            if name in names and self._results[place] is None:  # else it is there already, before its part
                 self._results[place] = accumulated(self.sources[name], self._memories)
 
     def rest(self) -> dict[str, torch.Tensor | None]:

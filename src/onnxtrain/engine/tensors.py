@@ -6,11 +6,12 @@ import abc
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import onnx_ir as ir
 import torch
 from torch.autograd.graph import get_gradient_edge
 
 from onnxtrain.errors import UnsupportedDataError
-from onnxtrain.ir.shards import Shards
+from onnxtrain.ir.shards import Gathering, Shards, gathering_of
 
 
 class Owned(abc.ABC):
@@ -21,6 +22,10 @@ class Owned(abc.ABC):
     """
 
     shards: Shards | None = None
+
+    def gathering(self, graph: ir.Graph) -> Gathering | None:
+        """How those in shards are gathered for a graph, which all processes have; None where all are whole."""
+        return None if self.shards is None else gathering_of(graph, self.shards)
 
     @property
     @abc.abstractmethod

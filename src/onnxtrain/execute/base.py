@@ -201,7 +201,7 @@ class Backend(abc.ABC):
         Raises:
             BackendError: it has, and the backend gathers none.
         """
-        if plan.shards is not None and not self.gathers:
+        if plan.gathering is not None and not self.gathers:
             raise BackendError(f"the {self.name} backend gathers no parameters", cure="use the torch backend")
         return self.compile(plan, device, options)
 

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnxtrain.errors import GraphError
 from onnxtrain.ir.layers import Layers
 from onnxtrain.ir.modules import NAMESPACE
-from onnxtrain.ir.shards import Shards
+from onnxtrain.ir.shards import Gathering
 
 BACKWARD = "onnxtrain.backward"  # key in Node.meta: the node was emitted by the gradient builder
 RECOMPUTED = "onnxtrain.recomputed"  # key in Node.meta: a copy that computes a value of the forward pass again
@@ -145,7 +145,7 @@ class Plan:
             of ``gradients``. None where nothing is differentiated.
         saved: names of forward values (its inputs included) that the backward reads.
         segments: the parts of the backward pass in order.
-        shards: the inputs that are gathered while the passes read them; None where all are whole.
+        gathering: of the inputs that are gathered while the passes read them; None where all are whole.
     """
 
     forward: ir.Model
@@ -155,7 +155,7 @@ class Plan:
     output_gradients: dict[str, str] = dataclasses.field(default_factory=dict)
     gradients: dict[str, str] = dataclasses.field(default_factory=dict)
     segments: tuple[Segment, ...] = ()
-    shards: Shards | None = None
+    gathering: Gathering | None = None
 
 
 def notes_of(described: ir.Node | ir.Value) -> Mapping[str, Any]:

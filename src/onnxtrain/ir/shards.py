@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
+
+import onnx_ir as ir
 
 
 class Shards(Protocol):
@@ -11,12 +14,7 @@ class Shards(Protocol):
 
     In the backward pass a group is given back when its gradients are there, too: where these go is no concern of who
     runs the graph.
-
-    Attributes:
-        again: whether a group is given back within a pass and gathered again, where nodes between read others.
     """
-
-    again: bool
 
     @property
     def groups(self) -> Sequence[frozenset[str]]:
@@ -41,3 +39,33 @@ class Shards(Protocol):
 
     def leave_backward(self, group: int) -> None:
         """No further node of the backward pass reads a group."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Gathering:
+    """What gathers inputs of a graph, and in which order.
+
+    Every process gathers together with the others, so the order is of the graph that all of them have, whatever each
+    makes of it for its batch.
+
+    Args:
+        shards: gathers them.
+        forward: order of its groups in the forward pass, by the first nodes that read them.
+        backward: order in the backward pass, by the last ones.
+    """
+
+    shards: Shards
+    forward: tuple[int, ...]
+    backward: tuple[int, ...]
+
+
+def gathering_of(graph: ir.Graph, shards: Shards) -> Gathering:
+    """What gathers inputs of a graph, in the order in which it reads them."""
+    group_of = {name: index for index, group in enumerate(shards.groups) for name in group}
+    inputs = {v: group_of[str(v.name)] for v in graph.inputs if v.name in group_of}
+
+    def order(nodes: Iterable[ir.Node]) -> tuple[int, ...]:
+        read = (inputs[v] for node in nodes for v in node.inputs if v in inputs)
+        return tuple(dict.fromkeys([*read, *range(len(shards.groups))]))
+
+    return Gathering(shards, order(graph), order(reversed(graph)))

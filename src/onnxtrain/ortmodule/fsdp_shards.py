@@ -71,8 +71,6 @@ class FsdpShards:
         states: FSDP2's, of modules inside.
     """
 
-    again = False
-
     def __init__(self, module: torch.nn.Module, states: Sequence[Any]) -> None:
         self.states = [*states]
         self._groups = [group for state in states for group in _groups_of(state)]

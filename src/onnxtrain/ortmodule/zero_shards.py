@@ -150,8 +150,6 @@ class ZeroShards:
         inner: the modules inside that have DeepSpeed's hooks.
     """
 
-    again = True
-
     def __init__(self, module: torch.nn.Module, inner: Sequence[torch.nn.Module]) -> None:
         names: dict[int, list[str]] = {}
         for name, parameter in module.named_parameters(remove_duplicate=False):

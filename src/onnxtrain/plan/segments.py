@@ -34,6 +34,23 @@ def segments_of(backward: ir.Model, seeds: Container[str], gradients: Mapping[st
     return tuple(Segment(tuple(n for n, at in ready.items() if a < at <= b), b - a) for a, b in parts)
 
 
+def reads_in_parts(graph: ir.Graph) -> list[list[str]]:
+    """The inputs of a forward graph in the order in which nodes read them, cut wherever few values are alive.
+
+    Args:
+        graph: the graph; inputs that no node reads are in the last part.
+    """
+    nodes, names = list(graph), {v: str(v.name) for v in graph.inputs}
+    last = {v: i for i, n in enumerate(nodes) for v in (*n.outputs, *n.inputs) if v is not None}
+    last |= dict.fromkeys((v for v in graph.outputs if v in last), len(nodes) - 1)
+    place = {names[v]: i for i, n in reversed([*enumerate(nodes)]) for v in n.inputs if v in names}
+    place |= {name: max(len(nodes) - 1, 0) for name in names.values() if name not in place}
+    ends = [*_cuts(_alive(nodes, (), last), sorted({*place.values()})), len(nodes)]
+    ordered = sorted(place, key=place.__getitem__)
+    parts = [[n for n in ordered if a < place[n] <= b] for a, b in itertools.pairwise([-1, *ends])]
+    return [part for part in parts if part]
+
+
 def _cuts(alive: Sequence[int], ready: Sequence[int]) -> list[int]:
     """The narrowest place after each node that makes gradients ready, where those beside it are wider."""
     places = [min(range(at, following), key=alive.__getitem__) for at, following in itertools.pairwise(ready)]

@@ -143,8 +143,8 @@ class Writer:
         self.lines.append("saved.clear()")
         self._unpack(self.graph.inputs[count:], "gradients")
         self.lines.append("gradients.clear()")
-        if plan.shards is not None:
-            counts = tuple(len(group & plan.gradients.keys()) for group in plan.shards.groups)
+        if plan.gathering is not None:
+            counts = tuple(len(group & plan.gradients.keys()) for group in plan.gathering.shards.groups)
             self.lines.append(f"shards.begin_backward({counts})")
         self.after = self._handed_over(plan, weights)
         self._body(keep=set())

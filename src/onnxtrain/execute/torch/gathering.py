@@ -11,56 +11,53 @@ from onnxtrain.execute.torch.memory import Groups
 from onnxtrain.execute.torch.registry import Lowering
 from onnxtrain.ir.shards import Shards
 
-_APART = 4  # groups of which one may be given back while they are read
 
-
-def gather(writer: Writer, shards: Shards, groups: Sequence[Collection[ir.Value]], enter: str, leave: str) -> None:
+def gather(
+    writer: Writer, shards: Shards, groups: Sequence[Collection[ir.Value]], order: Sequence[int], enter: str, leave: str
+) -> None:
     """Have lines that gather inputs before the first node that reads them, and give them back after the last.
+
+    Groups are gathered in one order, so one may be earlier than it is read. What no node reads is given back at once.
 
     Args:
         writer: of the program.
         shards: what gathers them.
         groups: the inputs of each group.
+        order: in which the groups are gathered.
         enter: its method that gathers one.
         leave: its method that gives one back.
     """
     writer.scope["shards"] = shards
-    for index, spans in enumerate(_spans(writer.nodes, writer.lowerings, groups, _APART if shards.again else None)):
-        for first, last in spans:
-            writer.around.setdefault(first, ([], []))[0].append(f"shards.{enter}({index})")
-            writer.around.setdefault(last, ([], []))[1].append(f"shards.{leave}({index})")
+    if not writer.nodes:
+        return
+    spans, end = _spans(writer.nodes, writer.lowerings, groups), len(writer.nodes)
+    begin: dict[int, int] = {}
+    for index in reversed(order):
+        end = begin[index] = min(end, spans[index][0] if index in spans else end)
+    for index in order:
+        is_read = index in spans
+        lines = [f"shards.{enter}({index})", *([] if is_read else [f"shards.{leave}({index})"])]
+        is_last = begin[index] == len(writer.nodes)
+        _around(writer, begin[index] - is_last)[is_last].extend(lines)
+        if is_read:
+            _around(writer, spans[index][1])[1].append(f"shards.{leave}({index})")
+
+
+def _around(writer: Writer, place: int) -> tuple[list[str], list[str]]:
+    """The lines right before a node and right after."""
+    return writer.around.setdefault(writer.nodes[place], ([], []))
 
 
 def _spans(
-    nodes: Sequence[ir.Node],
-    lowerings: Mapping[ir.Node, Lowering],
-    groups: Sequence[Collection[ir.Value]],
-    apart: int | None,
-) -> list[list[tuple[ir.Node, ir.Node]]]:
-    """For each group of inputs the first and the last node that reads memory of one.
-
-    Args:
-        nodes: of the program.
-        lowerings: of the nodes.
-        groups: the inputs of each group.
-        apart: more than so many others that are read between two reads of a group end its span, and the second read
-            begins another; None where a group has one at most.
-    """
+    nodes: Sequence[ir.Node], lowerings: Mapping[ir.Node, Lowering], groups: Sequence[Collection[ir.Value]]
+) -> dict[int, tuple[int, int]]:
+    """For each group of inputs that is read the places of the first and the last node that reads memory of one."""
     root = Groups(nodes, lowerings).root
     owners: dict[ir.Value, set[int]] = {}  # one memory may be of several: a user's function may return any input
     for index, value in ((index, value) for index, group in enumerate(groups) for value in group):
         owners.setdefault(root(value), set()).add(index)
-    found: list[list[tuple[ir.Node, ir.Node]]] = [[] for _ in groups]
-    between: list[set[int]] = [set() for _ in groups]  # the others that were read since the latest read of each
-    for node in nodes:
-        read = set[int]().union(*(owners.get(root(v), ()) for v in node.inputs if v is not None))
-        for index in sorted(read):
-            spans = found[index]
-            if spans and (apart is None or len(between[index]) <= apart):
-                spans[-1] = (spans[-1][0], node)
-            else:
-                spans.append((node, node))
-            between[index].clear()
-        for index, others in enumerate(between):
-            others |= read - {index}
+    found: dict[int, tuple[int, int]] = {}
+    for place, node in enumerate(nodes):
+        for index in set[int]().union(*(owners.get(root(v), ()) for v in node.inputs if v is not None)):
+            found[index] = (found[index][0] if index in found else place, place)
     return found

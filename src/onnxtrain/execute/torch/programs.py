@@ -125,15 +125,16 @@ def _gather(plan: Plan, writer: Writer, reader: Writer | None = None, saved: Seq
         reader: writes the backward pass; None where there is none.
         saved: the inputs that this one has from the forward pass.
     """
-    if plan.shards is None:
+    if plan.gathering is None:
         return
+    shards = plan.gathering.shards
     inputs = {str(v.name): v for v in writer.graph.inputs}
-    groups = [[inputs[name] for name in group if name in inputs] for group in plan.shards.groups]
-    gather(writer, plan.shards, groups, "enter", "leave")
+    groups = [[inputs[name] for name in group if name in inputs] for group in shards.groups]
+    gather(writer, shards, groups, plan.gathering.forward, "enter", "leave")
     if reader is not None:
         held = _weights(writer, saved, inputs)
         read = [{v for value in group for v in held[str(value.name)]} for group in groups]
-        gather(reader, plan.shards, read, "enter_backward", "leave_backward")
+        gather(reader, shards, read, plan.gathering.backward, "enter_backward", "leave_backward")
 
 
 def _bindable(graph: ir.Graph) -> set[str]:
