@@ -113,6 +113,12 @@ def test_ranks_may_skip_other_rows(ranks: Ranks, stage: int) -> None:
     torch.testing.assert_close(got, ranks(deepspeed_training.padded, stage, wraps=False), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("stage", [1, 2])
+def test_ranks_may_be_on_other_paths(ranks: Ranks, stage: int) -> None:
+    run = functools.partial(ranks, deepspeed_training.losses_of, "looking", stage=stage)
+    torch.testing.assert_close(run(wraps=True), run(wraps=False), rtol=1e-4, atol=1e-4)
+
+
 def close(got: list[Any], wanted: list[Any], tolerance: float) -> None:
     for (losses, state), (expected, final) in zip(got, wanted, strict=True):
         torch.testing.assert_close(losses, expected, rtol=tolerance, atol=tolerance)

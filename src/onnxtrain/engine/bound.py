@@ -114,7 +114,7 @@ class BoundGraph:
         self.verification: comparison.Report | None = None
         self.path_check = PathCheck(graph, self.path, self._compile_inspection)
         self._backward: dict[tuple[_Names, _Names], Backward] = {}
-        self._parts = Parts(options, owned.device, graph.model.graph)
+        self._parts = Parts(options, owned.device, graph.model.graph, self.path)
         self.budget = Budget(options, report, owned.device)
         self.is_random = any(Trait.RANDOM in traits_of(node) for node in graph.model.graph)
 

@@ -9,6 +9,7 @@ import onnx_ir as ir
 import torch
 import torch.distributed as dist
 
+from onnxtrain.capture import Path
 from onnxtrain.compiler import Compiled
 from onnxtrain.ir.graphs import Plan
 from onnxtrain.ir.parts import merged
@@ -43,10 +44,11 @@ class Parts:
         options: how many there may be.
         device: where the graphs run.
         graph: the forward graph that all of them are made of.
+        path: what it stands on; other processes may be on another one.
     """
 
-    def __init__(self, options: Options, device: str, graph: ir.Graph) -> None:
-        self._graph = graph
+    def __init__(self, options: Options, device: str, graph: ir.Graph, path: Path) -> None:
+        self._graph, self._is_steered = graph, bool(path)
         self._options, self._least = options, _LEAST_WORK["cpu" if device == "cpu" else "accelerator"]
         self._known: dict[tuple[int, bool], Sequence[Part]] = {}
         self._most: int | None = None
@@ -75,10 +77,12 @@ class Parts:
     def _agreed(self, plan: Plan) -> Sequence[Part]:
         """Parts that every process has, whatever its batch made of the graph: in this order hooks send gradients.
 
-        So they are not of the plan's segments, but of the order in which the forward graph reads, from its end.
+        So they are not of the plan's segments, but of the order in which the forward graph reads, from its end. Where
+        processes may have several graphs, they are in the module's own order, one by one.
         """
         trained, made, done = {*plan.signature.differentiable}, list[Part](), 0
-        found = (tuple(n for n in reversed(part) if n in trained) for part in reversed(reads_in_parts(self._graph)))
+        order = [[str(v.name)] for v in self._graph.inputs] if self._is_steered else reads_in_parts(self._graph)
+        found = (tuple(n for n in reversed(part) if n in trained) for part in reversed(order))
         groups = [*filter(None, found)]
         most = min(self._options.segments if isinstance(self._options.segments, int) else len(groups), len(groups))
         places = {name: place for place, name in enumerate(plan.gradients)}
