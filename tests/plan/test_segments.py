@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import onnx_ir as ir
 import pytest
 import torch
 from torch import nn
@@ -12,6 +13,7 @@ from onnxtrain import Options
 from onnxtrain.compiler import Report, capture_module, compile_graph
 from onnxtrain.ir.graphs import Plan, Segment
 from onnxtrain.ir.parts import merged
+from onnxtrain.plan.segments import reads_in_parts
 
 WIDTH = 4
 
@@ -97,3 +99,19 @@ def test_inference_has_none() -> None:
     options, report = Options(), Report()
     graph = capture_module(Tied(), (torch.randn(3, WIDTH),), {}, options, report).graph
     assert compile_graph(graph, (), (), options, report).plan.segments == ()
+
+
+def test_what_a_forward_graph_reads_in_parts() -> None:
+    """A part for each residual block, in their order; a weight that is read again is where it is first."""
+    blocks = nn.Sequential(*(Block() for _ in range(3)))
+    parts = reads_in_parts(captured(blocks))
+    assert [[n for n in part if n != "input"] for part in parts] == [
+        [f"{i}.{n}" for n in ("norm.weight", "norm.bias", "inner.weight", "inner.bias", "outer.weight", "outer.bias")]
+        for i in range(3)
+    ]
+    found = [name for part in reads_in_parts(captured(Tied())) for name in part]
+    assert found.index("first.weight") < found.index("second.weight")
+
+
+def captured(module: nn.Module) -> ir.Graph:
+    return capture_module(module, (torch.randn(3, WIDTH),), {}, Options(), Report()).graph.model.graph

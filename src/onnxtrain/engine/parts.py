@@ -84,7 +84,8 @@ class Parts:
         order = [[str(v.name)] for v in self._graph.inputs] if self._is_steered else reads_in_parts(self._graph)
         found = (tuple(n for n in reversed(part) if n in trained) for part in reversed(order))
         groups = [*filter(None, found)]
-        most = min(self._options.segments if isinstance(self._options.segments, int) else len(groups), len(groups))
+        chosen = self._options.segments if plan.segments else 1
+        most = min(chosen if isinstance(chosen, int) else len(groups), len(groups))
         places = {name: place for place, name in enumerate(plan.gradients)}
         segment = {name: index for index, part in enumerate(plan.segments, 1) for name in part.gradients}
         for index in range(most):
