@@ -213,8 +213,9 @@ def losses_of(kind: str, wraps: bool, options: Options | None = None, stage: int
         "reduce_bucket_size": 700,
         "stage3_param_persistence_threshold": 0,
         "stage3_prefetch_bucket_size": 0,
+        "stage3_max_reuse_distance": 0,
+        "stage3_max_live_parameters": 0,
     }
-    zero |= {"stage3_max_reuse_distance": 0, "stage3_max_live_parameters": 0}
     engine = engine_of(ORTModule(model, options=options) if wraps else model, {"zero_optimization": zero})
     losses = []
     for step in range(6):

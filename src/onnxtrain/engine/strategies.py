@@ -65,6 +65,11 @@ class Step:
         return self.weights + self.frozen
 
     @property
+    def width(self) -> int:
+        """Bytes of an element."""
+        return self.weights // max(1, self.elements)
+
+    @property
     def first(self) -> int:
         """Most bytes in use in the forward pass."""
         return max((line.most for line in self.forward), default=0)
@@ -171,8 +176,7 @@ def _in_buckets(made: int, bucket: int, ranks: int) -> float:
 
 def _kept(step: Step) -> int:
     """Bytes of parameters that DeepSpeed's stage 3 does not release in the forward pass: they are read again soon."""
-    width = step.weights // max(1, step.elements)
-    return min(step.all, _REUSED // 2 * width + step.layer)
+    return min(step.all, _REUSED // 2 * step.width + step.layer)
 
 
 def _zero3(step: Step, cluster: Cluster, ranks: int) -> Memory:
@@ -183,9 +187,8 @@ def _zero3(step: Step, cluster: Cluster, ranks: int) -> Memory:
     that is there all the time; to reduce it takes a copy, and a share of it.
     """
     own, several = -(-step.elements // ranks), ranks > 1
-    width = step.weights // max(1, step.elements)
-    bucket, states = cluster.bucket * width, (1 + OPTIMIZERS[cluster.optimizer]) * own * _STATE
-    kept, ahead = _kept(step), min(step.all, _AHEAD * width)
+    bucket, states = cluster.bucket * step.width, (1 + OPTIMIZERS[cluster.optimizer]) * own * _STATE
+    kept, ahead = _kept(step), min(step.all, _AHEAD * step.width)
 
     def forward(line: Line) -> int:
         return line.most + (kept + (ahead if line.is_in_layer else 0) if several else 0)

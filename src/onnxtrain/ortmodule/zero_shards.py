@@ -131,9 +131,7 @@ def gather_as_whole(module: torch.nn.Module) -> None:
     home: Any = sys.modules[_HOME]
     known = {id(p) for p in module.parameters(recurse=False)}
     for inner in [m for m in module.modules() if m is not module]:
-        for table in (inner.__dict__[name] for name in _FORWARD_TABLES):
-            for key in [key for key, hook in table.items() if _is_of_deepspeed(hook)]:
-                del table[key]
+        _drop_hooks(inner.__dict__[name] for name in _FORWARD_TABLES)
         for parameter in inner.parameters(recurse=False):
             if id(parameter) not in known:
                 known.add(id(parameter))
@@ -172,10 +170,7 @@ class ZeroShards:
     def whole(self) -> Iterator[None]:
         """Within it parameters have their shape, though no content, and modules no hooks of DeepSpeed."""
         tables = [(m.__dict__[name], dict(m.__dict__[name])) for m in self.inner for name in _TABLES]
-        for table, before in tables:
-            for key, hook in before.items():
-                if _is_of_deepspeed(hook):
-                    del table[key]
+        _drop_hooks(table for table, _ in tables)
         with _shaped(self._parameters):
             try:
                 yield
@@ -195,14 +190,12 @@ class ZeroShards:
 
     def enter(self, group: int) -> None:
         """Gather a group for the forward pass."""
-        if not is_silent():
-            self._call(group, _FORWARD_CALLS[0])
+        if self._call(group, _FORWARD_CALLS[0]):
             sys.modules[_HOME].FWD_MODULE_STACK.pop()  # it is for modules that are called
 
     def leave(self, group: int) -> None:
         """Give a group back after the forward pass, if it is to be."""
-        if not is_silent():
-            self._call(group, _FORWARD_CALLS[1])
+        self._call(group, _FORWARD_CALLS[1])
 
     def begin_backward(self, gradients: Sequence[int]) -> None:
         """A backward pass begins, which gives so many gradients for the parameters of each group."""
@@ -210,13 +203,11 @@ class ZeroShards:
 
     def enter_backward(self, group: int) -> None:
         """Gather a group for the backward pass."""
-        if not is_silent():
-            self._call(group, _BACKWARD_CALLS[0])
+        self._call(group, _BACKWARD_CALLS[0])
 
     def leave_backward(self, group: int) -> None:
         """Give a group back after the backward pass, if it is to be."""
-        if not is_silent():
-            self._call(group, _BACKWARD_CALLS[1])
+        self._call(group, _BACKWARD_CALLS[1])
 
     def arrived(self, parameter: torch.Tensor) -> None:
         """Autograd has accumulated a gradient; those of a leaf module DeepSpeed takes together, by a hook of it."""
@@ -229,9 +220,13 @@ class ZeroShards:
                 for hook in filter(_is_of_deepspeed, owner.__dict__["_backward_hooks"].values()):
                     hook(owner, None, None)
 
-    def _call(self, group: int, name: str) -> None:
+    def _call(self, group: int, name: str) -> bool:
+        """Call a method of DeepSpeed for a group, unless the step is not observed; whether it was called."""
+        if is_silent():
+            return False
         owner = self._owners[group]
         getattr(_offload_of(owner), name)(owner)
+        return True
 
 
 def _is_leaf(module: torch.nn.Module) -> bool:
@@ -280,6 +275,13 @@ def _shaped(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
 
 def _is_of_deepspeed(hook: Any) -> bool:
     return str(getattr(hook, "__module__", "")).startswith("deepspeed.")
+
+
+def _drop_hooks(tables: Iterable[dict[int, Any]]) -> None:
+    """Take DeepSpeed's hooks out of tables of hooks."""
+    for table in tables:
+        for key in [key for key, hook in table.items() if _is_of_deepspeed(hook)]:
+            del table[key]
 
 
 def _hooks_of(module: torch.nn.Module) -> list[Any]:

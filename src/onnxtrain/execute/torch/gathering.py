@@ -35,12 +35,13 @@ def gather(
     for index in reversed(order):
         end = begin[index] = min(end, spans[index][0] if index in spans else end)
     for index in order:
-        is_read = index in spans
-        lines = [f"shards.{enter}({index})", *([] if is_read else [f"shards.{leave}({index})"])]
-        is_last = begin[index] == len(writer.nodes)
-        _around(writer, begin[index] - is_last)[is_last].extend(lines)
-        if is_read:
-            _around(writer, spans[index][1])[1].append(f"shards.{leave}({index})")
+        is_after = begin[index] == len(writer.nodes)  # no node reads it, nor one that comes later in the order
+        before, after = _around(writer, begin[index] - 1 if is_after else begin[index])
+        lines = after if is_after else before
+        lines.append(f"shards.{enter}({index})")
+        if index in spans:
+            lines = _around(writer, spans[index][1])[1]
+        lines.append(f"shards.{leave}({index})")
 
 
 def _around(writer: Writer, place: int) -> tuple[list[str], list[str]]:
