@@ -4,6 +4,9 @@ VENV   ?= .venv
 TORCH  ?= torch==2.13.0
 JOBS   ?= 2
 ARGS   ?=
+# What `make wheels` gets, for the Python of the machine that they are taken to; PyTorch and Transformers it has.
+WHEELS     ?= ml_dtypes onnx onnx-ir onnxscript safetensors pytest-xdist execnet rich
+FOR_PYTHON ?= 3.12
 
 # What `make check` runs of the tests; together with lint and types under a minute.
 FAST_TESTS ?= -m "not slow" tests/ir tests/gradient tests/optimize tests/plan tests/execute tests/test_imports.py tests/test_structure.py tests/test_operators.py
@@ -15,7 +18,7 @@ OFFLINE = HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST  = $(OFFLINE) $(BIN)/python -m pytest
 
-.PHONY: help demo test lint check bench bench-all golden operators errors tour coverage exported fuzz versions matrix javascript docs clean
+.PHONY: help demo test lint check bench bench-all gpu wheels golden operators errors tour coverage exported fuzz versions matrix javascript docs clean
 
 help:
 	@echo "make demo    fine-tune a real transformer, eager and ORTModule side by side"
@@ -23,6 +26,8 @@ help:
 	@echo "make check   lint, types, floors and the fast tests, under a minute"
 	@echo "make bench   benchmarks; ARGS=\"gpt2_lm --layers 2\" chooses them"
 	@echo "make bench-all   all of docs/benchmarks.md, measured and written again: an hour on an idle machine"
+	@echo "make gpu     tests and benchmarks that want a CUDA device, in under nine minutes, with what is installed"
+	@echo "make wheels  what make gpu needs on a machine that reaches no package index, to be taken along"
 	@echo "make golden  write the golden graphs again"
 	@echo "make operators  write docs/operators.md again"
 	@echo "make errors     write docs/errors.md again, from programs that raise them"
@@ -77,6 +82,16 @@ bench: $(READY)
 
 bench-all: $(READY)
 	$(OFFLINE) $(BIN)/python -m benchmarks.all $(ARGS)
+
+# On a machine that has a device and perhaps no index: no environment is made.
+gpu:
+	@if ls wheels/*.whl >/dev/null 2>&1; then \
+	  $(PYTHON) -m pip install --quiet --no-index --no-deps --upgrade --target out/site wheels/*.whl; fi
+	$(OFFLINE) PYTHONPATH=src:out/site $(PYTHON) -m benchmarks.gpu $(ARGS)
+
+wheels:
+	$(PYTHON) -m pip download --quiet --no-deps --only-binary=:all: --python-version $(FOR_PYTHON) --implementation cp \
+	  $(foreach release,2014 _2_17 _2_27 _2_28,--platform manylinux$(release)_x86_64) --dest wheels $(WHEELS)
 
 golden: $(READY)
 	$(PYTEST) tests/golden --regenerate-golden

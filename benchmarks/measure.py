@@ -22,7 +22,8 @@ TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 1e-2}
 DROPOUT_TOLERANCE = (
     0.03  # of the mean of all losses: what is dropped changes a step of few rows by as much, a mean by less
 )
-KINDS = ("eager", "eager-default", "checkpoint", "compile", "torch", "torch-off", "torch-whole", "onnxruntime")
+_OURS = ("torch", "torch-off", "torch-whole", "torch-codegen", "onnxruntime")
+KINDS = ("eager", "eager-default", "checkpoint", "compile", *_OURS)
 OPTIMIZERS: dict[str, Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]] = {
     "sgd": partial(torch.optim.SGD, lr=1e-3),
     "adamw": partial(torch.optim.AdamW, lr=1e-5, fused=True),
@@ -121,6 +122,8 @@ def wrap(name: str, model: torch.nn.Module, layer: type[torch.nn.Module] | None 
         return ORTModule(model, options=Options(backend=kind, compute_optimizer=False, sparse_optimizer=False))
     if stated == "whole":
         return ORTModule(model, options=Options(backend=kind, segments=1))
+    if stated == "codegen":
+        return ORTModule(model, options=Options(backend=kind, codegen="auto"))
     return ORTModule(model, options=Options(backend=kind, memory_budget=_budget(stated) if stated else None))
 
 

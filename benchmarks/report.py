@@ -81,8 +81,12 @@ def data_table(title: str, data: Mapping[str, Composition]) -> Table:
     return made
 
 
-def facts() -> dict[str, Any]:
-    """The machine and the versions that a figure belongs to."""
+def facts(device: str = "cpu") -> dict[str, Any]:
+    """The machine and the versions that a figure belongs to.
+
+    Args:
+        device: where is trained.
+    """
     import onnxruntime
 
     return {
@@ -91,6 +95,7 @@ def facts() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "machine": platform.machine(),
+        "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else device,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "onnxruntime": onnxruntime.__version__,
@@ -117,7 +122,8 @@ def as_json(
         derived = {"median": r.median, "spread": r.spread, **_ratios(r, results)}
         rows.append(dataclasses.asdict(r) | derived)
     batches = {name: dataclasses.asdict(c) | {"padding": c.padding} for name, c in (data or {}).items()}
-    return {"workload": workload, "settings": settings, "facts": facts(), "data": batches, "results": rows}
+    stated = facts(settings.get("device", "cpu"))
+    return {"workload": workload, "settings": settings, "facts": stated, "data": batches, "results": rows}
 
 
 def write(path: Path, content: Any) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -47,6 +49,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=3)
     parser.add_argument("--accumulate", type=int, default=1, help="batches for each update of the weights")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--within", type=float, default=math.inf, help="seconds after which no further run begins")
     parser.add_argument("--threads", type=int, default=0, help="torch's threads; 0 leaves its choice")
     parser.add_argument("--variants", help=f"{_KNOWN}; default {','.join(DEFAULT)}, or the preset's")
     parser.add_argument(
@@ -121,10 +124,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         torch.set_num_threads(options.threads)
     logging.set_verbosity_error()
     console = Console()
-    found, failed = [], False
+    found, failed, begun = [], False, time.monotonic()
     stated = ("preset", "device", "steps", "warmup", "accumulate", "seed", "threads")
     shared = {k: getattr(options, k) for k in stated}
     for name, run in options.runs.items():
+        if time.monotonic() - begun > options.within:
+            console.print(f"{name} is left out: there is no time left")
+            continue
         made = measured(name, run, options, console)
         report.show(console, f"{name}: {_described(run.size, run.dtype)}", made.results, made.data)
         agreed = "losses agree with eager" + (" in their mean" if run.size.dropout else "")

@@ -318,6 +318,8 @@ _PADDED = dataclasses.replace(_DENSE, valid_ratio=0.6)
 _PIXELS = dataclasses.replace(_DENSE, length=64)
 _ALL = ("eager", "eager-default", "compile", "torch")
 _ALL_GROUPED = (*_ALL, *(f"{name}-grouped" for name in _ALL))
+_ON_GPU = Size(layers=12, batch=64, length=512, valid_ratio=0.4, dropout=0.1)
+_COMPILED = (*_THREE, "torch-codegen")
 _SHORT = dataclasses.replace(_CLASSIFY, layers=4)
 PRESETS: dict[str, dict[str, Run]] = {
     "skip": {  # what is gained where padding and ignored labels need not be computed; dense: what that costs elsewhere
@@ -332,6 +334,21 @@ PRESETS: dict[str, dict[str, Run]] = {
         "vit": Run("vit", dataclasses.replace(_DENSE, length=176), _BUDGETS),
         "resnet": Run("resnet", dataclasses.replace(_PIXELS, length=128), _BUDGETS),
         "unet": Run("unet", _PIXELS, _BUDGETS),
+    },
+    "gpu": {  # sizes at which a large GPU is busy; what matters most comes first
+        name: dataclasses.replace(run, dtype="bfloat16", optimizer="adamw")
+        for name, run in {
+            "bert_classify, 12 layers": Run("bert_classify", _ON_GPU, (*_BOTH, "torch-codegen")),
+            "bert_classify, dense": Run("bert_classify", dataclasses.replace(_ON_GPU, valid_ratio=1.0), _COMPILED),
+            "gpt2_sft, 60 % tokens, 30 % of them labels": Run(
+                "gpt2_sft", dataclasses.replace(_ON_GPU, valid_ratio=0.6, labels=0.3, vocabulary=50257), _BOTH
+            ),
+            "llama_sft, dense, half of it labels": Run(
+                "llama_sft", Size(layers=8, hidden=2048, batch=16, length=512, labels=0.5), _COMPILED
+            ),
+            "resnet": Run("resnet", Size(hidden=768, batch=64, length=224), _COMPILED),
+            "mlp": Run("mlp", Size(layers=3, hidden=64), _COMPILED),
+        }.items()
     },
     "page": {  # what docs/benchmarks.md shows
         name: dataclasses.replace(run, optimizer="adamw")

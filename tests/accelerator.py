@@ -40,6 +40,22 @@ from onnxtrain.ir.graphs import Plan
 footprint = importlib.import_module("onnxtrain.execute.torch.footprint")
 aten = torch.ops.aten
 NAME, DEVICE = "none", "none:0"
+ARCHITECTURES = (  # whose steps wait for nothing
+    *(
+        "BertForMaskedLM",
+        "RobertaForSequenceClassification",
+        "DistilBertForMaskedLM",
+        "AlbertForSequenceClassification",
+    ),
+    *("AlbertForSequenceClassification", "ElectraForSequenceClassification", "IBertForSequenceClassification"),
+    *("XLNetForSequenceClassification", "RoFormerForMaskedLM", "MPNetForMaskedLM"),
+    *("DebertaV2ForMaskedLM", "ModernBertForMaskedLM", "FNetForMaskedLM"),
+    *("GPT2LMHeadModel", "LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM", "Qwen3ForCausalLM"),
+    *("GemmaForCausalLM", "PhiForCausalLM", "MambaForCausalLM", "BloomForCausalLM", "OPTForCausalLM"),
+    *("T5ForConditionalGeneration", "BartForConditionalGeneration", "WhisperForConditionalGeneration", "CLIPModel"),
+    *("ViTForImageClassification", "ResNetForImageClassification", "SegformerForSemanticSegmentation"),
+    *("SwinForImageClassification", "ConvNextForImageClassification", "MobileNetV2ForImageClassification"),
+)
 
 
 class Waits(TorchDispatchMode):

@@ -98,18 +98,19 @@ def seeds(row: Row, outputs: list[np.ndarray]) -> list[np.ndarray]:
     return [np.asarray(rng.uniform(-1, 1, by_name[n].shape), by_name[n].dtype) for n in row.plan.output_gradients]
 
 
-def run(row: Row, name: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def run(row: Row, name: str, device: str = "cpu") -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Outputs and gradients of a row on a backend."""
-    executable = backend(name).compile(row.plan)
-    outputs, saved = executable.forward([torch.from_numpy(np.array(a)) for a in row.arrays])
+    executable = backend(name).compile(row.plan, device)
+    outputs, saved = executable.forward([torch.from_numpy(np.array(a)).to(device) for a in row.arrays])
     outputs = [_numpy(y) for y in outputs]
     if row.plan.backward is None:
         return outputs, []
-    dys = [torch.from_numpy(dy) for dy in seeds(row, outputs)]
+    dys = [torch.from_numpy(dy).to(device) for dy in seeds(row, outputs)]
     return outputs, [_numpy(g) for g in executable.backward(saved, dys)]
 
 
 def _numpy(value: Any) -> np.ndarray:
+    value = value.cpu() if isinstance(value, torch.Tensor) else value
     return value.numpy() if hasattr(value, "numpy") else np.asarray(value)
 
 

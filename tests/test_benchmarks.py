@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from benchmarks import all as everything
-from benchmarks import measure, page, run, start
+from benchmarks import gpu, measure, page, run, start
 from benchmarks.measure import Result, Variant, disagreement, same_data
 from benchmarks.workloads import PRESETS, WORKLOADS, Size, batches, composition
 
@@ -178,3 +178,46 @@ def test_the_page_tells_what_was_measured(tmp_path: Path, monkeypatch: pytest.Mo
     assert (page.FOLDER / "ratios.svg").exists() and (page.FOLDER / "starts.svg").exists()
     before = text
     assert everything.main(["--page"]) == 0 and page.PAGE.read_text() == before
+
+
+MARKED = """
+import time
+
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+
+def test_right():
+    pass
+
+
+def test_wrong():
+    assert False, "it is"
+
+
+def test_long():
+    time.sleep({seconds})
+"""
+
+
+@pytest.mark.slow
+def test_what_wants_a_gpu_is_told_even_where_the_time_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "ROOT", tmp_path)
+    (tmp_path / "tests").mkdir()
+    for seconds, summary in ((0, "1 failed, 2 passed"), (600, "1 failed, 1 passed")):
+        (tmp_path / "tests" / "test_marked.py").write_text(MARKED.format(seconds=seconds))
+        found = gpu.tested(1, 20.0, tmp_path / "out" / "log.txt")
+        assert not found["passed"] and summary in found["summary"]
+        assert ["test_wrong" in line for line in found["failed"]] == [True]
+
+
+def test_a_run_for_which_no_time_is_left_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--layers", "1", "--hidden", "16", "--batch", "4", "--steps", "1", "--warmup", "1", "--seconds", "0"]
+    kept = tmp_path / "gpu.json"
+    given = ["--device", "cpu", "--only", "steps", "--runs", "mlp", "--variants", "eager", "--json", str(kept)]
+    assert gpu.main([*given, *small]) == 0
+    assert json.loads(kept.read_text())["steps"] == [] and "mlp is left out" in capsys.readouterr().out
+    assert gpu.main([*given, *small, "--seconds", "60"]) == 0
+    (run_,) = json.loads(kept.read_text())["steps"]
+    assert (run_["settings"]["dtype"], run_["facts"]["device"]) == ("bfloat16", "cpu")

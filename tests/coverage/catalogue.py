@@ -243,6 +243,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         *_text(
             language, "DebertaV2ForMaskedLM DebertaForMaskedLM", relative_attention=True, pos_att_type=["p2c", "c2p"]
         ),
+        *_text(
+            classified, "DebertaV2ForSequenceClassification", relative_attention=True, pos_att_type=["p2c", "c2p"],
+        ),
         *_text(language, "ModernBertForMaskedLM", local_attention=4, cls_token_id=1, sep_token_id=2),
         *_text(language, "LongformerForMaskedLM", **_LONG),
         *_text(language, "BigBirdForMaskedLM", attention_type="original_full"),

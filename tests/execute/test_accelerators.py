@@ -5,18 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
+import accelerator
 import pytest
 import torch
 from torch.torch_version import TorchVersion
 
-TOOL = Path(__file__).parents[1] / "accelerator.py"
-ARCHITECTURES = (
-    *("BertForMaskedLM", "LlamaForCausalLM", "MixtralForCausalLM", "T5ForConditionalGeneration"),
-    *("DebertaV2ForMaskedLM", "XLNetForSequenceClassification", "MambaForCausalLM", "WhisperForConditionalGeneration"),
-    *("ViTForImageClassification", "ResNetForImageClassification", "SegformerForSemanticSegmentation"),
-)
 BY_CONTENT = {  # operators whose content decides how large something is, or what runs
     *("Cofactors", "Compress", "If", "Loop", "NonZero", "RoiAlign", "RoiAlignGrad"),
 }
@@ -35,7 +29,7 @@ if TorchVersion(torch.__version__) < (2, 15):
 
 def found(*what: str) -> dict[str, dict[str, int] | str]:
     """What the tool prints, for each line its name."""
-    made = subprocess.run([sys.executable, TOOL, *what], capture_output=True, text=True, check=False)
+    made = subprocess.run([sys.executable, accelerator.__file__, *what], capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr[-2000:]
     return dict(map(json.loads, made.stdout.splitlines()))
 
@@ -58,4 +52,4 @@ def _is_known(name: str, seen: dict[str, int] | str) -> bool:
 
 @pytest.mark.slow
 def test_steps_wait_for_nothing() -> None:
-    assert found(*ARCHITECTURES) == {name: {} for name in ARCHITECTURES}
+    assert found(*accelerator.ARCHITECTURES) == {name: {} for name in accelerator.ARCHITECTURES}

@@ -75,6 +75,13 @@ def test_backend(case: Case, name: str) -> None:
     _check(case, name)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
+def test_on_a_gpu(case: Case) -> None:
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):  # float32 is what is compared
+        _check(case, "torch", "cuda")
+
+
 @pytest.mark.parametrize("op", ["LinearAttention", "CausalConvWithState"])
 def test_reference_without_gradients(op: str) -> None:
     """What its gradient keeps from it."""
@@ -83,9 +90,9 @@ def test_reference_without_gradients(op: str) -> None:
             _check(dataclasses.replace(case, differentiable=False), "reference")
 
 
-def _check(case: Case, name: str) -> None:
+def _check(case: Case, name: str, device: str = "cpu") -> None:
     row = prepare(case, np.float32, gradients=case.differentiable)
-    outputs, gradients = run(row, name)
+    outputs, gradients = run(row, name, device)
     exact, eager = _exact(row), reference(row, torch.float32)
     for ours, right, near in zip(outputs, exact[0], eager[0], strict=False):
         assert _close(ours, right, near, case.cancels), (ours, right)

@@ -59,7 +59,6 @@ def test_distribution_and_gradient(make: Callable[..., ir.Value], mean: float, d
     assert torch.equal(y, again) and not torch.equal(y, compiled.forward(given)[0][0])
 
 
-ON_GPU = (pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"))
 MASKED = {
     "in order": (lambda: torch.randn(6, 40), 0.3),
     "transposed": (lambda: torch.randn(40, 6).T, 0.3),
@@ -76,7 +75,7 @@ def _generator_state(device: str) -> torch.Tensor:
     return torch.get_rng_state() if device == "cpu" else torch.cuda.get_rng_state(device)
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_GPU)])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("domain", ["", DOMAIN])
 @pytest.mark.parametrize(("make", "ratio"), MASKED.values(), ids=MASKED)
 def test_a_mask_is_drawn_again(make: Callable[[], torch.Tensor], ratio: float, domain: str, device: str) -> None:
