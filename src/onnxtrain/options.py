@@ -297,6 +297,8 @@ class Missing:
     off: tuple[str, ...] = ("0", "false", "no", "off")
 
 
+_ATTENTION = "nothing to choose: taken on CUDA where it fits, but after torch.backends.cuda."
+
 ENVIRONMENT: tuple[Variable | Missing, ...] = (
     Variable("ORTMODULE_ONNX_OPSET_VERSION", int, "opset", "opset of the graph"),
     Variable("ORTMODULE_CONV_ALGO_SEARCH", _conv_search, "conv_algo_search", "HEURISTIC or EXHAUSTIVE"),
@@ -333,8 +335,8 @@ ENVIRONMENT: tuple[Variable | Missing, ...] = (
     Missing("ORTMODULE_ENABLE_TUNING"),
     Missing("ORTMODULE_MAX_TUNING_DURATION_MS"),
     Missing("ORTMODULE_TUNING_RESULTS_PATH", ()),
-    Missing("ORTMODULE_USE_EFFICIENT_ATTENTION"),
-    Missing("ORTMODULE_USE_FLASH_ATTENTION"),
+    Variable("ORTMODULE_USE_EFFICIENT_ATTENTION", truth_of, note=f"{_ATTENTION}enable_mem_efficient_sdp(False)"),
+    Variable("ORTMODULE_USE_FLASH_ATTENTION", truth_of, note=f"{_ATTENTION}enable_flash_sdp(False)"),
     Variable("ORTMODULE_ENABLE_ZERO_STAGE3", truth_of, note="nothing to choose: DeepSpeed's stage 3 works"),
 )
 

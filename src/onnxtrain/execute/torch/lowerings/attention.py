@@ -1,14 +1,14 @@
-"""Attention in one kernel each way: ATen's flash attention on CPU, the plain formula where it does not apply."""
+"""Attention in one kernel each way, the plain formula where none applies."""
 
 from __future__ import annotations
 
 import torch
 
+from onnxtrain.execute.torch import attention_kernels
 from onnxtrain.execute.torch.registry import lowering
 from onnxtrain.ir.graphs import DOMAIN
 
 Tensor = torch.Tensor
-aten = torch.ops.aten
 
 
 @lowering("ScaledDotProductAttention", domain=DOMAIN)
@@ -60,36 +60,11 @@ def masked_grad(
     return _backward(dy, q, k, v, mask, y, log_sum_exp, False, scale)
 
 
-def _fused(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether the kernel takes them; of nothing, or of other heads, it divides by zero."""
-    some = bool(q.numel() and k.numel()) and q.shape[:2] == k.shape[:2] == v.shape[:2]
-    return some and q.device.type == "cpu" and q.dim() == 4 and q.shape[-1] == k.shape[-1] == v.shape[-1]
-
-
-def dense(*tensors: Tensor) -> list[Tensor]:
-    """The tensors with their last axis in one piece: the kernel reads it so; eager takes another where it is not."""
-    return [t if t.stride(-1) == 1 else t.contiguous() for t in tensors]
-
-
-def _mask_for(mask: Tensor | None, q: Tensor) -> Tensor | None:
-    """The mask with as many axes as the kernel wants, and of doubles where those are: it reads others wrongly then."""
-    if mask is None:
-        return None
-    mask = mask.to(q.dtype) if q.dtype == torch.float64 else mask
-    if mask.dim() in (2, q.dim()):
-        return mask
-    return mask.reshape((1,) * (q.dim() - mask.dim()) + mask.shape)
-
-
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
-    if _fused(q, k, v):
-        q, k, v = dense(q, k, v)
-        made = aten._scaled_dot_product_flash_attention_for_cpu(
-            q, k, v, 0.0, is_causal, attn_mask=_mask_for(mask, q), scale=scale
-        )
-        return made[0], made[1]
+    if (found := attention_kernels.forward(q, k, v, mask, is_causal, scale)) is not None:
+        return found
     scores = _scores(q, k, mask, is_causal, scale)
     log_sum_exp = torch.logsumexp(scores, -1)
     weights = torch.nan_to_num(torch.exp(scores - log_sum_exp.unsqueeze(-1)), nan=0.0)
@@ -115,11 +90,8 @@ def _backward(
     is_causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if _fused(q, k, v):
-        dy, q, k, v = dense(dy, q, k, v)
-        return aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            dy, q, k, v, y, lse, 0.0, is_causal, attn_mask=_mask_for(mask, q), scale=scale
-        )
+    if (found := attention_kernels.backward(dy, q, k, v, mask, y, lse, is_causal, scale)) is not None:
+        return found
     weights = torch.exp(_scores(q, k, mask, is_causal, scale) - lse.unsqueeze(-1))
     weights = torch.nan_to_num(weights, nan=0.0).to(q.dtype)
     dv = torch.matmul(weights.mT, dy)

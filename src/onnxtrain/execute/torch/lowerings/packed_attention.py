@@ -1,4 +1,4 @@
-"""Attention among rows without padding: on the host sequence by sequence, elsewhere as a padded batch.
+"""Attention among rows without padding: on the host sequence by sequence, elsewhere by one kernel or padded again.
 
 Where attention weights are dropped, those of one sequence at a time exist, in memory that the next one uses again:
 backward computes them once more, which costs less than keeping them. Heads are read and written where they are.
@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from onnxtrain.execute.torch import padded_attention
-from onnxtrain.execute.torch.lowerings.attention import dense
+from onnxtrain.execute.torch import attention_kernels, padded_attention
+from onnxtrain.execute.torch.attention_kernels import dense
 from onnxtrain.execute.torch.lowerings.random import drawn_mask
 from onnxtrain.execute.torch.packed_rows import MINUS_INFINITY, Packing, Part, scale_of_kept
 from onnxtrain.execute.torch.registry import lowering
@@ -44,7 +44,7 @@ def packed_attention(
     packing = _packing(q, q_rows, k_rows, q_shape, k_shape, mask, causal)
     wanted = (*needed, False, False)[1:3]
     if q.device.type != "cpu":
-        made = padded_attention.forward(q, k, v, packing, scale, ratio, wanted[1])
+        made = _on_device(q, k, v, packing, scale, ratio, wanted[1])
     elif ratio == 0 and q.shape[-1] == v.shape[-1] > 0:
         made = _fused(q, k, v, packing, scale, wanted[1])
     else:
@@ -74,6 +74,10 @@ def packed_attention_grad(
     """dq, dk, dv."""
     packing = _packing(q, q_rows, k_rows, q_shape, k_shape, mask, causal)
     if q.device.type != "cpu":
+        if ratio == 0 and y is not None and log_sum_exp is not None:
+            found = attention_kernels.packed_backward(dy, q, k, v, packing, y, log_sum_exp, scale)
+            if found is not None:
+                return found
         return padded_attention.backward(dy, q, k, v, packing, scale, ratio, kept)
     if ratio == 0 and q.shape[-1] == v.shape[-1] > 0 and y is not None and log_sum_exp is not None:
         return _fused_backward(dy, q, k, v, packing, y, log_sum_exp, scale)
@@ -89,6 +93,15 @@ def _packing(
         mask = mask.to(dtype).reshape((1,) * (4 - mask.dim()) + mask.shape)
     is_told = isinstance(q, FakeTensor)
     return Packing(q_rows, k_rows, tuple(q_shape), tuple(k_shape), mask, bool(causal), dtype, is_told)
+
+
+def _on_device(
+    q: Tensor, k: Tensor, v: Tensor, packing: Packing, scale: float, ratio: float, all_kept: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """By one kernel where nothing is dropped and one takes the rows; else as a padded batch."""
+    if ratio == 0 and not all_kept and (found := attention_kernels.packed_forward(q, k, v, packing, scale)) is not None:
+        return *found, None
+    return padded_attention.forward(q, k, v, packing, scale, ratio, all_kept)
 
 
 def _fused(
