@@ -7,7 +7,6 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
@@ -16,9 +15,8 @@ import torch
 from onnxtrain.engine.bound import BoundGraph
 from onnxtrain.engine.budget import Fit, needed
 from onnxtrain.engine.memory_page import page
-from onnxtrain.engine.pages import inline
+from onnxtrain.engine.pages import Paged
 from onnxtrain.execute import Footprint
-from onnxtrain.files import write_atomically
 from onnxtrain.ir.graphs import source_of
 from onnxtrain.ir.printer import in_bytes
 from onnxtrain.plan.recompute import Choice
@@ -30,7 +28,7 @@ _NAMED = 5  # operators that a row names
 
 
 @dataclasses.dataclass(frozen=True)
-class MemoryReport:
+class MemoryReport(Paged):
     """The memory of a training step, as the backend allocates it; nothing was run.
 
     ``str()`` of it is a text, ``save`` writes a page with a picture. All sizes are bytes.
@@ -83,19 +81,9 @@ class MemoryReport:
             rows += ["", "what waits elsewhere for the backward pass", *_table(away)]
         return "\n".join(rows)
 
-    def save(self, path: str | Path) -> Path:
-        """Write a page in HTML: the text, and the bytes in use over the lines of the program.
-
-        Args:
-            path: the file.
-        """
-        path = Path(path)
-        write_atomically(path, page(str(self), self.footprint, self.before).encode())
-        return path
-
-    def _repr_html_(self) -> str:
-        """The page, as a notebook shows it."""
-        return inline(page(str(self), self.footprint, self.before))
+    def page(self) -> str:
+        """The page in HTML."""
+        return page(str(self), self.footprint, self.before)
 
     def as_dict(self) -> dict[str, Any]:
         """All that is told, in types that JSON has; lines of the program are told as a person reads them."""

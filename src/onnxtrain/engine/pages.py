@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import abc
 import html
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from onnxtrain.files import write_atomically
 
 _STYLE = """
 :root { color-scheme: light dark; --text: #222; --dim: #5a5a5a; --paper: #fff; --raised: #f5f5f3; --line: #d8d8d4;
@@ -31,6 +35,28 @@ th { font-weight: 600 } td.number, th.number { text-align: right; font-variant-n
 .second { fill: none; stroke: var(--second); stroke-width: 1.5; stroke-dasharray: 6 4 }
 text { font-size: 12px; fill: var(--dim) }
 """
+
+
+class Paged(abc.ABC):
+    """A report that is a page, too."""
+
+    @abc.abstractmethod
+    def page(self) -> str:
+        """The page in HTML: what ``str()`` tells, and pictures of it."""
+
+    def save(self, path: str | Path) -> Path:
+        """Write the page, which needs nothing else.
+
+        Args:
+            path: the file, which is written whole or not at all.
+        """
+        path = Path(path)
+        write_atomically(path, self.page().encode())
+        return path
+
+    def _repr_html_(self) -> str:
+        """The page, as a notebook shows it."""
+        return inline(self.page())
 
 
 def document(title: str, body: str) -> str:

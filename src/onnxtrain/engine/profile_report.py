@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from onnxtrain.engine.costs import Cost
 from onnxtrain.engine.memory_report import label
 from onnxtrain.engine.module_times import ModuleTime, by_module
-from onnxtrain.engine.pages import inline
+from onnxtrain.engine.pages import Paged
 from onnxtrain.engine.profile_page import page
 from onnxtrain.engine.work import share_of
-from onnxtrain.files import write_atomically
 from onnxtrain.ir.printer import in_bytes
 
 _TOP = 12  # rows of a table
@@ -22,7 +20,7 @@ _HEAD = f"  {'forward':>11}{'backward':>12}{'share':>8}{'calls':>7}{'of machine'
 
 
 @dataclasses.dataclass(frozen=True)
-class ProfileReport:
+class ProfileReport(Paged):
     """Where the time of a step goes: medians of some runs, in seconds. No parameter, buffer or gradient was changed.
 
     ``str()`` of it is a text, ``save`` writes a page with a picture.
@@ -90,19 +88,9 @@ class ProfileReport:
             ]
         )
 
-    def save(self, path: str | Path) -> Path:
-        """Write a page in HTML: the text, and the time of each line of the program beside what the machine needs.
-
-        Args:
-            path: the file.
-        """
-        path = Path(path)
-        write_atomically(path, page(str(self), self.costs).encode())
-        return path
-
-    def _repr_html_(self) -> str:
-        """The page, as a notebook shows it."""
-        return inline(page(str(self), self.costs))
+    def page(self) -> str:
+        """The page in HTML."""
+        return page(str(self), self.costs)
 
     def as_dict(self) -> dict[str, Any]:
         """All that is told, in types that JSON has; seconds and bytes."""

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from onnxtrain.cluster import Cluster
-from onnxtrain.engine.pages import document, inline, paragraph, table
+from onnxtrain.engine.pages import Paged, document, paragraph, table
 from onnxtrain.engine.ranks import RankPlan
 from onnxtrain.engine.strategies import Step
-from onnxtrain.files import write_atomically
 from onnxtrain.ir.printer import in_bytes
 
 _COLUMNS = (
@@ -21,7 +19,7 @@ _COLUMNS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class ClusterReport:
+class ClusterReport(Paged):
     """What a step needs and takes on many ranks; nothing was run.
 
     ``str()`` of it is a text, ``save`` writes a page.
@@ -45,20 +43,6 @@ class ClusterReport:
         lines = ("  ".join(s(c, w) for s, c, w in zip(sides, row, widths, strict=True)).rstrip() for row in rows)
         return "\n".join([*self._told(), "", *lines])
 
-    def save(self, path: str | Path) -> Path:
-        """Write a page in HTML.
-
-        Args:
-            path: the file.
-        """
-        path = Path(path)
-        write_atomically(path, self._page().encode())
-        return path
-
-    def _repr_html_(self) -> str:
-        """The page, as a notebook shows it."""
-        return inline(self._page())
-
     def as_dict(self) -> dict[str, Any]:
         """All that is told, in types that JSON has; bytes and seconds."""
         return {
@@ -69,7 +53,8 @@ class ClusterReport:
             "plans": [{**dataclasses.asdict(p), "peak": p.peak, "seconds": p.seconds} for p in self.plans],
         }
 
-    def _page(self) -> str:
+    def page(self) -> str:
+        """The page in HTML."""
         return document(
             f"{self.name} on many ranks", "".join([*map(paragraph, self._told()), table("", _COLUMNS, self._rows())])
         )

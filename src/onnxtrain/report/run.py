@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from onnxtrain.engine.pages import inline
+from onnxtrain.engine.pages import Paged
 from onnxtrain.errors import OptionError
 from onnxtrain.files import write_atomically
 from onnxtrain.report.content import Content
@@ -19,7 +19,7 @@ from onnxtrain.report.page import page
 _TOP = 8  # reasons that the text lists
 
 
-class RunReport(Content):
+class RunReport(Content, Paged):
     """What was done with a module: captured, rewritten, skipped; what a step takes.
 
     ``str()`` of it is a text, ``save`` writes a page, the text, or JSON. Its attributes are those of ``Content``.
@@ -38,9 +38,9 @@ class RunReport(Content):
             lines += ["", title, str(part)] if part is not None else []
         return "\n".join([*lines, *(["", self.left_out] if self.left_out else [])])
 
-    def _repr_html_(self) -> str:
-        """The page, as a notebook shows it."""
-        return inline(page(self))
+    def page(self) -> str:
+        """The page in HTML."""
+        return page(self)
 
     def as_dict(self) -> dict[str, Any]:
         """All that is told, in types that JSON has; seconds and bytes."""
