@@ -128,3 +128,19 @@ def test_a_weight_made_of_other_tensors_stays_in_eager_pytorch() -> None:
     wrapped(torch.randn(3, 8)).sum().backward()
     for told in ("0: Linear: eager, because weight is a TwoTensor", "2: Linear: eager, because input 0 is a TwoTensor"):
         assert told in wrapped.report()
+
+
+class WritesToItsInput(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x.mul_(2)
+        return self.linear(x)
+
+
+def test_the_first_call_writes_to_its_input_once() -> None:
+    x = torch.ones(3, 4)
+    HierarchicalORTModule(WritesToItsInput())(x)
+    assert torch.equal(x, torch.full((3, 4), 2.0))

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from onnxtrain.capture.lowering.records import memory_of
 from onnxtrain.capture.running_statistics import UNCOUNTED, statistics_moved
@@ -279,14 +280,14 @@ class Overwritten(TorchFunctionMode):
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         super().__init__()
         wholes = sorted(tensors, key=torch.numel)  # the largest in a memory is the last
-        self._tensors: dict[int | None, Tensor] = {place: t for t in wholes if (place := _place(t)) is not None}
-        self._kept: dict[int | None, tuple[Tensor, Tensor, Tensor]] = {}
+        self._tensors = {place: t for t in wholes if (place := place_in_memory(t)) is not None}
+        self._kept: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        for place in map(_place, tensors_written_by(func, args, kwargs or {})):
-            if place in self._tensors and place not in self._kept:
+        for place in map(place_in_memory, tensors_written_by(func, args, kwargs or {})):
+            if place is not None and place in self._tensors and place not in self._kept:
                 own = self._tensors[place]
                 with unset_fake_temporarily():
                     self._kept[place] = own, own.detach(), own.detach().clone()
@@ -299,9 +300,9 @@ class Overwritten(TorchFunctionMode):
             tensor.data.copy_(content)
 
 
-def _place(tensor: Tensor) -> int | None:
-    """Where a tensor lies in memory, beneath what ``torch.func`` wraps it in; None where it does not."""
-    if isinstance(tensor, FakeTensor):
+def place_in_memory(tensor: Tensor) -> int | None:
+    """Where a tensor lies in memory, beneath what ``torch.func`` wraps it in; None where it has none of its own."""
+    if isinstance(tensor, FakeTensor) or is_traceable_wrapper_subclass(tensor):
         return None
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)

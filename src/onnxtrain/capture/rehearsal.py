@@ -11,7 +11,7 @@ import torch
 
 from onnxtrain.capture.carried import numbers_carried
 from onnxtrain.capture.free_numbers import Conditions, counted_by
-from onnxtrain.capture.hidden_changes import Overwritten
+from onnxtrain.capture.hidden_changes import Overwritten, place_in_memory
 from onnxtrain.capture.host_random import HostGenerators, place_of_draw
 from onnxtrain.capture.left_behind import Watch
 from onnxtrain.capture.looks import Key, Look, Looks, Way, content_of, numbers_given, place_of, same, user_frame
@@ -163,7 +163,7 @@ def untouched(
     module caches keep tensors; where the call ``fills`` them, all is left.
     """
     watch, named = Watch(module, ignored), NamedValues(names_read(module, ignored))
-    owned = [(t, t.detach().clone()) for t in (*module.buffers(), *given)]
+    owned = [(t, t.detach(), t.detach().clone()) for t in (*module.buffers(), *given)]
     again: list[Callable[[], None]] = []
     others = (t for t in (*tensors_held(module), *named.tensors()) if not t.requires_grad)
     overwritten = Overwritten((*module.parameters(), *others))
@@ -176,6 +176,15 @@ def untouched(
             named.take_back(but_tensors=True)
         overwritten.take_back()
         with torch.no_grad():
-            for tensor, content in owned:
-                if not torch.equal(tensor, content):  # versions do not tell: normalization counts none
-                    tensor.copy_(content)
+            for tensor, memory, content in owned:
+                if not torch.equal(memory, content):  # versions do not tell: normalization counts none
+                    memory.copy_(content)
+                if _form(tensor) != _form(memory):
+                    tensor.data = memory
+
+
+def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """How a tensor lies in which memory."""
+    if (place := place_in_memory(tensor)) is None:
+        return (tensor.shape,)
+    return tensor.shape, tensor.stride(), tensor.storage_offset(), place

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import logging
 from typing import Any
 
 import torch
 
+from onnxtrain.capture.rehearsal import untouched
+from onnxtrain.capture.schema import flatten
 from onnxtrain.engine import randomness
 from onnxtrain.errors import OnnxTrainError
 from onnxtrain.options import Options
@@ -169,12 +170,10 @@ def _calls(module: torch.nn.Module, args: Any, kwargs: Any) -> dict[str, list[An
             found.setdefault(path, []).append(_detached((given, named)))
 
         handles.append(inner.register_forward_pre_hook(note, with_kwargs=True))
-    buffers = copy.deepcopy(dict(module.named_buffers()))
+    tensors, _ = flatten((args, kwargs))
     try:
-        with torch.no_grad(), randomness.replayed(randomness.state()):
+        with torch.no_grad(), randomness.replayed(randomness.state()), untouched(module, tensors, ()):
             module(*args, **kwargs)
-            for name, buffer in module.named_buffers():
-                buffer.copy_(buffers[name])
     finally:
         for handle in handles:
             handle.remove()
