@@ -25,6 +25,11 @@ from benchmarks.workloads import PRESETS
 ROOT = Path(__file__).parents[1]
 _FOR_TESTS = 0.6  # of the time at most
 _TO_STOP = 15.0  # seconds
+_PYTEST = """
+import signal, sys, pytest
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background was told to ignore it
+sys.exit(pytest.main(sys.argv[1:]))
+"""
 _NONE_THERE = 5  # pytest's exit code where no test is left: there is no device
 
 
@@ -66,7 +71,7 @@ def tested(jobs: int, limit: float, log: Path) -> dict[str, Any]:
     """
     files = sorted(p for p in (ROOT / "tests").rglob("test_*.py") if "mark.gpu" in p.read_text())
     side_by_side = ["-n", str(jobs)] if importlib.util.find_spec("xdist") else []
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-rfE", *side_by_side, *map(str, files)]
+    command = [sys.executable, "-c", _PYTEST, "-m", "gpu", "-rfE", *side_by_side, *map(str, files)]
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as out, subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT) as process:
         try:
