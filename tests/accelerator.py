@@ -41,12 +41,7 @@ footprint = importlib.import_module("onnxtrain.execute.torch.footprint")
 aten = torch.ops.aten
 NAME, DEVICE = "none", "none:0"
 ARCHITECTURES = (  # whose steps wait for nothing
-    *(
-        "BertForMaskedLM",
-        "RobertaForSequenceClassification",
-        "DistilBertForMaskedLM",
-        "AlbertForSequenceClassification",
-    ),
+    *("BertForMaskedLM", "RobertaForSequenceClassification", "DistilBertForMaskedLM"),
     *("AlbertForSequenceClassification", "ElectraForSequenceClassification", "IBertForSequenceClassification"),
     *("XLNetForSequenceClassification", "RoFormerForMaskedLM", "MPNetForMaskedLM"),
     *("DebertaV2ForMaskedLM", "ModernBertForMaskedLM", "FNetForMaskedLM"),

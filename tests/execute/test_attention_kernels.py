@@ -24,21 +24,22 @@ Tensor = torch.Tensor
 INFINITY = float("inf")
 
 
-def _weights(q: Tensor, k: Tensor, bias: Tensor | None, is_causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+def _scores(q: Tensor, k: Tensor, bias: Tensor | None, is_causal: bool, scale: float) -> Tensor:
     scores = q @ k.mT * scale
     scores = scores if bias is None else scores + bias
     if is_causal:
         scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -INFINITY)
+    return scores
+
+
+def _weights(q: Tensor, k: Tensor, bias: Tensor | None, is_causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    scores = _scores(q, k, bias, is_causal, scale)
     return scores.softmax(-1), scores.logsumexp(-1)
 
 
 def _plain(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Any, sums: Tensor, is_causal: bool, scale: float) -> Any:
     """Gradients by the weights that the sums tell."""
-    scores = q @ k.mT * scale
-    scores = scores if bias is None else scores + bias
-    if is_causal:
-        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -INFINITY)
-    weights = torch.exp(scores - sums[..., None])
+    weights = torch.exp(_scores(q, k, bias, is_causal, scale) - sums[..., None])
     dweights = dy @ v.mT
     dscores = weights * (dweights - (dweights * weights).sum(-1, keepdim=True)) * scale
     return dscores @ k, dscores.mT @ q, weights.mT @ dy

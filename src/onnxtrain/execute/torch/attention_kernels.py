@@ -35,8 +35,8 @@ def forward(
     if _flash_takes(q, k, v, mask, is_causal):
         made = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, is_causal, False, scale=scale)
         return made[0], made[1]
-    if _efficient_takes(q, k, v, mask, is_causal):
-        bias = _bias(mask, q, k)
+    bias = _bias(mask, q, k)
+    if _efficient_takes(q, k, v, bias, is_causal):
         made = aten._scaled_dot_product_efficient_attention(q, k, v, bias, True, 0.0, is_causal, scale=scale)
         return made[0], made[1].narrow(2, 0, q.shape[2])
     return None
@@ -66,12 +66,13 @@ def backward(
         return aten._scaled_dot_product_flash_attention_backward(
             dy, q, k, v, y, log_sum_exp.contiguous(), *sizes, *drawn, scale=scale
         )
-    if _efficient_takes(q, k, v, mask, is_causal):
+    bias = _bias(mask, q, k)
+    if _efficient_takes(q, k, v, bias, is_causal):
         rows = -log_sum_exp.shape[2] % _ROWS
         sums = torch.nn.functional.pad(log_sum_exp, (0, rows), value=float("inf"))
         wanted, drawn = [True, True, True, False], _nothing_drawn(q, torch.int64)
         made = aten._scaled_dot_product_efficient_attention_backward(
-            dy, q, k, v, _bias(mask, q, k), y, sums, *drawn, 0.0, wanted, is_causal, scale=scale
+            dy, q, k, v, bias, y, sums, *drawn, 0.0, wanted, is_causal, scale=scale
         )
         return made[0], made[1], made[2]
     return None
@@ -133,10 +134,10 @@ def _flash_takes(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal
     return can_use_flash_attention(SDPAParams(q, k, v, None, 0.0, is_causal, False), False)
 
 
-def _efficient_takes(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> bool:
+def _efficient_takes(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, is_causal: bool) -> bool:
     if not q.dtype == k.dtype == v.dtype:
         return False
-    return can_use_efficient_attention(SDPAParams(q, k, v, _bias(mask, q, k), 0.0, is_causal, False), False)
+    return can_use_efficient_attention(SDPAParams(q, k, v, bias, 0.0, is_causal, False), False)
 
 
 def _flash_takes_packed(q: Tensor, k: Tensor, v: Tensor, packing: Packing) -> bool:
