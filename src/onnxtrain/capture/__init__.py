@@ -53,8 +53,9 @@ from onnxtrain.capture.left_outside import LeftOutsideError
 from onnxtrain.capture.library_layers import prepare
 from onnxtrain.capture.like_layers import rows_of
 from onnxtrain.capture.looks import ARGUMENT, COUNTED, Key, Look, content_of, numbers_given, same
+from onnxtrain.capture.made_of_parts import Part, as_attributes, class_of, parts_of, refuse_wrappers
 from onnxtrain.capture.named_values import names_read
-from onnxtrain.capture.owned_tensors import owned_by, refuse_wrappers
+from onnxtrain.capture.owned_tensors import owned_by
 from onnxtrain.capture.places import LEFT_IN, Kind, Place, asks_length, leave
 from onnxtrain.capture.reached_code import Named, unread
 from onnxtrain.capture.rehearsal import Answers, fill_caches, line_that_draws, rehearse
@@ -118,7 +119,7 @@ def trace(
     """
     prepare(module)
     tensors, inputs = flatten((tuple(args), dict(kwargs)), numbers=numbers)
-    refuse_wrappers(owned_by(module) | {f"input {i}": tensor for i, tensor in enumerate(tensors)})
+    refuse_wrappers(owned_by(module), {f"input {i}": tensor for i, tensor in enumerate(tensors)})
     autocast, repeated = Autocast.current(device_of(module, tensors).type), repeated_among(tensors)
     fill = functools.partial(fill_caches, module, args, kwargs, ignored)
     fixed, named = axes_of(tensors) if static_shapes else frozenset(constant), names_read(module, ignored)
@@ -137,7 +138,7 @@ def trace(
             program, flat, inputs, tuple(names), buffers | flat.result.written, sizes, layers=stand_ins.layers
         )
 
-    with _ONE_AT_A_TIME, _parameters_of_their_own(module):
+    with _ONE_AT_A_TIME, as_attributes(module), _parameters_of_their_own(module):
         rows = rows_of(module, ignored) if short and (answers is None or not answers.rehearsed) else ()
         made = with_stand_ins(rows, ignored, traced)
         if made.layers and made.borrowed:  # layers that are alike may borrow others, alike only by now
@@ -235,7 +236,8 @@ def translate(
         raise error
     constants = filter(torch.is_tensor, traced.program.constants.values())
     refuse_read(traced.flat.module, places_read(traced.flat.module, result.left, constants, result.read))
-    others = {name.removeprefix(PREFIX): b.tensor for name, b in borrowed.items()}
+    parts = parts_of(traced.flat.module)
+    others = {name.removeprefix(PREFIX): parts.get(id(b.tensor), b.tensor) for name, b in borrowed.items()}
     lent = {**others, **traced.flat.adopted, **traced.flat.carried}
     seen = result.left, result.given, result.rewritten, result.path, lent, frozenset(result.read)
     unasked = unread(traced.flat.module, result.unread)  # after the trace, which has stand-ins in their places
@@ -269,6 +271,7 @@ __all__ = [
     "Look",
     "Named",
     "Numbers",
+    "Part",
     "Path",
     "Place",
     "Schema",
@@ -288,6 +291,7 @@ __all__ = [
     "count",
     "count_no_longer",
     "can_be_counted",
+    "class_of",
     "attributes_of",
     "configurations_of",
     "content_of",

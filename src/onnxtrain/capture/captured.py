@@ -12,6 +12,7 @@ from onnxtrain.capture.carried import Carried
 from onnxtrain.capture.flat_module import FlatModule
 from onnxtrain.capture.found_elsewhere import Borrowed, borrowed_among
 from onnxtrain.capture.given import Change
+from onnxtrain.capture.made_of_parts import Part
 from onnxtrain.capture.places import Place
 from onnxtrain.capture.replay import Path
 from onnxtrain.capture.rewritten import Rewritten
@@ -52,7 +53,7 @@ class Captured:
     given: tuple[Change, ...] = ()
     rewritten: tuple[Rewritten, ...] = ()
     path: Path = dataclasses.field(default_factory=Path)
-    borrowed: Mapping[str, torch.Tensor | Carried] = dataclasses.field(default_factory=dict)
+    borrowed: Mapping[str, torch.Tensor | Carried | Part] = dataclasses.field(default_factory=dict)
     read: frozenset[Attribute] = frozenset()
     unread: frozenset[Attribute] = frozenset()
     kept: str | None = None

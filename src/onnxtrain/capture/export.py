@@ -18,6 +18,7 @@ from onnxtrain.capture import (  # noqa: F401  (substitutes)
     loss_functions,
     node_hooks,
     normalization_layers,
+    quantized_layers,
 )
 from onnxtrain.capture.changed_parameters import ChangedParametersError
 from onnxtrain.capture.flat_module import FlatModule, Result

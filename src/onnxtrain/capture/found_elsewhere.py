@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from onnxtrain.capture.left_outside import GivenUpError
 from onnxtrain.capture.lowering.records import memory_of
+from onnxtrain.capture.made_of_parts import is_made_of_others, parts, refuse_read
 
 Tensors = Mapping[str, torch.Tensor]
 _VIEWS = frozenset(("T", "mT", "H", "mH", "data", "real", "imag"))  # attributes that are tensors of the same content
@@ -146,6 +147,11 @@ class FoundElsewhere:
             return type(value)(self.now(func, value))
         if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor) or _asks(func):
             return value
+        if is_made_of_others(value) and id(value) not in self._known:
+            refuse_read(func, value)
+            for part in parts(value):
+                self._part(part)
+            return value
         found = self._now.get(id(value))
         return self._part(value) if found is None else found
 
@@ -189,8 +195,10 @@ def _asks(func: Callable[..., Any]) -> bool:
 
 
 def _is_in_memory(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is one that a place in memory tells: no wrapper of ``torch.func``, and not empty."""
-    is_plain = not isinstance(tensor, FakeTensor) and tensor.layout == torch.strided and tensor.device.type != "meta"
+    """Whether a tensor is one that a place in memory tells: no wrapper of others, and not empty."""
+    if isinstance(tensor, FakeTensor) or is_made_of_others(tensor):
+        return False
+    is_plain = tensor.layout == torch.strided and tensor.device.type != "meta"
     return is_plain and not torch._C._functorch.is_functorch_wrapped_tensor(tensor) and tensor.numel() > 0
 
 

@@ -17,9 +17,9 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from onnxtrain.capture.lowering.records import memory_of
+from onnxtrain.capture.made_of_parts import is_made_of_others
 from onnxtrain.capture.running_statistics import UNCOUNTED, statistics_moved
 from onnxtrain.errors import CaptureError, SetUpError
 
@@ -302,7 +302,7 @@ class Overwritten(TorchFunctionMode):
 
 def place_in_memory(tensor: Tensor) -> int | None:
     """Where a tensor lies in memory, beneath what ``torch.func`` wraps it in; None where it has none of its own."""
-    if isinstance(tensor, FakeTensor) or is_traceable_wrapper_subclass(tensor):
+    if isinstance(tensor, FakeTensor) or is_made_of_others(tensor):
         return None
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from onnxtrain.capture.attribute_reads import attributes_of, owners_of
-from onnxtrain.errors import CaptureError
 
 OWN = frozenset(torch.nn.Module().__dict__)  # the attributes of every module
 
@@ -17,24 +13,6 @@ OWN = frozenset(torch.nn.Module().__dict__)  # the attributes of every module
 def owned_by(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """The parameters and buffers of a module by name; those that have several names under each."""
     return dict((*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)))
-
-
-def refuse_wrappers(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raise where a tensor is made of others, as torchao's quantized weights are.
-
-    Args:
-        tensors: those that a graph would be given, by what they are called.
-
-    Raises:
-        CaptureError: one is.
-    """
-    for name, tensor in tensors.items():
-        if is_traceable_wrapper_subclass(tensor):
-            raise CaptureError(
-                f"{name} is a {type(tensor).__name__}, a tensor made of others, which a graph cannot take",
-                cure="make it a plain tensor; quantize with bitsandbytes, whose layers are captured; or let "
-                "HierarchicalORTModule leave such layers in eager PyTorch",
-            )
 
 
 def tensors_held(module: torch.nn.Module) -> list[torch.Tensor]:

@@ -1,4 +1,8 @@
-"""Linear layers of bitsandbytes: one operator each, whose weight of 4 or 8 bits is never there in floats as a whole."""
+"""Linear layers with quantized weights, one operator each.
+
+Of bitsandbytes: the weight of 4 or 8 bits is never there in floats as a whole. Of torchao, and whatever else is made of
+tensors (``made_of_parts``): eager PyTorch makes the weight of its parts again, and computes and differentiates as ever.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
+from onnxtrain.capture.autocast import Autocast
 from onnxtrain.capture.library_layers import forward_of
+from onnxtrain.capture.made_of_parts import Made, is_made_of_others, parts, reads_parts
+from onnxtrain.capture.owned_tensors import owned_by
+from onnxtrain.capture.substitutes import substitute
 from onnxtrain.errors import CaptureError
 
 Tensor = torch.Tensor
@@ -18,7 +27,7 @@ _SCHEMA = "(Tensor x, Tensor packed, Tensor absmax, int[] shape, int block_size,
 @torch.library.custom_op("onnxtrain::matmul_4bit", mutates_args=(), schema=_SCHEMA)
 def _matmul_4bit(x: Tensor, packed: Tensor, absmax: Tensor, shape: Sequence[int], size: int, quant_type: int) -> Tensor:
     form = (packed, absmax, size, TYPES[quant_type], shape, x.dtype)
-    return torch.nn.functional.linear(x, torch.ops.bitsandbytes.dequantize_4bit(*form))
+    return F.linear(x, torch.ops.bitsandbytes.dequantize_4bit(*form))
 
 
 @_matmul_4bit.register_fake
@@ -76,7 +85,7 @@ _INT8_SCHEMA = "(Tensor x, Tensor weight, Tensor scale) -> Tensor"
 
 @torch.library.custom_op("onnxtrain::matmul_int8_weight", mutates_args=(), schema=_INT8_SCHEMA)
 def _matmul_int8_weight(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-    return torch.nn.functional.linear(x, weight.to(x.dtype)) * scale.to(x.dtype)
+    return F.linear(x, weight.to(x.dtype)) * scale.to(x.dtype)
 
 
 @_matmul_int8_weight.register_fake
@@ -105,3 +114,60 @@ def linear_8bit(self: Any, x: Tensor) -> Tensor:
         raise CaptureError("a Linear8bitLt multiplies integers here, which no graph does", cure=cure)
     made = torch.ops.onnxtrain.matmul_int8_weight(x, self.weight, state.SCB.to(torch.float32) / 127.0)
     return made if self.bias is None else made + self.bias.to(made.dtype)
+
+
+_LIBRARY = torch.library.Library("onnxtrain", "FRAGMENT")
+_LIBRARY.define("linear_of_parts(Tensor x, Tensor? bias, Tensor[] parts, str weight, str autocast) -> Tensor")
+_MADE: dict[str, Made] = {}  # operators can take only a text
+
+
+def _linear_of_parts(x: Tensor, bias: Tensor | None, parts: Sequence[Tensor], weight: str, autocast: str) -> Tensor:
+    """``linear`` of eager PyTorch.
+
+    Args:
+        x: ``(..., in)``.
+        bias: ``(out,)``.
+        parts: of the weight, which is ``(out, in)``.
+        weight: how it is made of them.
+        autocast: the type that autocast computes in here; empty without.
+
+    Raises:
+        CaptureError: it gives what is made of others itself.
+    """
+    dtype, made = getattr(torch, autocast) if autocast else None, _MADE[weight]
+    with torch.autocast(x.device.type, dtype=dtype, enabled=bool(autocast)):
+        y = F.linear(x, made.whole(iter(parts)), bias)
+    if is_made_of_others(y):
+        raise CaptureError(
+            f"a linear layer with a {made.kind.__name__} gives a {type(y).__name__}, a tensor made of others, which a "
+            "graph cannot take",
+            cure="let HierarchicalORTModule leave this layer in eager PyTorch",
+        )
+    return y
+
+
+for _key in ("CompositeExplicitAutograd", "Autograd"):  # under autograd as well, which differentiates what it calls
+    _LIBRARY.impl("linear_of_parts", _linear_of_parts, _key)
+
+
+def _know(weight: Tensor) -> str:
+    """How a weight is made, as operators name it from now on."""
+    made = Made.of(weight)
+    _MADE[str(made)] = made
+    return str(made)
+
+
+def known_in(module: torch.nn.Module) -> list[str]:
+    """How the parameters and buffers of a module that are made of others are made; known from now on."""
+    return [f"{name}: {_know(t)}" for name, t in owned_by(module).items() if is_made_of_others(t)]
+
+
+@substitute(F.linear)
+@reads_parts(F.linear)
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+    """A product with a weight that is made of others."""
+    if not is_made_of_others(weight):
+        return NotImplemented
+    autocast = Autocast.current(input.device.type)
+    dtype = str(autocast.dtype).removeprefix("torch.") if autocast.enabled else ""
+    return torch.ops.onnxtrain.linear_of_parts(input, bias, parts(weight), _know(weight), dtype)

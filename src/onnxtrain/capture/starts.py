@@ -18,7 +18,9 @@ from onnxtrain.capture.captured import Captured, Traced
 from onnxtrain.capture.carried import Carried, places_carried
 from onnxtrain.capture.descriptions import Describer
 from onnxtrain.capture.given import Change
+from onnxtrain.capture.made_of_parts import Part
 from onnxtrain.capture.places import Place
+from onnxtrain.capture.quantized_layers import known_in
 from onnxtrain.capture.readings import Reading, UnreadableError, ambient, digest_of_files, reading
 from onnxtrain.capture.rewritten import Rewritten
 from onnxtrain.capture.schema import Schema, flatten
@@ -55,7 +57,7 @@ class Kept:
     left: tuple[Place, ...]
     given: tuple[Change, ...]
     rewritten: tuple[Rewritten, ...]
-    borrowed: dict[str, int | Carried]
+    borrowed: dict[str, int | Carried | Part]
 
 
 class Start:
@@ -111,7 +113,7 @@ class Start:
             self._cache.remove(self._name)
         read = {id(tensor): place for place, tensor in enumerate(self._read.tensors)}
         held = captured.borrowed.items()
-        borrowed = {name: x if isinstance(x, Carried) else read.get(id(x), -1) for name, x in held}
+        borrowed = {name: x if isinstance(x, Carried | Part) else read.get(id(x), -1) for name, x in held}
         if captured.kept is None or captured.path or -1 in borrowed.values():
             return
         files = _files(traced.program)
@@ -166,7 +168,8 @@ def start_of(
     except Exception as error:  # a look at a content, or the module's own: the trace says more
         _LOG.info("the call is traced: on tensors without content it raises %s", type(error).__name__)
         return None
-    return Start(cache, _name(read, schema, tensors, (*settings, *map(str, places_carried(module)))), read, schema)
+    decisive = (*settings, *map(str, places_carried(module)), *known_in(module))
+    return Start(cache, _name(read, schema, tensors, decisive), read, schema)
 
 
 def _name(read: Reading, schema: Schema, tensors: Sequence[torch.Tensor], settings: Sequence[Any]) -> str:

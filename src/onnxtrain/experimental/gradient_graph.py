@@ -98,7 +98,7 @@ def _forward(
     given = {str(v.name): v for v in graph.inputs}
     for old, name in zip(signature.user_inputs, input_names, strict=True):
         given[old].name = name
-    borrowed = {name: t for name, t in captured.borrowed.items() if isinstance(t, torch.Tensor)}
+    borrowed = {n: t if isinstance(t, torch.Tensor) else t.of(module) for n, t in captured.borrowed.items()}
     contents = dict(module.named_buffers()) | borrowed
     for name in signature.buffers:
         content = contents[name].detach().cpu().numpy()

@@ -28,6 +28,7 @@ from onnxtrain.capture import (
     attributes_carried,
     attributes_of,
     can_be_counted,
+    class_of,
     configurations_of,
     device_types,
     flatten,
@@ -85,7 +86,7 @@ class _Structure(NamedTuple):
     modules: tuple[int, ...]
     hooks: Hashable
     shapes: tuple[torch.Size, ...]
-    classes: tuple[type, ...]  # of parameters and buffers: shards have the shape of the whole
+    classes: tuple[Hashable, ...]  # of parameters and buffers: shards have the shape of the whole
     labels: tuple[tuple[str, ...], ...]  # names of the attributes that are compared
     ties: tuple[int, ...]  # for each parameter and buffer, the first that is the same tensor
 
@@ -249,7 +250,7 @@ class Inspector:
         pairs = [(frozenset(names), _table_of(w).keys()) for names, w in zip(unread, watched, strict=True) if names]
         self._unread_names, self._unread_tables = [names for names, _ in pairs], [keys for _, keys in pairs]
         live = tuple(tuple(n for n, hook in h.items() if not getattr(hook, "is_over", False)) for h in hooks if h)
-        shapes, classes = tuple(map(shape_of, self._owned)), tuple(map(_class_of, self._owned))
+        shapes, classes = tuple(map(shape_of, self._owned)), tuple(map(class_of, self._owned))
         self._structure = _Structure(
             kinds, tuple(map(id, modules)), live, shapes, classes, tuple(self._labels), _ties(self._owned)
         )
@@ -385,8 +386,3 @@ def _reader(owner: Any, names: tuple[str, ...]) -> Callable[[], Sequence[Any]]:
 def _stamps(configuration: Any) -> frozenset[str]:
     """Attributes of a configuration that saving the model sets."""
     return _STAMPS if hasattr(type(configuration), "save_pretrained") else frozenset()
-
-
-def _class_of(owned: torch.Tensor) -> type:
-    """The class of a parameter or buffer; of both a plain tensor's, which ``functional_call`` puts in its place."""
-    return torch.Tensor if type(owned) is torch.nn.Parameter else type(owned)

@@ -17,6 +17,7 @@ from onnxtrain.capture import (
     Captured,
     Carried,
     Numbers,
+    Part,
     Path,
     at,
     change,
@@ -150,7 +151,7 @@ class ModuleTensors(Owned):
         self,
         module: torch.nn.Module,
         signature: Signature,
-        borrowed: Mapping[str, torch.Tensor | Carried],
+        borrowed: Mapping[str, torch.Tensor | Carried | Part],
         device: torch.device,
     ) -> None:
         self._module, self._called_on = module, device
@@ -189,12 +190,12 @@ class ModuleTensors(Owned):
 class _Lent(Mapping[str, torch.Tensor]):
     """The tensors that a graph borrows, as they are now."""
 
-    def __init__(self, module: torch.nn.Module, borrowed: Mapping[str, torch.Tensor | Carried]) -> None:
+    def __init__(self, module: torch.nn.Module, borrowed: Mapping[str, torch.Tensor | Carried | Part]) -> None:
         self._module, self._borrowed = module, borrowed
 
     def __getitem__(self, name: str) -> torch.Tensor:
         found = self._borrowed[name]
-        return found.of(self._module) if isinstance(found, Carried) else found
+        return found if isinstance(found, torch.Tensor) else found.of(self._module)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._borrowed)

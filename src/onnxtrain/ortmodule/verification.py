@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch.utils import _pytree as pytree
 
-from onnxtrain.capture import Captured, Carried, Given, Kind, Watch, flatten
+from onnxtrain.capture import Captured, Carried, Given, Kind, Part, Watch, flatten
 from onnxtrain.engine import randomness
 from onnxtrain.engine.comparison import Reference, Report, compare
 from onnxtrain.errors import ModuleError
@@ -39,10 +39,12 @@ class Verification(Reference):
         self.outputs: dict[str, torch.Tensor] = {}
         self.report = Report([])
 
-    def _copied(self, held: torch.Tensor | Carried, copies: Mapping[int, torch.Tensor]) -> torch.Tensor:
+    def _copied(self, held: torch.Tensor | Carried | Part, copies: Mapping[int, torch.Tensor]) -> torch.Tensor:
         """What the copy of the module borrows; state that has a history begins anew with its content."""
         if isinstance(held, Carried):
             return held.of(self.eager).requires_grad_(held.of(self.module).requires_grad)
+        if isinstance(held, Part):
+            return held.of(self.eager)
         return copies.get(id(held), held)
 
     def check_forward(self, outputs: Mapping[str, torch.Tensor], zeros: Mapping[str, torch.Tensor]) -> None:

@@ -100,7 +100,7 @@ class Program(torch.nn.Module):
             else:
                 values.append(given[known.name].clone() if known.is_written else given[known.name])
         for slot in self._slots:
-            values[slot.position] = slot.table[slot.leaf]
+            values[slot.position] = getattr(slot.owner, slot.leaf)
         for position, known in enumerate(self._inputs):
             if known.role is Role.SIZE:
                 tensor, axis = known.axis

@@ -1,0 +1,201 @@
+"""Weights that torchao quantizes, which are tensors made of others, with adapters and without, beside eager."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from parity import captures
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, TorchAoConfig
+
+import onnxtrain
+from onnxtrain import Options, ORTModule
+from onnxtrain.errors import CaptureError
+from onnxtrain.execute.torch.allocations import peak_of
+
+quantization = pytest.importorskip("torchao.quantization", reason="torchao is not installed")
+peft = pytest.importorskip("peft", reason="peft is not installed")
+pytestmark = pytest.mark.slow
+
+
+class Layers(nn.Module):
+    """Layers with frozen weights, each beside a small one that is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.ModuleList(nn.Linear(64, 64, bias=i != 1) for i in range(3))
+        self.trained = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+        self.frozen.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for frozen, trained in zip(self.frozen, self.trained, strict=True):
+            x = nn.functional.gelu(frozen(x) + trained(x))
+        return x.square().mean()
+
+
+def is_frozen(layer: nn.Module, name: str) -> bool:
+    return isinstance(layer, nn.Linear) and name.startswith("frozen")
+
+
+def made(form: Any) -> Layers:
+    torch.manual_seed(0)
+    module = Layers()
+    quantization.quantize_(module, form, filter_fn=is_frozen)
+    return module
+
+
+def step(called: Any, module: nn.Module, x: Tensor) -> list[Tensor]:
+    module.zero_grad()
+    x = x.clone().requires_grad_()
+    loss = called(x)
+    loss.backward()
+    return [loss.detach(), x.grad, *(p.grad for p in module.parameters() if p.requires_grad)]  # type: ignore[list-item]
+
+
+FORMS = {
+    "int8": quantization.Int8WeightOnlyConfig(),
+    "int8, products of integers": quantization.Int8DynamicActivationInt8WeightConfig(),
+    "int4": quantization.IntxWeightOnlyConfig(weight_dtype=torch.int4),
+    "int4 in groups": quantization.IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=quantization.PerGroup(32)),
+    "float8": quantization.Float8WeightOnlyConfig(),
+}
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("name", FORMS)
+def test_a_step_is_eagers(name: str, autocast: bool) -> None:
+    eager = made(FORMS[name])
+    module = copy.deepcopy(eager)
+    wrapped = ORTModule(module)
+    tolerance = {"rtol": 0.05, "atol": 2e-4} if autocast else {"rtol": 1e-5, "atol": 1e-7}
+    for rows in (5, 3):
+        x = torch.randn(rows, 7, 64)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            torch.testing.assert_close(step(wrapped, module, x), step(eager, eager, x), **tolerance)
+    assert captures(wrapped) == 1
+    assert str(wrapped.graph("captured")).count("onnxtrain::linear_of_parts") == 3
+
+
+def test_by_torch_compile() -> None:
+    eager, x = made(FORMS["int8"]), torch.randn(4, 64)
+    module = copy.deepcopy(eager)
+    torch.testing.assert_close(step(torch.compile(module, backend="onnxtrain"), module, x), step(eager, eager, x))
+
+
+def test_a_trained_bias_and_evaluation() -> None:
+    eager = made(FORMS["int8"])
+    eager.frozen[0].bias.requires_grad_()  # type: ignore[union-attr]
+    module = copy.deepcopy(eager)
+    wrapped, x = ORTModule(module), torch.randn(4, 64)
+    torch.testing.assert_close(step(wrapped, module, x), step(eager, eager, x))
+    with torch.no_grad():
+        torch.testing.assert_close(wrapped.eval()(x), eager.eval()(x))
+
+
+def test_other_weights_are_read_where_they_lie() -> None:
+    """A state that is loaded into the parameters or put in their places, another type, other settings."""
+    eager, x = made(FORMS["int8"]), torch.randn(4, 64)
+    module = copy.deepcopy(eager)
+    wrapped = ORTModule(module)
+    torch.testing.assert_close(step(wrapped, module, x), step(eager, eager, x))
+    torch.manual_seed(1)
+    other = Layers()
+    quantization.quantize_(other, FORMS["int8"], filter_fn=is_frozen)
+    for assign in (False, True):
+        for m in (eager, module):
+            m.load_state_dict(copy.deepcopy(other.state_dict()), assign=assign)
+            m.trained.requires_grad_()
+        torch.testing.assert_close(step(wrapped, module, x), step(eager, eager, x))
+    assert captures(wrapped) == 1
+    for m in (eager, module):
+        m.frozen[0] = copy.deepcopy(made(FORMS["int8, products of integers"]).frozen[0])
+    torch.testing.assert_close(step(wrapped, module, x), step(eager, eager, x))
+    for m in (eager, module):
+        m.to(torch.bfloat16)
+    found, wanted = (step(c, m, x.bfloat16()) for c, m in ((wrapped, module), (eager, eager)))
+    torch.testing.assert_close(found, wanted, rtol=0.05, atol=1e-3)
+
+
+def test_no_weight_is_kept_as_floats() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(6)), nn.Linear(1024, 1))
+    module[:6].requires_grad_(False)
+    quantization.quantize_(module, FORMS["int8"], filter_fn=lambda layer, name: name.isdigit() and int(name) < 6)
+    x, whole = torch.randn(8, 1024, requires_grad=True), 4 * 1024 * 1024
+    wrapped = ORTModule(module)
+    wrapped(x).sum().backward()
+    assert peak_of(lambda: wrapped(x).sum().backward()) < 2.5 * whole  # one is made at a time
+
+
+def test_a_second_process_and_a_verified_step(tmp_path: Path) -> None:
+    x = torch.randn(4, 64)
+    wanted = step(eager := made(FORMS["int8"]), eager, x)
+    for _ in range(2):
+        module = made(FORMS["int8"])
+        wrapped = ORTModule(module, options=Options(cache_dir=tmp_path))
+        torch.testing.assert_close(step(wrapped, module, x), wanted)
+    onnxtrain.verify(made(FORMS["int8"]), x)
+
+
+def test_what_cannot_be_captured_is_said() -> None:
+    trained = made(FORMS["int8"])
+    with pytest.raises(CaptureError, match="input 0 is a Int8Tensor, a tensor made of others, which"):
+        ORTModule(nn.ReLU())(trained.frozen[0].weight)
+
+    class Read(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = trained
+
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.embedding(x, self.inner.frozen[0].weight)  # type: ignore[union-attr,arg-type]
+
+    with pytest.raises(
+        CaptureError,
+        match=r"embedding is given a Int8Tensor, .* which a graph takes as the weight of a linear layer alone",
+    ) as raised:
+        ORTModule(Read())(torch.arange(4))
+    assert "quantize linear layers alone" in str(raised.value)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_adapters_on_a_quantized_model(checkpointing: bool, tmp_path: Path) -> None:
+    """Loaded by Transformers, adapted by PEFT, trained for some steps."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4}
+    LlamaForCausalLM(LlamaConfig(vocab_size=100, use_cache=False, **sizes)).save_pretrained(tmp_path)
+    eager, module = (_adapted(tmp_path, checkpointing) for _ in range(2))
+    module.load_state_dict({n: t for n, t in eager.state_dict().items() if "lora" in n}, strict=False)
+    wrapped = ORTModule(module)
+    optimizers = [torch.optim.AdamW([p for p in m.parameters() if p.requires_grad], lr=1e-3) for m in (eager, module)]
+    for rows, length in ((2, 7), (3, 5), (4, 12)):
+        ids = torch.randint(100, (rows, length))
+        mask = (torch.arange(length) < length - torch.arange(rows)[:, None]).long()
+        batch = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+        losses = []
+        for model, optimizer in zip((eager, wrapped), optimizers, strict=True):
+            optimizer.zero_grad()
+            losses.append(model(**batch).loss)
+            losses[-1].backward()
+        torch.testing.assert_close(losses[1], losses[0], rtol=1e-5, atol=1e-6)
+        for (name, p), (_, q) in zip(eager.named_parameters(), module.named_parameters(), strict=True):
+            assert (p.grad is None) == (q.grad is None) == ("lora" not in name)
+            if p.grad is not None:
+                torch.testing.assert_close(q.grad, p.grad, rtol=1e-3, atol=1e-6)
+        for optimizer in optimizers:
+            optimizer.step()
+    assert captures(wrapped) == 1
+    wrapped.save_pretrained(tmp_path / "adapter")
+    assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
+
+
+def _adapted(folder: Path, checkpointing: bool) -> Any:
+    config = TorchAoConfig(quantization.Int8WeightOnlyConfig())
+    model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=config, device_map="cpu")
+    model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=checkpointing)
+    adapter = peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
+    return peft.get_peft_model(model, adapter).train()
