@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 import transformers
+from distributed_training import ending
 from parity import captures
 from torch import nn
 
@@ -262,6 +263,23 @@ def padded(stage: int, wraps: bool) -> list[float]:
         assert ("all are computed" in computed) == bool(dist.get_rank()), computed
     engine.destroy()
     return losses
+
+
+class Turned(Net):
+    """The second rank's blocks come in the other order."""
+
+    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        x = self.words(ids) * self.scale
+        for block in (*self.blocks,)[:: -1 if dist.get_rank() else 1]:
+            x = block(x)
+        return F.cross_entropy((x @ self.words.weight.t()).flatten(0, 1), labels.flatten())
+
+
+def in_other_orders(report: Path) -> None:
+    """A step of ranks that run blocks in different orders; a rank that is told so ends."""
+    engine = engine_of(ORTModule(Turned()), {"zero_optimization": {"stage": 3}})
+    with ending(report):
+        engine.backward(engine(*batch(0)))
 
 
 def whole_state(engine: Any) -> dict[str, torch.Tensor]:

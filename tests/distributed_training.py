@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from onnxtrain import Options, ORTModule, verify
 from onnxtrain.engine.state import State
-from onnxtrain.errors import BackendError, ModuleError
+from onnxtrain.errors import BackendError, ModuleError, OnnxTrainError
 from onnxtrain.optim import step_in_backward
 
 STEPS, ROWS, WIDTH, WORDS = 5, 8, 15, 32  # an odd width: shards are padded
@@ -77,6 +78,16 @@ class Deep(Net):
         return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
 
 
+class Turned(Net):
+    """The second rank's blocks come in the other order."""
+
+    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(ids) * self.scale
+        for block in (*self.blocks,)[:: -1 if dist.get_rank() else 1]:
+            x = block(x)
+        return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+
+
 class Tied(Net):
     """The head's weight is the embedding's."""
 
@@ -97,7 +108,7 @@ class Normalized(torch.nn.Module):
         return F.cross_entropy(self.head(self.norm(self.embedding(ids).flatten(0, 1))), labels.flatten())
 
 
-NETS = {net.__name__: net for net in (Net, Deep, Tied, Normalized)}
+NETS = {net.__name__: net for net in (Net, Deep, Turned, Tied, Normalized)}
 
 
 def data(model: str) -> Iterator[dict[str, torch.Tensor]]:
@@ -379,6 +390,23 @@ def verified(how: Callable[..., torch.nn.Module]) -> set[str]:
     wrapped = build("Net", "torch", verify=True)
     how(wrapped)(**first("Net")).backward()
     return {comparison.kind for comparison in wrapped.verification.comparisons}
+
+
+def in_other_orders(report: Path) -> None:
+    """A step of ranks that run blocks in different orders; a rank that is told so ends."""
+    wrapped = fsdp_within(build("Turned", "torch"))
+    with ending(report):
+        wrapped(**first("Turned")).backward()
+
+
+@contextlib.contextmanager
+def ending(report: Path) -> Iterator[None]:
+    """Within it an error of ours ends the process, as it does a program; what it says is written down before."""
+    try:
+        yield
+    except OnnxTrainError as error:
+        report.write_text(str(error))
+        os._exit(1)
 
 
 def _blocks_as_one() -> None:

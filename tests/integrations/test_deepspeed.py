@@ -119,6 +119,13 @@ def test_ranks_may_be_on_other_paths(ranks: Ranks, stage: int) -> None:
     torch.testing.assert_close(run(wraps=True), run(wraps=False), rtol=1e-4, atol=1e-4)
 
 
+def test_ranks_that_gather_in_different_orders_are_told(ranks: Ranks, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="the process has ended"):
+        ranks(deepspeed_training.in_other_orders, tmp_path / "report")
+    told = (tmp_path / "report").read_text()
+    assert "different orders in the forward pass: blocks." in told and "rank: " in told
+
+
 def close(got: list[Any], wanted: list[Any], tolerance: float) -> None:
     for (losses, state), (expected, final) in zip(got, wanted, strict=True):
         torch.testing.assert_close(losses, expected, rtol=tolerance, atol=tolerance)

@@ -222,3 +222,10 @@ def test_refused_with_the_cure(ranks: Ranks, case: str) -> None:
         first, _, second = text.partition("\n  cure: ")
         assert problem in first and cure in second
         assert first.endswith(f"\n  rank: {rank} of 2")
+
+
+def test_ranks_that_gather_in_different_orders_are_told(ranks: Ranks, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="the process has ended"):
+        ranks(training.in_other_orders, tmp_path / "report")
+    told = (tmp_path / "report").read_text()
+    assert "different orders in the forward pass: blocks." in told and "rank: " in told

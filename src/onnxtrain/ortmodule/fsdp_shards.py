@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from onnxtrain.errors import ModuleError
 from onnxtrain.execute.torch.effects import is_silent
@@ -79,6 +80,11 @@ class FsdpShards:
         self._missing = [0] * len(self._groups)  # gradients that a backward pass still has to bring
         self._read = [False] * len(self._groups)  # whether its programs have yet to read them
         self._watched: set[int] = set()
+
+    @property
+    def ranks(self) -> list[int]:
+        """Those that gather together."""
+        return dist.get_process_group_ranks(self._groups[0].mesh_info.shard_process_group)
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:

@@ -31,9 +31,11 @@ from onnxtrain.engine.bound import BoundGraph
 from onnxtrain.engine.step import run
 from onnxtrain.engine.tensors import Owned
 from onnxtrain.ir.graphs import Signature
+from onnxtrain.ir.shards import gathering_of
 from onnxtrain.options import Options
 from onnxtrain.ortmodule.checks import is_gathered
 from onnxtrain.ortmodule.contents import Contents
+from onnxtrain.ortmodule.gathering_order import compare
 from onnxtrain.ortmodule.guards import Call
 from onnxtrain.ortmodule.shards import shards_of, whole
 from onnxtrain.ortmodule.size_checks import size_check
@@ -82,6 +84,16 @@ class Session:
         device = device_of(module, given)
         owned = ModuleTensors(module, graph.signature, self.captured.borrowed, device)
         self.bound = BoundGraph(graph, owned, chosen, report, self.captured.path, self.place_of, self._compare)
+
+    def agree(self, call: int) -> None:
+        """Compare with what other ranks captured for a call of this number, where parameters are gathered together.
+
+        Raises:
+            OnnxTrainError: they gather them in another order.
+        """
+        shards, graph = shards_of(self.module), self.captured.graph.model.graph
+        if shards is not None:
+            compare(self.module, gathering_of(graph, shards), shards.ranks, call)
 
     def run(self, tensors: Sequence[torch.Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What a call returns; what it leaves on the module, and in what it was given, is put there.

@@ -354,6 +354,7 @@ class Sessions:
         named = names_read(self.module, self.options.ignored_attributes)
         before, attributes = Contents(named, self.module), settled(self.module)
         session = Session(self.module, args, kwargs, self.options, self._numbers.arguments, answers)
+        session.agree(self.calls)
         self._sets(before.changed())
         self.inspector.leaves(session.captured)
         # what the forward pass sets on its own (a configuration's problem_type) is no reason to capture it again, but

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.autograd.graph import get_gradient_edge
 
 from onnxtrain.errors import ModuleError
@@ -165,6 +166,11 @@ class ZeroShards:
         self._parameters = [*known.values()]
         self._nodes: dict[int, Any] = {}  # what accumulates the gradient of a parameter, made for its whole shape
         self._missing = [0] * len(self.groups)  # gradients that a backward pass still has to bring
+
+    @property
+    def ranks(self) -> list[int]:
+        """Those that gather together."""
+        return dist.get_process_group_ranks(self._parameters[0].ds_process_group)
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:
