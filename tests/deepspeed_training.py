@@ -13,6 +13,7 @@ import torch.nn.functional as F
 import transformers
 from distributed_training import ending
 from parity import captures
+from ranks import device
 from torch import nn
 
 from onnxtrain import Options, ORTModule
@@ -65,10 +66,10 @@ def wrapped(model: Net, kind: str) -> nn.Module:
 
 def engine_of(model: nn.Module, config: dict[str, Any]) -> Any:
     """DeepSpeed's engine around a model."""
-    os.environ.update(DS_ACCELERATOR="cpu", LOCAL_RANK=os.environ.get("LOCAL_RANK", "0"))
+    os.environ.update(DS_ACCELERATOR=device().type, LOCAL_RANK=os.environ.get("LOCAL_RANK", "0"))
     import deepspeed
 
-    deepspeed.init_distributed("gloo")
+    deepspeed.init_distributed(dist.get_backend())
     optimizer = FusedAdam(model.parameters(), lr=3e-3, weight_decay=0.1, adam_w_mode=2)
     whole = {"train_micro_batch_size_per_gpu": 4, "zero_allow_untested_optimizer": True} | config
     return deepspeed.initialize(model=model, optimizer=optimizer, config=whole)[0]
@@ -78,7 +79,7 @@ def batch(step: int) -> list[torch.Tensor]:
     """This rank's batch of a step, of another length than that before."""
     generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
     ids = torch.randint(WORDS, (4, 6 + step % 3), generator=generator)
-    return [ids, ids.roll(1, 1)]
+    return [ids.to(device()), ids.roll(1, 1).to(device())]
 
 
 def train(

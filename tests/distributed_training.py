@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,7 +16,13 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from parity import captures
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from ranks import device
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
+    allreduce_hook,
+    bf16_compress_hook,
+    fp16_compress_hook,
+)
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -108,6 +114,7 @@ class Normalized(torch.nn.Module):
         return F.cross_entropy(self.head(self.norm(self.embedding(ids).flatten(0, 1))), labels.flatten())
 
 
+COMPRESSING = {h.__name__: h for h in (fp16_compress_hook, bf16_compress_hook, powerSGD_hook)}
 NETS = {net.__name__: net for net in (Net, Deep, Turned, Tied, Normalized)}
 
 
@@ -117,9 +124,10 @@ def data(model: str) -> Iterator[dict[str, torch.Tensor]]:
     for _ in range(STEPS):
         if model in NETS:
             ids, labels = torch.randint(0, WORDS, (2, ROWS, 6), generator=generator)
-            yield {"ids": ids, "labels": labels}
+            batch = {"ids": ids, "labels": labels}
         else:
-            yield models.ARCHITECTURES[model].batch(ROWS, 6)
+            batch = models.ARCHITECTURES[model].batch(ROWS, 6)
+        yield {name: tensor.to(device()) for name, tensor in batch.items()}
 
 
 def first(model: str) -> dict[str, torch.Tensor]:
@@ -130,7 +138,7 @@ def first(model: str) -> dict[str, torch.Tensor]:
 def build(model: str, backend: str | None = None, **options: Any) -> torch.nn.Module:
     """A model of this page or of ``models``, the same at every rank; an ORTModule where there is a backend."""
     torch.manual_seed(0)
-    made = NETS[model]() if model in NETS else models.build(model)
+    made = (NETS[model]() if model in NETS else models.build(model)).to(device())
     return made if backend is None else ORTModule(made, options=Options(backend=backend, **options))
 
 
@@ -246,11 +254,11 @@ def train(
     for step in steps:
         optimizer.zero_grad()
         further = {"deep": step % 2 == 0} if alternate else {}
-        total = torch.zeros(())
+        total = torch.zeros((), device=device())
         for part in range(parts):
             given = {name: tensor.chunk(parts)[part] for name, tensor in batches[step].items()}
             with waiting(module, part + 1 < parts):
-                with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                with torch.autocast(device().type, torch.bfloat16, enabled=autocast):
                     loss = result(module(**given, **further))
                 (loss / parts).backward()
             total += loss.detach() / parts
@@ -298,7 +306,39 @@ def restore(module: torch.nn.Module, optimizer: torch.optim.Optimizer, folder: P
 def whole_state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """All of the state at every rank."""
     state = get_model_state_dict(module, options=StateDictOptions(full_state_dict=True))
-    return {name: tensor.clone() for name, tensor in state.items()}
+    return {name: tensor.clone().cpu() for name, tensor in state.items()}
+
+
+def replicated(backend: str | None, hook: str) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses and state of replicas whose gradients a hook of torch compresses before they are averaged.
+
+    Args:
+        backend: eager PyTorch where it is None.
+        hook: the name of ``torch.distributed.algorithms.ddp_comm_hooks``.
+    """
+    model = DistributedDataParallel(build("Deep", backend))
+    state = PowerSGDState(None, start_powerSGD_iter=2) if hook == "powerSGD_hook" else None
+    model.register_comm_hook(state, COMPRESSING[hook])
+    return _stepped(model, [{n: share(t) for n, t in batch.items()} for batch in data("Deep")])
+
+
+def uneven(backend: str | None) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses and state of replicas of which the first has two batches less."""
+    model = DistributedDataParallel(build("Deep", backend))
+    batches = [{n: share(t) for n, t in batch.items()} for batch in data("Deep")]
+    with model.join():
+        return _stepped(model, batches[: STEPS - 2] if dist.get_rank() == 0 else batches)
+
+
+def _stepped(model: torch.nn.Module, batches: Sequence[dict[str, torch.Tensor]]) -> Any:
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), []
+    for batch in batches:
+        optimizer.zero_grad()
+        loss = model(**batch)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, whole_state(model)
 
 
 def kept_back(how: Callable[..., torch.nn.Module]) -> list[torch.Tensor | None]:

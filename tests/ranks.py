@@ -1,4 +1,4 @@
-"""Two processes that run the same function together, over gloo on the CPU."""
+"""Two processes that run the same function together, over gloo on the CPU or over NCCL on a GPU each."""
 
 from __future__ import annotations
 
@@ -26,9 +26,11 @@ class Ranks:
 
     Args:
         folder: of the files where they meet, and of the graphs that they need not translate twice.
+        backend: gloo or nccl.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, backend: str = "gloo") -> None:
+        self._backend = backend
         self._files = (folder / f"rendezvous-{i}" for i in itertools.count())
         self._graphs = folder / "graphs"
         self._processes: list[Any] = []
@@ -52,7 +54,7 @@ class Ranks:
         with mock.patch.dict(os.environ, OMP_NUM_THREADS="1", ORTMODULE_CACHE_DIR=str(self._graphs)):
             for rank in range(_COUNT):
                 ours, theirs = context.Pipe()
-                process = context.Process(target=_serve, args=(rank, str(file), theirs), daemon=True)
+                process = context.Process(target=_serve, args=(rank, self._backend, str(file), theirs), daemon=True)
                 process.start()
                 theirs.close()
                 self._processes.append(process)
@@ -75,10 +77,19 @@ def _answer(calls: Connection) -> Any:
         return "the process has ended"
 
 
-def _serve(rank: int, file: str, calls: Connection) -> None:
+def device() -> torch.device:
+    """Where this rank computes."""
+    on_gpu = dist.is_initialized() and dist.get_backend() == "nccl"
+    return torch.device("cuda", dist.get_rank()) if on_gpu else torch.device("cpu")
+
+
+def _serve(rank: int, backend: str, file: str, calls: Connection) -> None:
     torch.set_num_threads(1)
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
+        os.environ["LOCAL_RANK"] = str(rank)
     patience = datetime.timedelta(seconds=_PATIENCE)
-    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=_COUNT, timeout=patience)
+    dist.init_process_group(backend, init_method=f"file://{file}", rank=rank, world_size=_COUNT, timeout=patience)
     while True:
         function, args, kwargs = calls.recv()
         torch.manual_seed(0)

@@ -55,6 +55,20 @@ def test_replicas_in_parts(ranks: Ranks, model: str, setting: str) -> None:
     near(ranks(train, model, ddp, "torch", options={"segments": 4}, **{setting: True}), eager(model))
 
 
+@pytest.mark.parametrize(("hook", "close"), [("fp16_compress_hook", 1e-4), ("powerSGD_hook", 2e-2)])
+def test_replicas_whose_gradients_are_compressed(ranks: Ranks, hook: str, close: float) -> None:
+    """By low ranks each gradient is approximated from another start, since they come in another order."""
+    found, wanted = (ranks(training.replicated, backend, hook) for backend in ("torch", None))
+    torch.testing.assert_close(found, wanted, rtol=close, atol=close)
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=0, atol=0)
+
+
+def test_replicas_of_which_one_has_less_to_do(ranks: Ranks) -> None:
+    found, wanted = (ranks(training.uneven, backend) for backend in ("torch", None))
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    assert len(found[0][0]) < len(found[1][0])
+
+
 def test_parts_are_computed_while_gradients_are_averaged(ranks: Ranks) -> None:
     for order in ranks(training.order_of_work, 6):
         parts = [i for i, what in enumerate(order) if what == "part"]
