@@ -38,6 +38,7 @@ _OTHER_SHAPE = frozenset(
         "resize_",
         "resize_as_",
         "set_",
+        "shallow_copy_data_",
     )
 )
 _LARGEST = 64  # calls

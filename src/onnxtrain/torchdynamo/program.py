@@ -16,6 +16,7 @@ from onnxtrain.torchdynamo.inputs import Input, Role
 from onnxtrain.torchdynamo.transforms import Transforms
 from onnxtrain.torchdynamo.writes import BODIES, FUNCTION
 
+_DATA = frozenset(("set_", "shallow_copy_data_"))  # what Dynamo makes of an assignment to data, by torch's version
 PRIVATE = ("_graph", "_inputs", "_slots", "_written")  # attributes that say nothing that calls do not
 
 
@@ -171,7 +172,7 @@ class _Run(torch.fx.Interpreter):
             return sum(args[0])
         if name == "_get_data_attr":
             return args[0].data
-        if name == "set_" and args[0].shape == args[1].shape:  # x.data = y: its content, which has no history
+        if name in _DATA and args[0].shape == args[1].shape:  # x.data = y: its content, which has no history
             args[0].data.copy_(args[1])
             return args[0]
         if name == "fma.default":  # addcmul with a number; torch rounds once
