@@ -446,3 +446,28 @@ def test_a_gradient_as_a_mask_is_trained() -> None:
     wrapped, eager = pair(Masked())
     for size in (3, 5):
         same_step(wrapped, eager, torch.randn(2, size, size, dtype=torch.float64, requires_grad=True))
+
+
+class AsksForGradients(nn.Module):
+    """What ``torch.func`` gives requires a gradient where its arguments do, or what the function reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        value, slope = torch.func.jvp(torch.tanh, (x,), (x,))
+        of_layer = torch.func.grad(lambda z: self.layer(z).square().sum())(x)
+        twice = torch.func.grad(lambda z: torch.func.grad(lambda q: (q**3).sum())(z).sum())(x)
+        found, back = torch.func.vjp(torch.sin, x)
+        several = value, slope, of_layer, twice, found, *back(x), value * of_layer
+        asked = [2 * float(t.requires_grad) + float(t.is_leaf) for t in several]
+        return torch.tensor(asked), self.layer(x) + sum(several)
+
+
+@pytest.mark.parametrize("differentiated", [False, True])
+def test_what_requires_a_gradient_is_asked(differentiated: bool) -> None:
+    wrapped, eager = pair(AsksForGradients())
+    for is_other in (False, True):
+        x = torch.randn(3, 4, requires_grad=differentiated != is_other)
+        torch.testing.assert_close(wrapped(x), eager(x))

@@ -5,7 +5,10 @@ And the calls that torch cannot record within ``vmap`` as they are.
 
 from __future__ import annotations
 
+import functools
+import weakref
 from collections.abc import Callable, Iterator, Sequence
+from itertools import filterfalse
 from typing import Any
 
 import torch
@@ -13,15 +16,18 @@ import torch.nn.functional as F
 from torch._functorch import eager_transforms, predispatch, pyfunctorch
 from torch._functorch import vmap as vmapping
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils import _pytree as pytree
 
 from onnxtrain.capture.inner_gradients import grad
+from onnxtrain.capture.keepers import node_of
 from onnxtrain.capture.substitutes import instead_of, substitute
 from onnxtrain.errors import CaptureError
 
 Tensor = torch.Tensor
 Numbers = int | tuple[int, ...] | None
 _functorch = torch._C._functorch
+_COPIES: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()  # which alone require a gradient
 _with_axis, _without_axis = vmapping._add_batch_dim, vmapping._maybe_remove_batch_dim
 
 
@@ -197,6 +203,42 @@ def times_vector(*operands: Tensor, **named: Any) -> Any:
     return torch.matmul(matrix, vector.unsqueeze(-1)).squeeze(-1)
 
 
+@substitute(Tensor.requires_grad.__get__)  # type: ignore[attr-defined]
+def requires_grad(self: Tensor) -> Any:
+    """Of what comes of copies that alone require a gradient, because a function is differentiated: False."""
+    return False if _comes_of_copies(self) else NotImplemented
+
+
+@substitute(Tensor.is_leaf.__get__)  # type: ignore[attr-defined]
+def is_leaf(self: Tensor) -> Any:
+    """Of what comes of such copies alone: True."""
+    return True if _comes_of_copies(self) else NotImplemented
+
+
+def _comes_of_copies(tensor: Tensor) -> bool:
+    """Whether a tensor requires a gradient through copies alone, by what is recorded of it."""
+    mode: Any = get_proxy_mode()
+    if mode is None or not _COPIES or not _is_tracked(tensor):
+        return False
+    nodes = functools.partial(node_of, mode.tracer)
+    ends = {*map(nodes, _COPIES.values()), *map(nodes, filterfalse(_is_tracked, mode.tracer.tensor_tracker))}
+    waiting, seen = [nodes(tensor)], {*ends, None}
+    while waiting:
+        node = waiting.pop()
+        if node in seen or node is None or node.target is torch.ops.aten.detach.default:
+            continue
+        if node.op in ("placeholder", "get_attr"):
+            return False
+        seen.add(node)
+        waiting += node.all_input_nodes
+    return True
+
+
+def _is_tracked(tensor: Tensor) -> bool:
+    with torch._C.DisableTorchFunction():
+        return tensor.requires_grad
+
+
 def _told(results: Any) -> Any:
     """What the user is given, without gradients of its own where gradients are off."""
     return results if torch.is_grad_enabled() else pytree.tree_map_only(Tensor, torch.detach, results)
@@ -214,7 +256,11 @@ def own_copy(argument: Tensor) -> Tensor:
         return torch.where(is_there, argument, argument)
     if stack or not argument.is_floating_point():
         return argument.clone()
-    return argument.clone() if argument.requires_grad else argument.clone().requires_grad_()
+    if _is_tracked(argument):
+        return argument.clone()
+    made = argument.clone().requires_grad_()
+    _COPIES[id(made)] = made
+    return made
 
 
 def _levels(tensor: Tensor) -> set[int]:
