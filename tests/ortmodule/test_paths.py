@@ -495,3 +495,17 @@ def test_numbers_in_tensors_as_texts() -> None:
     wrapped, eager = pair(Applied(told))
     for x in (doubles(3), doubles(3), doubles(4)):
         assert wrapped(x)[1] == eager(x)[1]
+
+
+def test_a_check_of_a_library_is_no_look() -> None:
+    """Transformers asks ``torch._check`` on one line in eager PyTorch, and on another while a module is traced."""
+    checked = pytest.importorskip("transformers.utils").torch_compilable_check
+
+    def within(x: torch.Tensor) -> torch.Tensor:
+        checked((x.abs() < 1e6).all(), "too large")
+        return x * 2 if x.sum() > 0 else x.tanh()
+
+    wrapped, eager = pair(Applied(within))
+    for sign in (1, -1, 1):
+        same_step(wrapped, eager, sign * doubles(3).abs())
+    assert captures(wrapped) == 2 and "import_utils" not in wrapped.explain()

@@ -26,14 +26,16 @@ def expected(frame: types.FrameType) -> bool | None:
 
     None where the statement does something else.
     """
-    code = frame.f_code
-    place = next(itertools.islice(code.co_positions(), frame.f_lasti // 2 - 1, None))
-    return None if None in place else _expected(code.co_filename, place)  # type: ignore[arg-type]
+    place = _place(frame)
+    return None if place is None else _expected(frame.f_code.co_filename, place)
 
 
 def is_librarys_check(frame: types.FrameType) -> bool:
-    """Whether a frame of an installed library evaluates a condition only to raise."""
-    return frame.f_code.co_filename.startswith(_LIBRARIES) and expected(frame) is not None
+    """Whether a frame of an installed library evaluates a condition only to raise, itself or by ``torch._check``."""
+    if not (file := frame.f_code.co_filename).startswith(_LIBRARIES):
+        return False
+    place = _place(frame)
+    return place is not None and (_expected(file, place) is not None or _is_in_torchs_check(file, place))
 
 
 @functools.cache
@@ -42,13 +44,30 @@ def tell(place: str) -> None:
     _LOG.warning("%s looks into a tensor and would raise: the graph does not look", place)
 
 
-@functools.cache
-def _expected(filename: str, place: _Range) -> bool | None:
+def _place(frame: types.FrameType) -> _Range | None:
+    """What a frame evaluates; None where Python does not say."""
+    place = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2 - 1, None))
+    return None if None in place else place  # type: ignore[return-value]
+
+
+def _nodes(filename: str) -> Iterator[ast.AST]:
+    """What the code of a file is made of; nothing of one that is no code."""
     try:
         tree = ast.parse("".join(linecache.getlines(filename)))
     except SyntaxError:
-        return None
-    for node in ast.walk(tree):
+        return iter(())
+    return ast.walk(tree)
+
+
+@functools.cache
+def _is_in_torchs_check(filename: str, place: _Range) -> bool:
+    calls = (node for node in _nodes(filename) if isinstance(node, ast.Call) and _holds(node, place))
+    return any(ast.unparse(call.func).startswith(("torch._check", "torch._assert")) for call in calls)
+
+
+@functools.cache
+def _expected(filename: str, place: _Range) -> bool | None:
+    for node in _nodes(filename):
         does_raise = isinstance(node, ast.If) and isinstance(node.body[-1], ast.Raise)
         if isinstance(node, ast.Assert | ast.If) and (does_raise or isinstance(node, ast.Assert)):
             for part, answer in _parts(node.test, isinstance(node, ast.Assert)):
