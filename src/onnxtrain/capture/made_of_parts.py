@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from onnxtrain.capture.replaced import ABSENT, replaced
@@ -24,6 +24,12 @@ _READERS: set[Callable[..., Any]] = set()
 def is_made_of_others(value: object) -> bool:
     """Whether a value is a tensor that is made of others."""
     return is_traceable_wrapper_subclass(value)
+
+
+def is_shard(value: torch.Tensor) -> bool:
+    """Whether a tensor is made of what this process has of it, and of what others have."""
+    tensors: Any = sys.modules.get("torch.distributed.tensor")  # which takes half a second to import
+    return tensors is not None and isinstance(value, tensors.DTensor)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +140,7 @@ def refuse_wrappers(owned: Mapping[str, torch.Tensor], inputs: Mapping[str, torc
         CaptureError: one is.
     """
     for name, tensor in (*owned.items(), *inputs.items()):
-        is_weight = name in owned and not isinstance(tensor, DTensor) and not tensor.requires_grad
+        is_weight = name in owned and not is_shard(tensor) and not tensor.requires_grad
         if is_made_of_others(tensor) and not is_weight:
             trained = " and trained" if tensor.requires_grad else ""
             raise CaptureError(
@@ -149,7 +155,7 @@ def class_of(owned: torch.Tensor) -> Hashable:
 
     Of a parameter and a buffer a plain tensor's, which ``functional_call`` puts in the place of both.
     """
-    if is_made_of_others(owned) and not isinstance(owned, DTensor):
+    if is_made_of_others(owned) and not is_shard(owned):
         return str(Made.of(owned))
     return torch.Tensor if type(owned) is torch.nn.Parameter else type(owned)
 
