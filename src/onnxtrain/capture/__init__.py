@@ -236,7 +236,7 @@ def translate(
         raise error
     constants = filter(torch.is_tensor, traced.program.constants.values())
     refuse_read(traced.flat.module, places_read(traced.flat.module, result.left, constants, result.read))
-    parts = parts_of(traced.flat.module)
+    parts = parts_of(traced.flat.module) if borrowed else {}
     others = {name.removeprefix(PREFIX): parts.get(id(b.tensor), b.tensor) for name, b in borrowed.items()}
     lent = {**others, **traced.flat.adopted, **traced.flat.carried}
     seen = result.left, result.given, result.rewritten, result.path, lent, frozenset(result.read)

@@ -107,26 +107,24 @@ class Part:
 
 def parts_of(module: torch.nn.Module) -> dict[int, Part]:
     """The tensors that a module's parameters and buffers are made of, by identity."""
-    found = ((path, leaf, whole) for path, table in _tables(module) for leaf, whole in table.items())
-    return {
-        id(_part(whole, name)): Part(path, leaf, name)
-        for path, leaf, whole in found
-        if is_made_of_others(whole)
-        for name in Made.of(whole).names()
-    }
+    found = ((path, leaf, t, Made.of(t).names()) for path, _, _, leaf, t in _wholes(module))
+    return {id(_part(whole, name)): Part(path, leaf, name) for path, leaf, whole, names in found for name in names}
 
 
-def _tables(module: torch.nn.Module) -> Iterator[tuple[str, dict[str, Any]]]:
-    for path, part in module.named_modules(remove_duplicate=False):
-        yield from ((path, part._parameters), (path, part._buffers))
+def _wholes(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, dict[str, Any], str, torch.Tensor]]:
+    """The parameters and buffers that are made of others: path and submodule, the table there, name, and tensor."""
+    for path, owner in module.named_modules(remove_duplicate=False):
+        for table in (owner._parameters, owner._buffers):
+            for leaf, tensor in table.items():
+                if tensor is not None and is_made_of_others(tensor):
+                    yield path, owner, table, leaf, tensor
 
 
 def as_attributes(module: torch.nn.Module) -> contextlib.AbstractContextManager[None]:
     """Within it, parameters and buffers that are made of others are attributes: torch.export would take them apart."""
-    parts = ((m, table) for m in module.modules() for table in (m._parameters, m._buffers))
-    found = [(m, table, n, t) for m, table in parts for n, t in table.items() if is_made_of_others(t)]
-    away = [(table, name, ABSENT) for _, table, name, _ in found]
-    return replaced(*away, *((vars(owner), name, whole) for owner, _, name, whole in found))
+    found = [*_wholes(module)]
+    away = [(table, leaf, ABSENT) for _, _, table, leaf, _ in found]
+    return replaced(*away, *((vars(owner), leaf, whole) for _, owner, _, leaf, whole in found))
 
 
 def refuse_wrappers(owned: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor]) -> None:

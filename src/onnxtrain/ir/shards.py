@@ -21,6 +21,11 @@ class Shards(Protocol):
         """The names of the inputs of each group."""
         ...
 
+    @property
+    def ranks(self) -> Sequence[int]:
+        """The processes that gather together, among all that train."""
+        ...
+
     def gathered(self, tensors: Sequence[Any]) -> list[Any]:
         """For inputs in shards the gathered ones, which have content while a program has entered their group."""
         ...

@@ -22,13 +22,12 @@ _SERIAL = itertools.count()
 _NUMBERS: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
 
 
-def compare(module: torch.nn.Module, gathering: Gathering, ranks: Sequence[int], call: int) -> None:
+def compare(module: torch.nn.Module, gathering: Gathering, call: int) -> None:
     """Compare the order in which a graph gathers parameters with those of the other ranks' graphs for the same call.
 
     Args:
         module: that the graph is of.
         gathering: its order.
-        ranks: those that gather together, among all.
         call: the number of the module's call.
 
     Raises:
@@ -44,7 +43,7 @@ def compare(module: torch.nn.Module, gathering: Gathering, ranks: Sequence[int],
         f"onnxtrain/gathering/{_NUMBERS[module]}/{call}", dist.distributed_c10d._get_default_store()
     )
     store.set(str(processes.rank()), json.dumps(own))
-    for rank in ranks:
+    for rank in gathering.shards.ranks:
         if rank != processes.rank() and store.check([str(rank)]):
             _compare(type(module).__name__, rank, own, json.loads(store.get(str(rank))))
 

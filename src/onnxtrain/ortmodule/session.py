@@ -31,7 +31,6 @@ from onnxtrain.engine.bound import BoundGraph
 from onnxtrain.engine.step import run
 from onnxtrain.engine.tensors import Owned
 from onnxtrain.ir.graphs import Signature
-from onnxtrain.ir.shards import gathering_of
 from onnxtrain.options import Options
 from onnxtrain.ortmodule.checks import is_gathered
 from onnxtrain.ortmodule.contents import Contents
@@ -91,9 +90,9 @@ class Session:
         Raises:
             OnnxTrainError: they gather them in another order.
         """
-        shards, graph = shards_of(self.module), self.captured.graph.model.graph
-        if shards is not None:
-            compare(self.module, gathering_of(graph, shards), shards.ranks, call)
+        gathering = self.bound.owned.gathering(self.captured.graph.model.graph)
+        if gathering is not None:
+            compare(self.module, gathering, call)
 
     def run(self, tensors: Sequence[torch.Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What a call returns; what it leaves on the module, and in what it was given, is put there.

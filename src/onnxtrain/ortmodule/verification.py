@@ -41,10 +41,8 @@ class Verification(Reference):
 
     def _copied(self, held: torch.Tensor | Carried | Part, copies: Mapping[int, torch.Tensor]) -> torch.Tensor:
         """What the copy of the module borrows; state that has a history begins anew with its content."""
-        if isinstance(held, Carried):
+        if not isinstance(held, torch.Tensor):
             return held.of(self.eager).requires_grad_(held.of(self.module).requires_grad)
-        if isinstance(held, Part):
-            return held.of(self.eager)
         return copies.get(id(held), held)
 
     def check_forward(self, outputs: Mapping[str, torch.Tensor], zeros: Mapping[str, torch.Tensor]) -> None:
