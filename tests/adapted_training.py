@@ -1,0 +1,55 @@
+"""Adapters of PEFT on a small model of Transformers that is quantized, beside eager."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import peft
+import torch
+from parity import captures
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from onnxtrain import ORTModule
+
+
+def adapters_train_as_in_eager(folder: Path, config: Any, checkpointing: bool) -> None:
+    """Some steps of adapters alone, whose losses and gradients are compared; they are saved in the end.
+
+    Args:
+        folder: for the model and the adapters.
+        config: how Transformers quantizes the model.
+        checkpointing: whether layers are computed again in the backward pass.
+    """
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4}
+    LlamaForCausalLM(LlamaConfig(vocab_size=100, use_cache=False, **sizes)).save_pretrained(folder)
+    eager, module = (_adapted(folder, config, checkpointing) for _ in range(2))
+    module.load_state_dict({n: t for n, t in eager.state_dict().items() if "lora" in n}, strict=False)
+    wrapped = ORTModule(module)
+    optimizers = [torch.optim.AdamW([p for p in m.parameters() if p.requires_grad], lr=1e-3) for m in (eager, module)]
+    for rows, length in ((2, 7), (3, 5), (4, 12)):
+        ids = torch.randint(100, (rows, length))
+        mask = (torch.arange(length) < length - torch.arange(rows)[:, None]).long()
+        batch = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+        losses = []
+        for model, optimizer in zip((eager, wrapped), optimizers, strict=True):
+            optimizer.zero_grad()
+            losses.append(model(**batch).loss)
+            losses[-1].backward()
+        torch.testing.assert_close(losses[1], losses[0], rtol=1e-5, atol=1e-6)
+        for (name, p), (_, q) in zip(eager.named_parameters(), module.named_parameters(), strict=True):
+            assert (p.grad is None) == (q.grad is None) == ("lora" not in name)
+            torch.testing.assert_close(q.grad, p.grad, rtol=1e-3, atol=1e-6)
+        for optimizer in optimizers:
+            optimizer.step()
+    assert captures(wrapped) == 1
+    wrapped.save_pretrained(folder / "adapter")
+    assert (folder / "adapter" / "adapter_model.safetensors").exists()
+
+
+def _adapted(folder: Path, config: Any, checkpointing: bool) -> Any:
+    model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=config, device_map="cpu")
+    model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=checkpointing)
+    adapter = peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
+    return peft.get_peft_model(model, adapter).train()
