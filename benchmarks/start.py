@@ -1,8 +1,9 @@
-"""How long the first training step takes: ``python -m benchmarks.start [MODEL ...] [--layers N] [--repeats N]``.
+"""How long the first training step takes: ``python -m benchmarks.start [MODEL ...] [--layers N] [--width N]``.
 
 Each variant starts in a process of its own, imports included: eager PyTorch, ``torch.compile(dynamic=True)``,
 ORTModule, and ORTModule with a graph cache that an earlier process filled. What counts is what a first step costs
-beyond the eager one's own, in wall seconds and in seconds of the processor: medians, all variants in turn.
+beyond the eager one's own, in wall seconds and in seconds of the processor: medians, all variants in turn. What a
+start costs does not depend on the width, but is hard to see beside the first step of many wide layers.
 """
 
 from __future__ import annotations
@@ -24,33 +25,38 @@ VARIANTS = ("eager", "compile", "onnxtrain", "cached")
 _Case = tuple[Any, dict[str, Any]]  # a model whose output has a loss, and a batch
 
 
-def _bert(layers: int) -> _Case:
+def _bert(layers: int, width: int) -> _Case:
     import torch
     from transformers import BertConfig, BertForSequenceClassification
 
     ids = torch.randint(0, 30000, (8, 128))
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": torch.zeros(8, dtype=torch.long)}
-    return BertForSequenceClassification(BertConfig(num_hidden_layers=layers or 12)), batch
+    sizes = {"hidden_size": width, "intermediate_size": 4 * width, "num_attention_heads": width // 32} if width else {}
+    return BertForSequenceClassification(BertConfig(num_hidden_layers=layers or 12, **sizes)), batch
 
 
-def _gpt2(layers: int) -> _Case:
+def _gpt2(layers: int, width: int) -> _Case:
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
     ids = torch.randint(0, 5000, (2, 64))
-    return GPT2LMHeadModel(GPT2Config(n_layer=layers or 12, vocab_size=5000)), {"input_ids": ids, "labels": ids}
+    sizes = {"n_embd": width, "n_head": width // 32} if width else {}
+    model = GPT2LMHeadModel(GPT2Config(n_layer=layers or 12, vocab_size=5000, **sizes))
+    return model, {"input_ids": ids, "labels": ids}
 
 
-def _llama(layers: int) -> _Case:
+def _llama(layers: int, width: int) -> _Case:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     ids = torch.randint(0, 5000, (2, 64))
-    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "vocab_size": 5000}
-    return LlamaForCausalLM(LlamaConfig(num_hidden_layers=layers or 4, **sizes)), {"input_ids": ids, "labels": ids}
+    width = width or 256
+    sizes = {"hidden_size": width, "intermediate_size": 2 * width, "num_attention_heads": width // 32}
+    config = LlamaConfig(num_hidden_layers=layers or 4, vocab_size=5000, **sizes)
+    return LlamaForCausalLM(config), {"input_ids": ids, "labels": ids}
 
 
-def _resnet(layers: int) -> _Case:
+def _resnet(layers: int, width: int) -> _Case:
     import torch
     from transformers import ResNetConfig, ResNetForImageClassification
 
@@ -58,7 +64,7 @@ def _resnet(layers: int) -> _Case:
     return ResNetForImageClassification(ResNetConfig(num_labels=10)), batch
 
 
-def _segmentation(layers: int) -> _Case:
+def _segmentation(layers: int, width: int) -> _Case:
     import torch
     from transformers import MobileNetV2Config, MobileNetV2ForSemanticSegmentation
 
@@ -66,7 +72,7 @@ def _segmentation(layers: int) -> _Case:
     return MobileNetV2ForSemanticSegmentation(MobileNetV2Config(num_labels=5)), batch
 
 
-def _unet(layers: int) -> _Case:
+def _unet(layers: int, width: int) -> _Case:
     import torch
 
     from benchmarks.networks import UNet
@@ -75,7 +81,7 @@ def _unet(layers: int) -> _Case:
     return UNet(), batch
 
 
-def _lraspp(layers: int) -> _Case:
+def _lraspp(layers: int, width: int) -> _Case:
     import torch
     from torchvision.models.segmentation import lraspp_mobilenet_v3_large
 
@@ -96,7 +102,7 @@ class _Loss:
     loss: Any
 
 
-MODELS: dict[str, Callable[[int], _Case]] = {
+MODELS: dict[str, Callable[[int, int], _Case]] = {
     "bert": _bert,
     "gpt2": _gpt2,
     "llama": _llama,
@@ -107,12 +113,12 @@ MODELS: dict[str, Callable[[int], _Case]] = {
 }
 
 
-def first_step(name: str, variant: str, layers: int) -> dict[str, float]:
+def first_step(name: str, variant: str, layers: int, width: int) -> dict[str, float]:
     """Seconds of the first step in this process: of the wall clock and of the processor."""
     import torch
 
     torch.manual_seed(0)
-    model, batch = MODELS[name](layers)
+    model, batch = MODELS[name](layers, width)
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     began = time.perf_counter(), time.process_time()
@@ -133,13 +139,14 @@ def first_step(name: str, variant: str, layers: int) -> dict[str, float]:
     }
 
 
-def measure(name: str, variant: str, layers: int, cache: Path) -> dict[str, float]:
+def measure(name: str, variant: str, layers: int, width: int, cache: Path) -> dict[str, float]:
     """The same in a process of its own."""
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor")}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # whoever installs the package has its bytecode
     if variant == "cached":
         environment["ORTMODULE_CACHE_DIR"] = str(cache / "graphs")
-    command = [sys.executable, "-m", "benchmarks.start", name, "--one", variant, "--layers", str(layers)]
+    command = [sys.executable, "-m", "benchmarks.start", name, "--one", variant]
+    command += ["--layers", str(layers), "--width", str(width)]
     filled = (cache / "graphs").exists()
     for _ in range(2 if variant == "cached" and not filled else 1):
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -172,6 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.start", description=__doc__)
     parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(MODELS))
     parser.add_argument("--layers", type=int, default=0, help="0 takes the model's own")
+    parser.add_argument("--width", type=int, default=0, help="of bert, gpt2 and llama; 0 takes their own")
     parser.add_argument("--variants", default=",".join(VARIANTS))
     parser.add_argument("--repeats", type=int, default=1, help="rounds of all variants")
     parser.add_argument("--one", help=argparse.SUPPRESS)
@@ -180,13 +188,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if unknown := {*names} - {*MODELS}:
         parser.error(f"unknown models {', '.join(sorted(unknown))}; known are {', '.join(MODELS)}")
     if options.one:
-        print(json.dumps(first_step(names[0], options.one, options.layers)))
+        print(json.dumps(first_step(names[0], options.one, options.layers, options.width)))
         return
+    sizes = options.layers, options.width
     variants = ["eager", *(v for v in options.variants.split(",") if v != "eager")]
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
             cache = Path(folder)
-            rounds = [{v: measure(name, v, options.layers, cache) for v in variants} for _ in range(options.repeats)]
+            rounds = [{v: measure(name, v, *sizes, cache) for v in variants} for _ in range(options.repeats)]
             print(report(name, {v: medians([one[v] for one in rounds]) for v in variants}), flush=True)
 
 

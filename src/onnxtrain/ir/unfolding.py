@@ -215,21 +215,17 @@ class _Unfolding:
 
     def _add_values(self, copied: Sequence[ir.Node]) -> None:
         """Make the values of the missing layers."""
+        own = {*self.sizes.values()}
         for value in (v for n in copied for v in n.outputs):
+            dims = shapes.dims_of(value) or ()
+            named = [isinstance(d, ir.SymbolicDim) and d.value in own for d in dims]
             for c in range(1, self.layers.missing + 1):
                 name = value.name and free_name(f"{value.name}_layer{self.layers.first + COPIED + c}", self.names)
                 self.names.add(str(name))
-                self.copies[value, c] = _described(value, name)
-                self.copies[value, c].shape = self._shape(value, c)
-
-    def _shape(self, value: ir.Value, shift: int) -> ir.Shape | None:
-        """The shape of a value so many layers further: sizes that are named after a layer's values have other names."""
-        own = {*self.sizes.values()} if self.sizes else ()
-        dims = shapes.dims_of(value)
-        if dims is None or not any(isinstance(d, ir.SymbolicDim) and d.value in own for d in dims):
-            return value.shape
-        names = [d.value if isinstance(d, ir.SymbolicDim) and d.value in own else None for d in dims]
-        return ir.Shape([d if n is None else f"{n}_layer{shift}" for d, n in zip(dims, names, strict=True)])
+                made = self.copies[value, c] = _described(value, name)
+                if any(named):  # after a layer's value: in each layer it is another size
+                    pairs = zip(dims, named, strict=True)
+                    made.shape = ir.Shape([f"{d.value}_layer{c}" if is_own else d for d, is_own in pairs])
 
     def _copy(self, node: ir.Node, shift: int) -> ir.Node:
         made = ir.Node(

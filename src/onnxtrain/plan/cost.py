@@ -8,6 +8,7 @@ first input, or the few that ``PER_ELEMENT`` states; views and moves of elements
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import operator
@@ -134,7 +135,7 @@ def training_flops(
 
 
 def _collect(parts: Iterable[tuple[ir.Node, Formula]], weights: Mapping[ir.Node, int] = MappingProxyType({})) -> Flops:
-    found: dict[str, list[Count]] = {}
+    found: dict[str, collections.Counter[Count]] = {}
     uncounted: dict[str, None] = {}
     for node, formula in parts:
         try:
@@ -143,8 +144,9 @@ def _collect(parts: Iterable[tuple[ir.Node, Formula]], weights: Mapping[ir.Node,
             uncounted[describe(node)] = None
             continue
         if count != 0:
-            found.setdefault(node.op_type, []).append(count * weights.get(node, 1))
-    return Flops({name: sympy.Add(*counts) for name, counts in found.items()}, tuple(uncounted))
+            found.setdefault(node.op_type, collections.Counter())[count] += weights.get(node, 1)
+    sums = {name: sympy.Add(*(count * n for count, n in counts.items())) for name, counts in found.items()}
+    return Flops(sums, tuple(uncounted))
 
 
 def _active(forward: ForwardGraph, nodes: Sequence[ir.Node], wanted: set[str]) -> set[ir.Value]:

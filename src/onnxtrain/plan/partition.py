@@ -83,7 +83,8 @@ def _free(node: ir.Node, graph: TrainingGraph) -> bool:
 def _saved(backward: Iterable[ir.Node], graph: TrainingGraph, seeds: set[str]) -> list[str]:
     made = {v for n in backward for v in n.outputs}
     read = (v for n in backward for v in n.inputs if v is not None)
-    extra = [v for v in graph.model.graph.outputs if v.name in set(graph.gradients.values())]
+    gradients = set(graph.gradients.values())
+    extra = [v for v in graph.model.graph.outputs if v.name in gradients]
     found: dict[str, None] = {}
     for value in [*read, *extra]:
         constant = value.is_initializer() and not value.is_graph_input()

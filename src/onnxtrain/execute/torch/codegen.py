@@ -63,6 +63,7 @@ class Writer:
         self.lowerings = {n: lower(n) for n in graph if n.op_type != "Constant"}
         self.staying = {n for n in self.lowerings if Trait.STAYS & traits_of(n)}
         self.on_host = nodes_on_host(self.lowerings, set(self.results))
+        self.as_numbers = {n: [i for i in range(len(n.inputs)) if self._is_known(n, i)] for n in self.lowerings}
         self._choose(set(sizes), known)
         self.bound: set[str] = set()
         self.given: set[ir.Value] = set()  # inputs whose memory may be overwritten
@@ -234,7 +235,7 @@ class Writer:
         live = set(roots)
         for node in reversed(list(self.graph)):
             if node in self.lowerings and self._runs(node, live):
-                live.update(v for i, v in enumerate(node.inputs) if v is not None and not self._is_known(node, i))
+                live.update(v for i, v in enumerate(node.inputs) if v is not None and i not in self.as_numbers[node])
         return live
 
     def _runs(self, node: ir.Node, live: set[ir.Value]) -> bool:
@@ -245,10 +246,8 @@ class Writer:
         found: set[str] = set()
         for body in bodies_of(node) if is_closed(node) else ():
             found |= Writer(body, self.device).free()
-        for index, value in enumerate(node.inputs):
-            if value is not None and self._is_known(node, index):
-                data = shapes.data_of(value)
-                found |= symbols_of(data) if data is not None else set()
+        for data in (shapes.data_of(node.inputs[index]) for index in self.as_numbers[node]):
+            found |= symbols_of(data) if data is not None else set()
         return found
 
     def _unpack(self, values: Sequence[ir.Value], source: str, more: Iterable[str] = ()) -> None:
@@ -285,7 +284,7 @@ class Writer:
         final = set(self.results) | keep
         last: dict[ir.Value, ir.Node] = {}
         for node in self.nodes:
-            used = [v for i, v in enumerate(node.inputs) if v is not None and not self._is_known(node, i)]
+            used = [v for i, v in enumerate(node.inputs) if v is not None and i not in self.as_numbers[node]]
             for value in [*used, *node.outputs]:
                 if value.name and value not in final and not _is_constant(value):
                     last[value] = node
@@ -345,7 +344,7 @@ class Writer:
         value = node.inputs[index]
         if value is None:
             return "None"
-        if not self._is_known(node, index):
+        if index not in self.as_numbers[node]:
             text = self._tensor(value, self._device_of(node))
             return f"host({text})" if index in self.lowerings[node].host else text
         data, array = shapes.data_of(value), shapes.constant_of(value)
