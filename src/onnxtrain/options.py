@@ -109,6 +109,8 @@ class Options:
             2 also those for which something smaller is kept.
         memory_probe: how far plans are looked for, ``"level:boundary"``: level 0 over cheap operators, 1 also over
             products, normalizations and attention; boundary 1 not beyond the input of a layer.
+        keep_freed: what a step frees of the host's memory stays with the process for the next step; else glibc gives
+            much of it back to the system, which hands it out anew, page by page, at every step.
         segments: into how many parts at most the backward pass is cut, so that gradients, and hooks on them, do not
             wait for the rest of it; None takes as many as do not show in the time of a step, and ``"all"`` as many as
             there can be, which None does, too, where hooks take gradients when they are there (``step_in_backward``).
@@ -157,6 +159,7 @@ class Options:
     memory_plans: str | Path | tuple[str, ...] = ()
     memory_level: int = 0
     memory_probe: str = "1:0"
+    keep_freed: bool = True
     segments: int | str | None = None
     print_input_density: bool = False
     print_memory_stats: bool = False

@@ -12,6 +12,7 @@ from onnxtrain.errors import BackendError, first_line
 from onnxtrain.execute.base import Backend, Executable, Footprint, Timing
 from onnxtrain.execute.torch.effects import silenced
 from onnxtrain.execute.torch.footprint import footprint
+from onnxtrain.execute.torch.heap import keep_freed
 from onnxtrain.execute.torch.kernel_compiler import KernelCompiler
 from onnxtrain.execute.torch.memory import added_of
 from onnxtrain.execute.torch.program import Program
@@ -111,6 +112,8 @@ class TorchBackend(Backend):
         return torch.device(device).type in ("cpu", "cuda")  # whose generators' states are known
 
     def compile(self, plan: Plan, device: str = "cpu", options: Options | None = None) -> TorchExecutable:
+        if plan.backward is not None and torch.device(device).type == "cpu" and (options is None or options.keep_freed):
+            keep_freed()
         added = added_of(plan)
         is_free = options is None or options.memory_budget is None
         kernels = self._kernels_of(device, options) if is_free else None
