@@ -18,6 +18,7 @@ from torch import nn
 
 from onnxtrain import Options, ORTModule
 from onnxtrain.optim import FP16_Optimizer, FusedAdam
+from onnxtrain.utils.hooks import SubscriberManager, ZeROOffloadSubscriber, configure_ort_compatible_zero_stage3
 
 WIDTH, WORDS = 16, 40
 Trained = tuple[list[float], dict[str, torch.Tensor]]
@@ -110,6 +111,15 @@ def train(
     if load is not None:
         assert engine.load_checkpoint(str(load))[0] is not None
     return _train(engine, kind, config, range(first, last), save)
+
+
+def ported(config: dict[str, Any], folder: Path) -> Trained:
+    """Three steps of a script for the predecessor, which writes statistics of what passes through the layers."""
+    configure_ort_compatible_zero_stage3(debug=True, stats_output_dir=str(folder / str(dist.get_rank())))
+    model = build("whole")
+    with SubscriberManager().subscribe(model, [ZeROOffloadSubscriber()]):
+        engine = engine_of(model, config)
+        return _train(engine, "whole", config, range(3), None)
 
 
 def overflows(value: float) -> list[tuple[bool, ...]]:

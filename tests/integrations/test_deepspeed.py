@@ -51,6 +51,16 @@ def test_losses_and_parameters_are_those_of_deepspeed_alone(ranks: Ranks, stage:
         close(run(kind), wanted, 3e-2 if setting == "bfloat16" else 1e-4)
 
 
+def test_scripts_of_the_predecessor_go_on(ranks: Ranks, tmp_path: Path) -> None:
+    close(
+        ranks(deepspeed_training.ported, config(3), tmp_path),
+        ranks(deepspeed_training.train, "eager", config(3), last=3),
+        1e-4,
+    )
+    for rank in "01":
+        assert len((tmp_path / rank / "step_2" / "order.txt").read_text().splitlines()) > 3, "one line for each tensor"
+
+
 @pytest.mark.parametrize("setting", ["clipped and accumulated", "bfloat16"])
 @pytest.mark.parametrize("stage", [1, 2])
 def test_norms_by_some_kernels(ranks: Ranks, stage: int, setting: str) -> None:

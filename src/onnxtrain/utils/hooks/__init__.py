@@ -4,7 +4,7 @@ from onnxtrain.utils.hooks.manager import GlobalSubscriberManager, SubscriberMan
 from onnxtrain.utils.hooks.statistics import StatisticsSubscriber
 from onnxtrain.utils.hooks.subscriber import RuntimeStates, SubscriberBase
 from onnxtrain.utils.hooks.subscription import Subscription
-from onnxtrain.utils.hooks.zero_stage3 import configure_ort_compatible_zero_stage3
+from onnxtrain.utils.hooks.zero_stage3 import ZeROOffloadSubscriber, configure_ort_compatible_zero_stage3
 
 __all__ = [
     "GlobalSubscriberManager",
@@ -13,6 +13,7 @@ __all__ = [
     "SubscriberBase",
     "SubscriberManager",
     "Subscription",
+    "ZeROOffloadSubscriber",
     "configure_ort_compatible_zero_stage3",
     "inspect_activation",
 ]

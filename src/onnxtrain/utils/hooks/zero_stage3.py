@@ -10,6 +10,20 @@ from typing import Any
 from onnxtrain.errors import ModuleError
 from onnxtrain.utils.hooks.manager import GlobalSubscriberManager
 from onnxtrain.utils.hooks.statistics import StatisticsSubscriber
+from onnxtrain.utils.hooks.subscriber import SubscriberBase
+
+
+class ZeROOffloadSubscriber(SubscriberBase):
+    """Nothing: what gathered layers around the predecessor's graphs, as the programs of a graph do now.
+
+    Args:
+        offloader: DeepSpeed's ``DeepSpeedZeRoOffload``.
+        one_time_init: what the predecessor had learned of it.
+        enable_debug: nothing is printed.
+    """
+
+    def __init__(self, offloader: object = None, one_time_init: object = None, enable_debug: bool = False) -> None:
+        super().__init__()
 
 
 def configure_ort_compatible_zero_stage3(
