@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import pytest
 import torch
 from parity import captures
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from onnxtrain import ORTModule
+from onnxtrain.ir.modules import modules_of
 
 peft = pytest.importorskip("peft", reason="peft is not installed")
 pytestmark = pytest.mark.slow
@@ -112,9 +115,31 @@ def test_each_kind_of_adapter_trains_as_in_eager(name: str, outside: bool, tmp_p
     assert (tmp_path / "adapter_config.json").exists()
 
 
-def llama() -> LlamaForCausalLM:
+def test_what_is_frozen_below_the_adapters_has_no_backward_pass_and_saves_nothing() -> None:
+    config = peft.LoraConfig(r=4, target_modules=LAYERS, layers_to_transform=[2], task_type="CAUSAL_LM")
+    model = ORTModule(peft.get_peft_model(llama(layers=3), config)).train()
+    ids = torch.randint(100, (2, 7))
+    model(input_ids=ids, labels=ids).loss.backward()
+    plan = model.__dict__["_ort_last"].bound.latest.plan
+    assert plan.backward is not None and all("lora" in name for name in plan.gradients)
+    made = [(layers_of(node), value) for node in plan.forward.graph for value in node.outputs]
+    assert {0, 1, 2} <= set().union(*(layers for layers, _ in made))
+    saved = [(layers, value) for layers, value in made if value.name in plan.saved]
+    widths = [value.shape[-1] for layers, value in saved if value.shape and layers & {0, 1}]
+    assert not {32, 64} & {*widths}, "but angles and the mask, which the last layer reads too"
+    assert any(layers == {2} for layers, _ in saved)
+    assert not {0, 1} & set().union(*map(layers_of, plan.backward.graph))
+
+
+def layers_of(node: ir.Node) -> set[int]:
+    """The numbers of the layers that a node belongs to."""
+    paths = [re.search(r"layers\.(\d+)", name) for name, _ in modules_of(node)]
+    return {int(found[1]) for found in paths if found}
+
+
+def llama(layers: int = 2) -> LlamaForCausalLM:
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": layers, "num_attention_heads": 4}
     return LlamaForCausalLM(LlamaConfig(vocab_size=100, use_cache=False, **sizes))
 
 
