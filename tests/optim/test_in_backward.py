@@ -606,7 +606,10 @@ def test_an_optimizer_that_is_gone_updates_nothing() -> None:
     del optimizer
     gc.collect()
     assert gone() is None
-    loss_of(model, 0).backward()
+    with pytest.warns(UserWarning, match="the optimizer that was to update it in the backward pass is gone") as said:
+        loss_of(model, 0).backward()
+        loss_of(model, 0).backward()
+    assert len(said) == 1
     assert model.table.weight.grad is not None
     step_in_backward(torch.optim.SGD(model.parameters(), lr=0.1))
 

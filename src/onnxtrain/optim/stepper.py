@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
@@ -213,12 +214,19 @@ class _Hook:
     """
 
     def __init__(self, stepper: StepInBackward) -> None:
-        self.stepper = weakref.ref(stepper)
+        self.stepper, self.said = weakref.ref(stepper), False
 
     def __call__(self, parameter: torch.Tensor) -> None:
         stepper = self.stepper()
         if stepper is not None:
             stepper.take(parameter)
+        elif not self.said:
+            self.said = True
+            warnings.warn(
+                "a parameter has a gradient, but the optimizer that was to update it in the backward pass is gone: "
+                "keep it as long as it is to train, or call remove() of what step_in_backward() returns",
+                stacklevel=2,
+            )
 
     def __reduce__(self) -> Any:
         return _nothing, ()  # a parameter that is written to a file leaves it behind
