@@ -1,16 +1,45 @@
-"""Adapters of PEFT on a small model of Transformers that is quantized, beside eager."""
+"""What is trained beside weights that are quantized: small layers, and adapters of PEFT on a model of Transformers."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import peft
 import torch
 from parity import captures
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from onnxtrain import ORTModule
+
+
+class Layers(nn.Module):
+    """Three layers with frozen weights, each beside a small one that is trained.
+
+    Args:
+        make: makes a frozen one from 64 features to 64, with a bias or without.
+    """
+
+    def __init__(self, make: Callable[[bool], nn.Module]) -> None:
+        super().__init__()
+        self.frozen = nn.ModuleList(make(i != 1) for i in range(3))
+        self.trained = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for frozen, trained in zip(self.frozen, self.trained, strict=True):
+            x = nn.functional.gelu(frozen(x) + trained(x))
+        return x.square().mean()
+
+
+def step(called: Any, module: nn.Module, x: Tensor) -> list[Tensor]:
+    """The loss of a step, and the gradients of its input and of the module's parameters."""
+    module.zero_grad()
+    x = x.clone().requires_grad_()
+    loss = called(x)
+    loss.backward()
+    return [loss.detach(), x.grad, *(p.grad for p in module.parameters() if p.requires_grad)]  # type: ignore[list-item]
 
 
 def adapters_train_as_in_eager(folder: Path, config: Any, checkpointing: bool) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from parity import captures
-from torch import Tensor, nn
+from torch import nn
 from transformers import BitsAndBytesConfig
 
 from onnxtrain import Options, ORTModule
@@ -18,37 +18,15 @@ from onnxtrain.execute.torch.allocations import peak_of
 
 bnb = pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
 adapted_training = pytest.importorskip("adapted_training", reason="peft is not installed")
+step = adapted_training.step
 pytestmark = pytest.mark.slow
 
 
-class Layers(nn.Module):
-    """Layers with frozen weights in codes, each beside a small one that is trained."""
-
-    def __init__(self, kind: str, **form: Any) -> None:
-        super().__init__()
-        make = bnb.nn.Linear4bit if kind == "4 bits" else bnb.nn.Linear8bitLt
-        if kind == "8 bits":
-            form = {"has_fp16_weights": False, "threshold": 6.0}
-        self.frozen = nn.ModuleList(make(64, 64, bias=i != 1, **form) for i in range(3))
-        self.trained = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for frozen, trained in zip(self.frozen, self.trained, strict=True):
-            x = nn.functional.gelu(frozen(x) + trained(x))
-        return x.square().mean()
-
-
-def made(kind: str, **form: Any) -> Layers:
+def made(kind: str, **form: Any) -> nn.Module:
     torch.manual_seed(0)
-    return Layers(kind, **form).to("cpu").train()
-
-
-def step(called: Any, module: nn.Module, x: Tensor) -> list[Tensor]:
-    module.zero_grad()
-    x = x.clone().requires_grad_()
-    loss = called(x)
-    loss.backward()
-    return [loss.detach(), x.grad, *(p.grad for p in module.parameters() if p.requires_grad)]  # type: ignore[list-item]
+    make = bnb.nn.Linear4bit if kind == "4 bits" else bnb.nn.Linear8bitLt
+    form = {"has_fp16_weights": False, "threshold": 6.0} if kind == "8 bits" else form
+    return adapted_training.Layers(lambda bias: make(64, 64, bias=bias, **form)).to("cpu").train()
 
 
 FORMS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -19,41 +19,23 @@ from onnxtrain.execute.torch.allocations import peak_of
 
 quantization = pytest.importorskip("torchao.quantization", reason="torchao is not installed")
 adapted_training = pytest.importorskip("adapted_training", reason="peft is not installed")
+step = adapted_training.step
 pytestmark = pytest.mark.slow
-
-
-class Layers(nn.Module):
-    """Layers with frozen weights, each beside a small one that is trained."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.frozen = nn.ModuleList(nn.Linear(64, 64, bias=i != 1) for i in range(3))
-        self.trained = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
-        self.frozen.requires_grad_(False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for frozen, trained in zip(self.frozen, self.trained, strict=True):
-            x = nn.functional.gelu(frozen(x) + trained(x))
-        return x.square().mean()
 
 
 def is_frozen(layer: nn.Module, name: str) -> bool:
     return isinstance(layer, nn.Linear) and name.startswith("frozen")
 
 
-def made(form: Any) -> Layers:
+def plain() -> nn.Module:
+    return adapted_training.Layers(lambda bias: nn.Linear(64, 64, bias=bias).requires_grad_(False))
+
+
+def made(form: Any) -> nn.Module:
     torch.manual_seed(0)
-    module = Layers()
+    module = plain()
     quantization.quantize_(module, form, filter_fn=is_frozen)
     return module
-
-
-def step(called: Any, module: nn.Module, x: Tensor) -> list[Tensor]:
-    module.zero_grad()
-    x = x.clone().requires_grad_()
-    loss = called(x)
-    loss.backward()
-    return [loss.detach(), x.grad, *(p.grad for p in module.parameters() if p.requires_grad)]  # type: ignore[list-item]
 
 
 FORMS = {
@@ -83,7 +65,10 @@ def test_a_step_is_eagers(name: str, autocast: bool) -> None:
 def test_by_torch_compile() -> None:
     eager, x = made(FORMS["int8"]), torch.randn(4, 64)
     module = copy.deepcopy(eager)
-    torch.testing.assert_close(step(torch.compile(module, backend="onnxtrain"), module, x), step(eager, eager, x))
+    torch.testing.assert_close(
+        step(torch.compile(module, backend="onnxtrain"), module, x),
+        step(eager, eager, x),
+    )
 
 
 def test_a_trained_bias_and_evaluation() -> None:
@@ -103,7 +88,7 @@ def test_other_weights_are_read_where_they_lie() -> None:
     wrapped = ORTModule(module)
     torch.testing.assert_close(step(wrapped, module, x), step(eager, eager, x))
     torch.manual_seed(1)
-    other = Layers()
+    other = plain()
     quantization.quantize_(other, FORMS["int8"], filter_fn=is_frozen)
     for assign in (False, True):
         for m in (eager, module):
