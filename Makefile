@@ -80,7 +80,8 @@ lint: $(READY)
 check: lint
 	$(PYTEST) -n $(JOBS) $(FAST_TESTS)
 
-test: lint javascript docs
+# tests/test_site.py builds the site, as make docs does.
+test: lint javascript
 	$(PYTEST) -n $(JOBS)
 
 bench: $(READY)
