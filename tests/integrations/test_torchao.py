@@ -65,10 +65,7 @@ def test_a_step_is_eagers(name: str, autocast: bool) -> None:
 def test_by_torch_compile() -> None:
     eager, x = made(FORMS["int8"]), torch.randn(4, 64)
     module = copy.deepcopy(eager)
-    torch.testing.assert_close(
-        step(torch.compile(module, backend="onnxtrain"), module, x),
-        step(eager, eager, x),
-    )
+    torch.testing.assert_close(step(torch.compile(module, backend="onnxtrain"), module, x), step(eager, eager, x))
 
 
 def test_a_trained_bias_and_evaluation() -> None:
