@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -33,14 +36,36 @@ def _watch() -> None:
     watch()
 
 
+@pytest.fixture(scope="session")
+def deepspeed_extensions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What DeepSpeed compiles when it starts, compiled before ranks wait for each other.
+
+    It takes a minute and more, and a process that is ended meanwhile leaves a lock for which every later one waits;
+    so it lies in a folder of this run, where workers wait for the one that compiles.
+    """
+    pytest.importorskip("deepspeed", reason="deepspeed is not installed")
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCH_EXTENSIONS_DIR", str(folder / "extensions"))
+        if not _has_cuda():
+            load = "from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder as op; op().load(verbose=False)"
+            subprocess.run([sys.executable, "-c", load], env={**os.environ, "DS_ACCELERATOR": "cpu"}, check=True)
+        yield
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what needs a CUDA device where there is none."""
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not on_gpu:
         return
-    import torch
-
-    if not torch.cuda.is_available():
+    if not _has_cuda():
         config.hook.pytest_deselected(items=on_gpu)
         items[:] = [item for item in items if not item.get_closest_marker("gpu")]
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+def ranks(deepspeed_extensions: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     started = Ranks(tmp_path_factory.mktemp("ranks"))
     yield started
     started.close()

@@ -72,9 +72,9 @@ def started(launcher: str, script: Path, *arguments: str) -> subprocess.Complete
         ("accelerate", "accelerate_loop.py --steps 8"),
     ],
 )
-def test_losses_are_eagers_in_two_processes(launcher: str, command: str) -> None:
+def test_losses_are_eagers_in_two_processes(request: pytest.FixtureRequest, launcher: str, command: str) -> None:
     if "deepspeed" in command:
-        pytest.importorskip("deepspeed")
+        request.getfixturevalue("deepspeed_extensions")
     script, *arguments = command.split()
     done = started(launcher, EXAMPLES / script, *arguments)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -25,10 +25,10 @@ def planned(shape: tuple[int, int], **stated: object) -> ClusterReport:
     return model.plan(Cluster(bucket=peaks_at_ranks.BUCKET, **stated), peaks_at_ranks.batch(shape))
 
 
+@pytest.mark.usefixtures("deepspeed_extensions")
 @pytest.mark.parametrize("ranks", [1, 2, 8])
 def test_peaks_are_those_of_the_engines(ranks: int) -> None:
     """Within 5 % of what DeepSpeed, FSDP2 and DDP have torch allocate at a rank, where a step is most and gradients."""
-    pytest.importorskip("deepspeed")
     environment = {**os.environ, "ORTMODULE_LOG_LEVEL": "ERROR"}
     command = [sys.executable, peaks_at_ranks.__file__, str(ranks)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
