@@ -41,13 +41,15 @@ def deepspeed_extensions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     """What DeepSpeed compiles when it starts, compiled before ranks wait for each other.
 
     It takes a minute and more, and a process that is ended meanwhile leaves a lock for which every later one waits;
-    so it lies in a folder of this run, where workers wait for the one that compiles.
+    so it lies in a folder of this run, where workers wait for the one that compiles. Another ninja than this one would
+    compile it again.
     """
     pytest.importorskip("deepspeed", reason="deepspeed is not installed")
     folder = tmp_path_factory.getbasetemp()
     folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCH_EXTENSIONS_DIR", str(folder / "extensions"))
+        patch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
         if not _has_cuda():
             load = "from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder as op; op().load(verbose=False)"
             subprocess.run([sys.executable, "-c", load], env={**os.environ, "DS_ACCELERATOR": "cpu"}, check=True)
