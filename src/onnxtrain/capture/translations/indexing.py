@@ -19,6 +19,16 @@ def flip(x, dims):
     return NotImplemented if len(x.shape) else op.Identity(x)
 
 
+@translation(aten.nonzero.default, aten.argwhere.default)
+def nonzero(x):
+    """Of a number that is not zero one row of no places, of zero none; runtimes differ in NonZero of a number."""
+    if len(x.shape):
+        return NotImplemented
+    rows = op.Transpose(op.NonZero(op.Reshape(x, _one())), perm=[1, 0])
+    nothing = op.Constant(value_ints=[0])
+    return op.Slice(rows, nothing, nothing, _one())
+
+
 @translation(aten.roll.default)
 def roll(x, shifts, dims=()):
     """What is behind a place, then what is before it; torch.onnx divides by a size, which may be 0."""
