@@ -284,3 +284,20 @@ def test_a_parameter_that_is_set_anew_and_trained_then_is_refused() -> None:
     with pytest.raises(CaptureError, match="sets weight: a parameter, and trains it then, at every call") as caught:
         wrapped(torch.ones(3, 4))
     assert caught.value.source.startswith(__file__) and wrapped.weight is before
+
+
+@pytest.mark.parametrize("trained", [("weight",), ("bias",), ("weight", "bias"), ()])
+def test_a_list_of_which_some_are_trained_is_changed_whole(trained: tuple[str, ...]) -> None:
+    def follow(m: Net, x: Tensor) -> None:
+        with torch.no_grad():
+            torch._foreach_mul_([m.linear.weight, m.linear.bias, m.done_as_float], 0.9)
+
+    module = Net(follow)
+    module.register_buffer("done_as_float", torch.ones(()))
+    for name, parameter in module.linear.named_parameters():
+        parameter.requires_grad_(name in trained)
+    eager, wrapped = copy.deepcopy(module), ORTModule(module, Options(summary=False))
+    for _ in range(3):
+        x = torch.rand(3, 4)
+        torch.testing.assert_close(wrapped(x), eager(x))
+    torch.testing.assert_close(wrapped.state_dict(), eager.state_dict())

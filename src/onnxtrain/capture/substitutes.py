@@ -119,12 +119,13 @@ class Substitutes(TorchFunctionMode):
         self._elsewhere.refuse_written(written := tensors_written_by(func, args, kwargs))
         if func == SET_DATA:
             return self._hidden.replace_data(args[0], args[1])
-        if behind := [t for w in written for t in self._hidden.behind(w, func.__name__)]:
-            return write(behind, lambda: _call(func, *args, **kwargs))
+        behind = [t for w in written for t in self._hidden.behind(w, func.__name__)]
         before = [(w, history(w)) for w in written if not (_is_unwatched(func, w) or self._hidden.is_known(w))]
-        made = _call(func, *args, **kwargs)
-        if is_uncounted(func):
+        made = write(behind, lambda: _call(func, *args, **kwargs)) if behind else _call(func, *args, **kwargs)
+        if is_uncounted(func):  # frozen ones beside those of which something is behind are found by their version
             torch.autograd.graph.increment_version(written)
+        if behind:
+            return made
         self._elsewhere.made(made, args, is_detached := _detaches(func, args, kwargs))
         refuse_unnoticed(before, func.__name__)
         if is_detached:
