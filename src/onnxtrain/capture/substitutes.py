@@ -119,13 +119,10 @@ class Substitutes(TorchFunctionMode):
         self._elsewhere.refuse_written(written := tensors_written_by(func, args, kwargs))
         if func == SET_DATA:
             return self._hidden.replace_data(args[0], args[1])
-        behind = [t for w in written for t in self._hidden.behind(w, func.__name__)]
+        if behind := [t for w in written for t in self._hidden.behind(w, func.__name__)]:
+            return write(behind, lambda: _call(func, written, args, kwargs))
         before = [(w, history(w)) for w in written if not (_is_unwatched(func, w) or self._hidden.is_known(w))]
-        made = write(behind, lambda: _call(func, *args, **kwargs)) if behind else _call(func, *args, **kwargs)
-        if is_uncounted(func):  # frozen ones beside those of which something is behind are found by their version
-            torch.autograd.graph.increment_version(written)
-        if behind:
-            return made
+        made = _call(func, written, args, kwargs)
         self._elsewhere.made(made, args, is_detached := _detaches(func, args, kwargs))
         refuse_unnoticed(before, func.__name__)
         if is_detached:
@@ -143,11 +140,14 @@ def _is_type(size: Any = None, *others: Any, dtype: torch.dtype | None = None) -
     return dtype is not None or isinstance(size, torch.dtype)
 
 
-def _call(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What a function of torch gives, or what takes its place."""
+def _call(func: Callable[..., Any], written: Sequence[Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What a function of torch gives, or what takes its place; what it writes to has another version then."""
     substitute = SUBSTITUTES.get(func)
     made = NotImplemented if substitute is None else substitute(*args, **own_names(func, substitute, kwargs))
-    return func(*args, **kwargs) if made is NotImplemented else made
+    made = func(*args, **kwargs) if made is NotImplemented else made
+    if is_uncounted(func):
+        torch.autograd.graph.increment_version(written)
+    return made
 
 
 def _is_unwatched(func: Callable[..., Any], changed: Tensor) -> bool:
