@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from transformers import BertConfig, BertForSequenceClassification
 
 from onnxtrain import ORTModule
-from onnxtrain.capture import capture
+from onnxtrain.capture import capture, left_outside
 from onnxtrain.capture.readings import reading
 from onnxtrain.errors import CaptureError
 
@@ -199,6 +199,26 @@ def test_a_trace_that_fails_leaves_caches_empty() -> None:
     with pytest.raises(CaptureError, match="cannot be captured"):
         capture(Failing(_in_a_table), (torch.randn(2, 3, 4),), {})
     assert not TABLE
+
+
+class Refused(Masked):
+    """Looks at a number in a cell of its own, and fails after it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        halves = [x / 2, x / 2]
+        longest = functools.partial(max, key=lambda t: float(halves[0].sum() + t.sum()))
+        return longest(halves) @ torch.ones(3, 3)
+
+
+def test_what_a_trace_that_fails_has_made_goes_with_its_frames(monkeypatch) -> None:
+    """The collector passes through all objects of a process: seconds, where there are many."""
+    passed: list[Any] = []
+    monkeypatch.setattr(left_outside.gc, "get_referrers", lambda *held: passed.append(held) or [])
+    monkeypatch.setattr(left_outside.gc, "collect", lambda *generation: passed.append(generation))
+    for fails in (Refused(lower), Failing(lower)):
+        with pytest.raises(CaptureError):
+            capture(fails, (torch.randn(2, 3, 4),), {})
+    assert not passed
 
 
 def test_what_a_call_returns_is_not_left_outside() -> None:

@@ -109,14 +109,40 @@ def left_by(refused: BaseException | None, alive: Callable[[], Iterable[torch.Te
         refused: what the trace raised, whose stack holds tensors too.
         alive: gives the trace's tensors that there still are.
     """
-    raised = refused
-    while raised is not None and _without_content(alive()):
-        traceback.clear_frames(raised.__traceback__)
-        raised = raised.__cause__ or raised.__context__
+    if refused is not None and _without_content(alive()):
+        _empty_frames(refused)
     for generation in (1, 2):  # torch's control flow leaves circles; young ones where garbage waits
         if _without_content(alive()):
             gc.collect(generation)
     return _without_content(alive())
+
+
+def _empty_frames(raised: BaseException) -> None:
+    """Let go of the tensors without content in the frames of an exception and of those before it.
+
+    A frame that is cleared still has its function, and that the variables of enclosing ones; and, before Python 3.13,
+    the table that somebody who looked at its variables has made.
+    """
+    waiting, seen = [raised], {id(raised)}
+    while waiting:
+        now = waiting.pop()
+        traceback.clear_frames(now.__traceback__)
+        for frame, _ in traceback.walk_tb(now.__traceback__):
+            dict(frame.f_locals)  # brings the table up to date
+            for function in gc.get_referents(frame):
+                for cell in getattr(function, "__closure__", None) or ():
+                    if _without_content(pytree.tree_leaves(_content(cell))):
+                        cell.cell_contents = None
+        before = [e for e in (now.__cause__, now.__context__) if e is not None and id(e) not in seen]
+        waiting += before
+        seen |= set(map(id, before))
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it has none
+        return None
 
 
 def _without_content(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
