@@ -157,6 +157,20 @@ def test_a_buffer_that_is_assigned_is_updated() -> None:
     assert captures(_train(Assigned(), lambda model, y: y)) == 1
 
 
+@pytest.mark.parametrize("kind", [Assigned, ReadAndAssigned, OldReturned])
+@pytest.mark.parametrize("backend", ["torch", "onnxruntime"])
+def test_who_holds_a_buffer_that_is_assigned_keeps_what_it_held(kind: type[Base], backend: str) -> None:
+    module = kind()
+    wrapped, eager = ORTModule(module, options=Options(backend=backend)), copy.deepcopy(module)
+    held: dict[Any, list[Tensor]] = {wrapped: [], eager: []}
+    for x in torch.randn(3, 5, 4):
+        for model, means in held.items():
+            model(x)
+            means.append(model.mean)
+    torch.testing.assert_close(held[wrapped], held[eager])
+    assert len(set(map(id, held[wrapped]))) == 3 and captures(wrapped) == 1
+
+
 @pytest.mark.parametrize("kind", [ReadAndAssigned, DataReplaced])
 def test_a_buffer_is_read_as_it_was(kind: type[Base]) -> None:
     assert captures(_train(kind(), lambda model, y: y)) == 1

@@ -242,7 +242,7 @@ class FlatModule(torch.nn.Module):
         owned = buffers | changed | adopted | written
         self.result.written = {n: n in changed and t.requires_grad for n, t in owned.items() if n not in buffers}
         shown = self._shown(result, changes, given, inputs, replay, elsewhere)
-        return (*shown, *(changes.buffers.get(name, tensor).clone() for name, tensor in owned.items()))
+        return (*shown, *(tensor.clone() for tensor in owned.values()))
 
     def _arguments(self, inputs: Contents, replay: Replay) -> Any:
         """What the module is called with: tensors, and numbers that may be others, which the call looks at first."""

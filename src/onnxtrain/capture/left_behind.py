@@ -51,14 +51,12 @@ class Changes:
     """What a call wrote.
 
     Args:
-        buffers: new contents of buffers, by name.
-        left: what else there is now, by place; a buffer that is of another form now is among it, and the content of
-            another parameter of the same form.
+        left: what there is now, by place; another buffer is among it, and the content of another parameter of the same
+            form.
         parameters: such parameters, by place.
-        reformed: what is wrong with such a buffer, by name, where the call reads what it was.
+        reformed: what is wrong with a buffer of another form, by name, where the call reads what it was.
     """
 
-    buffers: Mapping[str, torch.Tensor]
     left: Mapping[Place, Any]
     parameters: Mapping[Place, torch.nn.Parameter]
     reformed: Mapping[str, CaptureError]
@@ -123,7 +121,7 @@ class Watch:
         if reads is not None:
             self._refuse_iterators(reads)
         self._names |= names_of(self._module)
-        buffers, left, reformed = self._buffers_written()
+        left, reformed = self._buffers_set()
         left |= {place: parameter.detach() for place, parameter in parameters.items()}
         left |= self._attributes_set(reads)
         lost = [place for place, value in left.items() if not _can_be_left(value)]
@@ -131,7 +129,7 @@ class Watch:
             labels = [place.label for place in made]
             raise SetUpError(labels, f"puts an object in {', '.join(labels)}", self._line(made[0]))
         left = {place: value for place, value in left.items() if place not in lost}
-        return Changes(buffers, left, parameters, reformed)
+        return Changes(left, parameters, reformed)
 
     def _attributes_set(self, reads: Reads | None) -> dict[Place, Any]:
         """What attributes are set to, or have more in their collections.
@@ -160,9 +158,8 @@ class Watch:
             raise NumberError.of_all(counting)
         return left
 
-    def _buffers_written(self) -> tuple[dict[str, torch.Tensor], dict[Place, Any], dict[str, CaptureError]]:
-        """New contents of buffers, and those that are of another form, with what is wrong with these."""
-        buffers: dict[str, torch.Tensor] = {}
+    def _buffers_set(self) -> tuple[dict[Place, Any], dict[str, CaptureError]]:
+        """Buffers that are others now, and what is wrong with those that are of another form."""
         reformed: dict[str, CaptureError] = {}
         left: dict[Place, Any] = {}
         for (path, module), known in zip(self._modules, self._buffers, strict=True):
@@ -171,13 +168,10 @@ class Watch:
                 old = known.get(name, _ABSENT)
                 if new is old:
                     continue
-                if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor) and _are_of_same_form(old, new):
-                    buffers[prefix + name] = new
-                    continue
                 left[Place(path, name, Kind.BUFFER)] = new
-                if isinstance(old, torch.Tensor):
+                if isinstance(old, torch.Tensor) and not _is_of_same_form(old, new):
                     reformed[prefix + name] = _reforms(module, prefix + name, old, new)
-        return buffers, left, reformed
+        return left, reformed
 
     def _reachable(self, table: Mapping[str, Any]) -> list[tuple[str, Any]]:
         """What may hold an iterator, and is none itself: of these the reads are known."""
@@ -366,11 +360,11 @@ def _can_be_left(value: Any) -> bool:
 def _is_parameter_anew(old: Any, new: Any) -> bool:
     """Whether both are parameters that only their content tells apart."""
     are_parameters = isinstance(old, torch.nn.Parameter) and isinstance(new, torch.nn.Parameter)
-    return are_parameters and old.requires_grad == new.requires_grad and _are_of_same_form(old, new)
+    return are_parameters and old.requires_grad == new.requires_grad and _is_of_same_form(old, new)
 
 
-def _are_of_same_form(old: torch.Tensor, new: torch.Tensor) -> bool:
-    return tuple(new.shape) == tuple(old.shape) and new.dtype == old.dtype
+def _is_of_same_form(old: torch.Tensor, new: Any) -> bool:
+    return isinstance(new, torch.Tensor) and tuple(new.shape) == tuple(old.shape) and new.dtype == old.dtype
 
 
 def _reforms(module: torch.nn.Module, name: str, old: torch.Tensor, new: Any) -> CaptureError:

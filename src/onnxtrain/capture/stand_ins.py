@@ -264,7 +264,7 @@ class _Calls:
         found, why, names = frozenset(code.found), code.unreadable, GlobalNames(code.names)
         code.release()
         changes = watch.changes()
-        if changes.buffers or changes.left or changes.reformed or _state(layer) != state:
+        if changes.left or changes.reformed or _state(layer) != state:
             why = "a call leaves something behind"
         if not given.is_same(Given(args, kwargs)):
             why = "a call changes what it is given"

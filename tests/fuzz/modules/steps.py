@@ -38,6 +38,7 @@ def take_step(called: Any, module: torch.nn.Module, arguments: Any, loss: str, p
     args, kwargs = own(arguments)
     tensors = [(p, v) for p, v in leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
     module.zero_grad()
+    before = _held(module)
     output = called(*args, **kwargs)
     shared = _shared(output, [*tensors, *_held(module)])
     backward(output, loss, place)
@@ -46,9 +47,11 @@ def take_step(called: Any, module: torch.nn.Module, arguments: Any, loss: str, p
     found = [*((n, p.grad) for n, p in module.named_parameters()), *((f"input{p}", v.grad) for p, v in tensors)]
     gradients = [(n, None if g is None else g.detach().clone()) for n, g in found]
     given = [(f"given{p}", kept(v)) for p, v in leaves((args, kwargs))]
+    past = [(f"held before {p}", kept(v)) for p, v in before if isinstance(v, torch.Tensor)]  # by others, too
     if moves:
         move(module)
-    return Step(containers((output, args, kwargs)), outputs, gradients, [*state(module), *given], shared, ordered)
+    there = [*state(module), *given, *past]
+    return Step(containers((output, args, kwargs)), outputs, gradients, there, shared, ordered)
 
 
 def _shared(output: Any, others: list[Leaf]) -> frozenset[tuple[str, str]]:
