@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from parity import Calls
+from parity import Calls, captures
 
 from onnxtrain import Options, ORTModule
 
@@ -188,6 +188,11 @@ FOLLOWED = {
 }
 
 
+def _axes(tensor: torch.Tensor) -> list[int]:
+    """The axes as they lie in memory, the outermost first; those of size 1 lie anywhere."""
+    return sorted((a for a, size in enumerate(tensor.shape) if size > 1), key=lambda a: -tensor.stride(a))
+
+
 @pytest.mark.parametrize("name", FOLLOWED)
 def test_what_is_made_of_a_tensor_in_another_order_lies_as_in_eager(name):
     """Where its own order decides, it does; where a tensor in order is made first, that one does."""
@@ -195,5 +200,25 @@ def test_what_is_made_of_a_tensor_in_another_order_lies_as_in_eager(name):
     for size in (3, 6):
         x = torch.rand(4, size, 5).transpose(0, 1)
         made, wanted = wrapped(x), FOLLOWED[name](x)
-        axes = [sorted(range(y.dim()), key=lambda a, y=y: -y.stride(a)) for y in (made, wanted)]
-        assert axes[0] == axes[1]
+        assert _axes(made) == _axes(wanted)
+
+
+@pytest.mark.parametrize("name", [*FOLLOWED, "other axes"])
+@pytest.mark.parametrize("first", [torch.rand(1, 4, 5), torch.rand(4, 1, 5).transpose(0, 1), torch.rand(4, 3, 5)])
+def test_calls_whose_inputs_lie_in_another_order_than_the_first(name, first):
+    """A tensor of one row lies in any order; one graph serves those that come again in an order."""
+    give = (FOLLOWED | {"other axes": lambda x: torch.diag_embed(x.permute(2, 0, 1))})[name]
+    wrapped = ORTModule(Calls(give))
+    wrapped(first)
+    for x in [torch.rand(4, size, 5).transpose(0, 1) for size in (3, 6, 3)] + [first]:
+        made, wanted = wrapped(x), give(x)
+        torch.testing.assert_close(made, wanted)
+        assert _axes(made) == _axes(wanted)
+    assert captures(wrapped) == 2
+
+
+def test_integers_in_another_order_need_no_graph_of_their_own():
+    wrapped = ORTModule(Calls(lambda ids: torch.eye(9)[ids]))
+    for ids in (torch.randint(9, (4, 3)), torch.randint(9, (3, 4)).t(), torch.arange(9).expand(2, 9)):
+        assert torch.equal(wrapped(ids), torch.eye(9)[ids])
+    assert captures(wrapped) == 1

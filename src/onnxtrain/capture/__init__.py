@@ -72,7 +72,7 @@ from onnxtrain.capture.schema import (
     is_batch,
     named_parameters,
 )
-from onnxtrain.capture.size_guards import SizeGuards, environment_of, form_of, repeated_among, size_guards
+from onnxtrain.capture.size_guards import SizeGuards, environment_of, form_of, order_of, repeated_among, size_guards
 from onnxtrain.capture.size_questions import apart_from_memory
 from onnxtrain.capture.source_lines import is_foreign, is_librarys
 from onnxtrain.capture.stand_ins import StandIns, with_stand_ins
@@ -143,8 +143,15 @@ def trace(
         made = with_stand_ins(rows, ignored, traced)
         if made.layers and made.borrowed:  # layers that are alike may borrow others, alike only by now
             made = traced(StandIns(()))
-    is_asked = made.flat.result.assumed.form
-    return dataclasses.replace(made, form=form_of(tensors, module.parameters())) if is_asked else made
+    form = form_of(tensors, module.parameters()) if made.flat.result.assumed.form else None
+    return dataclasses.replace(made, form=form, order=order_of(tensors) if _gives_axes(made.program) else None)
+
+
+def _gives_axes(program: torch.export.ExportedProgram) -> bool:
+    """Whether outputs have axes that could lie in memory in another order."""
+    wanted = set(program.graph_signature.user_outputs)
+    returned = next(n for n in program.graph.nodes if n.op == "output").args[0]
+    return any(getattr(n.meta.get("val"), "ndim", 0) > 1 for n in returned if getattr(n, "name", None) in wanted)
 
 
 def _program(
@@ -217,7 +224,8 @@ def translate(
     trained |= dict.fromkeys(traced.flat.carried, False)
 
     def guards() -> SizeGuards:
-        return size_guards(traced.program, result.assumed, traced.form, tuple(traced.flat.repeated.items()))
+        repeated = tuple(traced.flat.repeated.items())
+        return size_guards(traced.program, result.assumed, traced.form, repeated, traced.order)
 
     def made() -> ForwardGraph:
         with _ONE_AT_A_TIME, apart_from_memory(environment, result.assumed.of_memory):

@@ -17,7 +17,7 @@ from onnxtrain.capture.places import Place
 from onnxtrain.capture.replay import Path
 from onnxtrain.capture.rewritten import Rewritten
 from onnxtrain.capture.schema import Schema
-from onnxtrain.capture.size_guards import Form, SizeGuards
+from onnxtrain.capture.size_guards import Form, Order, SizeGuards
 from onnxtrain.ir.graphs import ForwardGraph
 from onnxtrain.ir.layers import Layers
 
@@ -77,6 +77,7 @@ class Traced:
             trained.
         sizes: of its tensors.
         form: of its tensors, where the module asked for it.
+        order: of its tensors in memory, where outputs have one.
         layers: rows of layers of which only some were traced.
     """
 
@@ -87,6 +88,7 @@ class Traced:
     buffers: Mapping[str, bool]
     sizes: tuple[torch.Size, ...]
     form: Form | None = None
+    order: Order | None = None
     layers: tuple[Layers, ...] = ()
 
     @property

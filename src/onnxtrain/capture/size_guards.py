@@ -26,6 +26,7 @@ _VIEWS_OR_COPIES = frozenset(
 )
 Form = tuple[tuple[bool, tuple[int, ...]], ...]
 Repeated = tuple[tuple[int, int], ...]
+Order = tuple[bool, ...]
 
 
 def form_of(tensors: Sequence[torch.Tensor], parameters: Iterable[torch.Tensor]) -> Form:
@@ -37,6 +38,18 @@ def form_of(tensors: Sequence[torch.Tensor], parameters: Iterable[torch.Tensor])
     """
     forms = ((t.requires_grad, () if t.is_contiguous() else t.stride()) for t in tensors)
     return ((torch.is_grad_enabled(), ()), *forms, *((p.requires_grad, ()) for p in parameters))
+
+
+def order_of(tensors: Sequence[torch.Tensor]) -> Order:
+    """Of each floating tensor whether its axes lie in memory in their order, on which that of outputs depends."""
+    return tuple(_is_in_order(t) for t in tensors if t.is_floating_point())
+
+
+def _is_in_order(tensor: torch.Tensor) -> bool:
+    if tensor.layout is not torch.strided or tensor.is_contiguous():
+        return True
+    steps = [step for step, size in zip(tensor.stride(), tensor.shape, strict=True) if step and size != 1]
+    return steps == sorted(steps, reverse=True)
 
 
 def repeated_among(tensors: Sequence[torch.Tensor]) -> Repeated:
@@ -57,12 +70,14 @@ class SizeGuards:
         symbols: for each symbol, one input axis that has this size.
         form: of the inputs (``form_of``), where the module asked for it.
         repeated: the inputs that come again (``repeated_among``).
+        order: of the inputs in memory (``order_of``), where outputs have one.
     """
 
     conditions: tuple[sympy.Basic, ...]
     symbols: tuple[tuple[sympy.Symbol, Axis], ...]
     form: Form | None = None
     repeated: Repeated = ()
+    order: Order | None = None
 
     def hold(self, sizes: Sequence[Sequence[int]]) -> bool:
         """Whether every branch goes the same way for inputs of these sizes."""
@@ -70,9 +85,10 @@ class SizeGuards:
         return all(settled(condition, values) not in (None, sympy.false) for condition in self.conditions)
 
     def have_form(self, tensors: Sequence[torch.Tensor], module: torch.nn.Module) -> bool:
-        """Whether inputs come again as they did, and all is of the form that the module was told, if it asked."""
+        """Whether inputs come again and lie as they did, and all is of the form that the module was told, if it asked."""
         is_of_form = self.form is None or self.form == form_of(tensors, module.parameters())
-        return is_of_form and self.repeated == repeated_among(tensors)
+        lies_so = self.order is None or self.order == order_of(tensors)
+        return is_of_form and lies_so and self.repeated == repeated_among(tensors)
 
     def broken_by(self, sizes: Sequence[Sequence[int]]) -> frozenset[Axis]:
         """The input axes of which a condition is made that does not hold for inputs of these sizes."""
@@ -82,7 +98,11 @@ class SizeGuards:
 
 
 def size_guards(
-    program: torch.export.ExportedProgram, assumed: Assumed, form: Form | None = None, repeated: Repeated = ()
+    program: torch.export.ExportedProgram,
+    assumed: Assumed,
+    form: Form | None = None,
+    repeated: Repeated = (),
+    order: Order | None = None,
 ) -> SizeGuards:
     """What was asked of sizes while a module was captured.
 
@@ -91,6 +111,7 @@ def size_guards(
         assumed: what was taken to be so besides.
         form: of the inputs, where that was asked for.
         repeated: those that come again.
+        order: of the inputs in memory, where outputs have one.
     """
     users = set(program.graph_signature.user_inputs)
     inputs = [n.meta["val"] for n in program.graph.nodes if n.op == "placeholder" and n.name in users]
@@ -102,7 +123,7 @@ def size_guards(
                 symbols.setdefault(size.node.expr, (position, axis))
                 environment = size.node.shape_env
     if environment is None:
-        return SizeGuards((), (), form, repeated)
+        return SizeGuards((), (), form, repeated, order)
     written = list(_written_later(program))
     copied = [source for source, made in written if memory_of(source) != memory_of(made)]
     lengths = {expression_of(d) for x in copied for d in (*x.shape, *x.stride())}
@@ -114,7 +135,7 @@ def size_guards(
     conditions = dict.fromkeys(c for c in asked if c.free_symbols and c.free_symbols <= set(symbols))
     needed = {s for condition in conditions for s in condition.free_symbols}
     axes = tuple((s, axis) for s, axis in symbols.items() if s in needed)
-    return SizeGuards(tuple(conditions), axes, form, repeated)
+    return SizeGuards(tuple(conditions), axes, form, repeated, order)
 
 
 def environment_of(program: torch.export.ExportedProgram) -> Any:

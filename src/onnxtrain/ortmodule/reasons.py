@@ -32,7 +32,8 @@ def differences(old: Call, contents: Contents, new: Call, inspector: Inspector) 
         found += _state_changes(inspector.found(old.state), inspector.found(new.state))
     if old.ambient != new.ambient:
         found.append("autocast, the default dtype or determinism was switched")
-    return found or ["sizes differ that the forward pass compares, or needs as constants"]
+    sizes = "sizes differ that the forward pass compares, or needs as constants"
+    return found or [f"{sizes}; or inputs lie in memory in another order"]
 
 
 def always_another(name: str, graphs: int, reasons: Sequence[str]) -> str:
