@@ -353,3 +353,42 @@ def test_an_output_that_is_read_late_beside_one_that_is_not_expected() -> None:
         scores, part, _ = Several()(x, torch.randn(1, 4))
         (right,) = torch.autograd.grad(scores.square().sum() + part.sum(), x)
         torch.testing.assert_close(ours, right)
+
+
+class Remembers(nn.Module):
+    """Keeps for its next call what its loss does not need."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.layer, self.where = nn.Linear(4, 4), where
+        self.register_buffer("buffer", torch.zeros(4))
+        self.attribute: Tensor | None = None
+        self.held = {"sum": torch.zeros(4)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.where == "buffer":
+            before, self.buffer = self.buffer, self.layer(x).mean(0).detach()
+        elif self.where == "attribute":
+            before, self.attribute = self.attribute, self.layer(x).mean(0).detach()
+        else:
+            before, self.held["sum"] = self.held["sum"], self.layer(x).mean(0).detach()
+        return (x * self.layer.bias).sum() if before is None else (x * self.layer.bias * before).sum()
+
+
+@pytest.mark.parametrize("where", ["buffer", "attribute", "dict"])
+def test_what_the_next_call_reads_does_not_wait(where: str) -> None:
+    """It would be computed with the weights of then."""
+    module = Remembers(where)
+    eager = copy.deepcopy(module)
+    for model in (ORTModule(module), eager):
+        torch.manual_seed(0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        losses = []
+        for _ in range(4):
+            optimizer.zero_grad()
+            losses.append(model(torch.randn(3, 4)))
+            losses[-1].backward()
+            model.get_parameter("layer.weight").grad = torch.ones(4, 4)
+            optimizer.step()
+        model.losses = torch.stack(losses).detach()
+    torch.testing.assert_close(module.losses, eager.losses)

@@ -85,7 +85,7 @@ class SizeGuards:
         return all(settled(condition, values) not in (None, sympy.false) for condition in self.conditions)
 
     def have_form(self, tensors: Sequence[torch.Tensor], module: torch.nn.Module) -> bool:
-        """Whether inputs come again and lie as they did, and all is of the form that the module was told, if it asked."""
+        """Whether inputs come again and lie as they did, and all is of the form that the module was told, if any."""
         is_of_form = self.form is None or self.form == form_of(tensors, module.parameters())
         lies_so = self.order is None or self.order == order_of(tensors)
         return is_of_form and lies_so and self.repeated == repeated_among(tensors)

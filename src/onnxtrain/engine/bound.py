@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import onnx_ir as ir
@@ -77,6 +77,7 @@ class BoundGraph:
         path: what the graph stands on that is seen in tensors.
         place_of: where an output is in what the user is given, for messages.
         compare: from the user's tensors of a step, what the step is compared with where it is verified.
+        state: outputs that later calls read, in all rows.
     """
 
     def __init__(
@@ -88,12 +89,14 @@ class BoundGraph:
         path: Path | None = None,
         place_of: Callable[[str], str] = str,
         compare: Compare | None = None,
+        state: Collection[str] = (),
     ) -> None:
         self.graph, self.owned, self.options, self.report = graph, owned, options, report
         self.path, self.place_of, self.compare = path or Path(), place_of, compare
         self.signature = graph.signature
         self._short = graph.short or graph  # what variants are made of, as long as its layers stay alike
         self.seen = frozenset(self.signature.outputs[p] for p in self.path.outputs)
+        self._needed = self.seen.union(state)
         self._variants: dict[tuple[_Names, _Names, _Names, frozenset[RowSet], _Same], Compiled] = {}
         self._row_plans: dict[tuple[_Names, _Names, _Names, bool, _Same], RowPlan] = {}
         self.sizes = InputSizes(graph.model.graph, self.signature.user_inputs)
@@ -239,11 +242,11 @@ class BoundGraph:
             lazy = self.options.lazy_outputs and any(_is_scalar(named[n]) for n in outputs)
             beside = [n for n in self.signature.outputs if n not in outputs]
             known = Sizes(self.graph.model.graph)
-            kept = self.read | self.seen
+            kept = self.read | self._needed
             late = [n for n in beside if lazy and n not in kept and can_wait(named[n], known)]
             strict = self.options.strict or not differentiable
             shown = dict.fromkeys(outputs, not relaxed)
-            shown |= {n: strict or n in self.seen for n in beside if n not in late}
+            shown |= {n: strict or n in self._needed for n in beside if n not in late}
             with self.report.stage("skip"):
                 trained = {*self.signature.parameters, *differentiable}  # a mask that is learned hides nothing
                 plan = RowPlan(self._short, trained, shown, late, same, self.options)

@@ -16,6 +16,7 @@ from onnxtrain.capture import (
     Answers,
     Captured,
     Carried,
+    Kind,
     Numbers,
     Part,
     Path,
@@ -82,7 +83,20 @@ class Session:
         given = (x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor))
         device = device_of(module, given)
         owned = ModuleTensors(module, graph.signature, self.captured.borrowed, device)
-        self.bound = BoundGraph(graph, owned, chosen, report, self.captured.path, self.place_of, self._compare)
+        path, state = self.captured.path, [*self._state()]
+        self.bound = BoundGraph(graph, owned, chosen, report, path, self.place_of, self._compare, state)
+
+    def _state(self) -> Iterator[str]:
+        """The outputs that are left in buffers, and in attributes that code reads before it sets them."""
+        captured = self.captured
+        if not captured.leaves:
+            return
+        _, left, _ = captured.outputs.restore([*map(_Position, range(captured.outputs.tensors))])
+        for place, value in zip(captured.left, left, strict=True):
+            attribute = type(place.owner(self.module)), place.name
+            if place.kind is not Kind.EXTEND and attribute not in captured.unread:
+                positions = (x for x in pytree.tree_leaves(value) if isinstance(x, _Position))
+                yield from (captured.graph.signature.outputs[captured.sources[p]] for p in positions)
 
     def agree(self, call: int) -> None:
         """Compare with what other ranks captured for a call of this number, where parameters are gathered together.
