@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 from onnxtrain import processes
+
+_NOTED: ContextVar[list[BaseException] | None] = ContextVar("_NOTED", default=None)
 
 
 class OnnxTrainError(Exception):
@@ -30,6 +34,7 @@ class OnnxTrainError(Exception):
         place = f"{processes.rank()} of {processes.count()}" if processes.count() > 1 else ""
         rows = [("node", node), ("source", source), ("rank", place), ("cure", cure), ("more", more)]
         super().__init__("\n".join([what] + [f"  {name}: {text}" for name, text in rows if text]))
+        note(self)
 
     @classmethod
     def kind(cls) -> type[OnnxTrainError]:
@@ -40,6 +45,23 @@ class OnnxTrainError(Exception):
     def meaning(cls) -> str:
         """What the class means, and what mostly leads to it."""
         return inspect.cleandoc(cls.kind().__doc__ or "").partition("\n\nArgs:")[0]
+
+
+@contextlib.contextmanager
+def noted() -> Iterator[list[BaseException]]:
+    """Collect the errors that are made within it, in this thread: the user's code may catch one."""
+    made: list[BaseException] = []
+    token = _NOTED.set(made)
+    try:
+        yield made
+    finally:
+        _NOTED.reset(token)
+
+
+def note(error: BaseException) -> None:
+    """Tell whoever collects errors of one."""
+    if (made := _NOTED.get()) is not None:
+        made.append(error)
 
 
 def kinds() -> list[type[OnnxTrainError]]:

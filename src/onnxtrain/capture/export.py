@@ -25,7 +25,7 @@ from onnxtrain.capture.flat_module import FlatModule, Result
 from onnxtrain.capture.found_elsewhere import AdoptedError
 from onnxtrain.capture.left_outside import LeftOutsideError, take_out_of_others, take_out_refused
 from onnxtrain.capture.recorder import recorder, recording, take_out_raised
-from onnxtrain.capture.replay import MoreLooksError
+from onnxtrain.capture.replay import MoreLooksError, lacks_content
 from onnxtrain.capture.rewritten import Copied, is_trained_leaf, lines_of_changes, may_be_changed
 from onnxtrain.capture.size_guards import size_guards, taken_for_content
 from onnxtrain.capture.source_lines import line_of_error
@@ -244,9 +244,7 @@ def _ordinary(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _explain(error: Exception) -> CaptureError:
-    text = str(error)
-    kind = type(error).__name__
-    if any(part in f"{kind}: {text}" for part in ("ata-dependent", "Could not guard", "DataDependent", "FakeTensor")):
+    if lacks_content(error):
         return ContentError(line_of_error(error))
     what = f"the forward pass cannot be captured: {first_line(error)}"
     if isinstance(error, TypeError) and _is_of_the_call(error):

@@ -34,10 +34,11 @@ from onnxtrain.capture.rewritten import Contents, Copied, Rewritten, is_trained_
 from onnxtrain.capture.schema import Schema, flatten
 from onnxtrain.capture.shared_memory import refuse_shared
 from onnxtrain.capture.size_guards import Repeated
+from onnxtrain.capture.source_lines import caught_among
 from onnxtrain.capture.stand_ins import StandIns
 from onnxtrain.capture.substitutes import Substitutes
 from onnxtrain.capture.symbolic_sizes import Assumed, symbolic_sizes
-from onnxtrain.errors import CaptureError, HostRandomError
+from onnxtrain.errors import CaptureError, HostRandomError, noted
 
 PREFIX = "module."  # what the wrapper below puts before the user's parameter names
 
@@ -218,8 +219,10 @@ class FlatModule(torch.nn.Module):
         named = self.result.names = NamedValues(self._named)
         reads, unseen = Reads(self.module), HiddenChanges()
         try:
-            with self._watched(tensors, elsewhere, unseen, replay, reads):
+            with noted() as errors, self._watched(tensors, elsewhere, unseen, replay, reads):
                 result = self.module.forward(*args, **kwargs)  # the module's own hooks run at every call, outside
+            if (caught := caught_among(errors)) is not None:  # eager PyTorch has none, and goes another way
+                raise caught
             elsewhere.refuse_written()
             named.restore(owners)
             changes = watch.changes(reads)

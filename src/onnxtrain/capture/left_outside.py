@@ -22,13 +22,17 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from onnxtrain.capture.source_lines import user_line
-from onnxtrain.errors import CaptureError
+from onnxtrain.errors import CaptureError, note
 
 _FunctionsCache = functools._lru_cache_wrapper
 
 
 class GivenUpError(Exception):
     """Nothing is wrong with the module: it is to be traced in another way."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        note(self)
 
 
 class LeftOutsideError(CaptureError):

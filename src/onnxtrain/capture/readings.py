@@ -36,9 +36,11 @@ from onnxtrain.capture.like_layers import names_within
 from onnxtrain.capture.reached_code import unread
 from onnxtrain.capture.recorder import recording
 from onnxtrain.capture.rehearsal import fill_caches, untouched
+from onnxtrain.capture.replay import lacks_content
 from onnxtrain.capture.schema import flatten
 from onnxtrain.capture.size_guards import repeated_among
-from onnxtrain.capture.source_lines import PACKAGES, codes_within, is_foreign, is_ours_or_torchs
+from onnxtrain.capture.source_lines import PACKAGES, caught_among, codes_within, is_foreign, is_ours_or_torchs
+from onnxtrain.errors import note, noted
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _STANDARD = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
@@ -108,9 +110,11 @@ def _reading(
     try:
         state = _state(module, of_module, ignored)
         kept = untouched(module, (), ignored)
-        quiet, noted, drawn = recording(), reads.noted(), HostGenerators().untouched()
-        with quiet, noted, drawn, kept as taken_back, without, watched.running(), calls, Unwatched():
+        quiet, read, drawn = recording(), reads.noted(), HostGenerators().untouched()
+        with quiet, read, drawn, kept as taken_back, without, watched.running(), calls, Unwatched(), noted() as errors:
             module.forward(*args, **kwargs)
+        if (caught := caught_among(errors)) is not None:
+            raise UnreadableError(f"the forward pass catches {type(caught).__name__}")
     except (TooMuchError, RecursionError) as error:
         raise UnreadableError(f"{type(error).__name__}: {error}") from error
     finally:
@@ -321,7 +325,12 @@ class _Calls(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         given = self._all((args, kwargs or {}))
-        made = func(*args, **(kwargs or {}))
+        try:
+            made = func(*args, **(kwargs or {}))
+        except Exception as error:
+            if lacks_content(error):
+                note(error)
+            raise
         for leaf in pytree.tree_leaves(made):
             if isinstance(leaf, torch.Tensor) and id(leaf) not in self._named:
                 self._named[id(leaf)] = f"{len(self._kept)} {_form(leaf)}"

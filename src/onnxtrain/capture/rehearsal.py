@@ -18,7 +18,9 @@ from onnxtrain.capture.looks import Key, Look, Looks, Way, content_of, numbers_g
 from onnxtrain.capture.named_values import NamedValues, names_read
 from onnxtrain.capture.owned_tensors import tensors_held
 from onnxtrain.capture.schema import flatten
+from onnxtrain.capture.source_lines import caught_among
 from onnxtrain.capture.substitutes import unseen
+from onnxtrain.errors import noted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,8 +119,10 @@ def rehearse(
     once = {id(t): _without_history(t) for t in tensors}
     args, kwargs = inputs.restore([once[id(t)] for t in tensors])  # the caller's containers stay what they are
     drawn = HostGenerators(module, names_read(module, ignored)).untouched()
-    with untouched(module, [*once.values()], ignored, fills), drawn, unseen(), recorder, around():
+    with untouched(module, [*once.values()], ignored, fills), drawn, unseen(), recorder, around(), noted() as errors:
         module.forward(*args, **kwargs)
+    if (caught := caught_among(errors)) is not None:
+        raise caught
     return Answers(tuple(recorder.looks), tuple(recorder.sizes), rehearsed=True)
 
 

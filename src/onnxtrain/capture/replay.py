@@ -11,6 +11,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch._subclasses import fake_tensor
 
 from onnxtrain.capture.assertions import expected
 from onnxtrain.capture.free_numbers import Conditions, FreeNumbers, counted_by
@@ -18,9 +19,13 @@ from onnxtrain.capture.looks import Key, Look, Looks, Way, place_of, user_frame
 from onnxtrain.capture.quiet import loggers_at
 from onnxtrain.capture.rehearsal import Answers
 from onnxtrain.capture.symbolic_sizes import symbolic_numbers
-from onnxtrain.errors import CaptureError, ContentError
+from onnxtrain.errors import CaptureError, ContentError, note
 
 Tensor = torch.Tensor
+_OF_TRACES = (
+    *(fake_tensor.DynamicOutputShapeException, fake_tensor.UnsupportedFakeTensorException),
+    fake_tensor.UnsupportedOperatorException,
+)
 # of which torch.export answers some without a content, and refuses others
 _COMPARING = ("equal", "allclose", "__contains__", "numpy", "__array__")
 
@@ -73,6 +78,12 @@ class MoreLooksError(CaptureError):
         )
 
 
+def lacks_content(error: Exception) -> bool:
+    """Whether torch raises an error because a tensor has no content while a module is traced."""
+    told = f"{type(error).__name__}: {error}"
+    return any(part in told for part in ("ata-dependent", "Could not guard", "DataDependent", "FakeTensor"))
+
+
 class Replay(Looks):
     """Within it the n-th look of each line has the answer that the n-th look of this line had in the rehearsal.
 
@@ -100,6 +111,16 @@ class Replay(Looks):
         quiet = loggers_at(logging.ERROR, "torch.fx.experimental.symbolic_shapes")  # says what it is told to assume
         with quiet, symbolic_numbers(self._answers.free), self:
             yield
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        try:
+            return super().__torch_function__(func, types, args, kwargs)
+        except Exception as error:
+            if isinstance(error, _OF_TRACES) or lacks_content(error):
+                note(error)
+            raise
 
     def _look(self, kind: str, frame: Any, way: Way, seen: Tensor, run: Callable[[], Any]) -> Any:
         place, constant = place_of(frame), getattr(seen, "constant", None) is not None

@@ -17,6 +17,7 @@ from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, RuntimeAssert
 from torch.utils._traceback import CapturedTraceback
 
+from onnxtrain import errors
 from onnxtrain.capture import looks, sizes_as_numbers, substitutes, tensor_questions
 from onnxtrain.capture.assertions import expected, tell
 from onnxtrain.capture.looks import place_of, user_frame
@@ -80,8 +81,9 @@ def noted_answers(
     def note(question: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             answer = ask(question, *args, **kwargs)
-        except GuardOnDataDependentSymNode:
+        except GuardOnDataDependentSymNode as error:
             if (passes := _that_passes()) is None:
+                errors.note(error)
                 raise
             return passes
         if (relation := _deciding(question, answer, sys._getframe(1))) is not None:
@@ -99,13 +101,15 @@ def noted_answers(
 def _caught_or_deferred(environment: Any) -> Callable[..., bool]:
     """What torch requires of numbers that depend on content is required where a graph runs.
 
-    Where the user's code catches an error it is asked instead: the answer decides what is computed.
+    Where the user's code catches an error it is asked instead: the answer decides what is computed. Not of a size that
+    an operator is about to make, which is what it has to be.
     """
     defer = environment.guard_or_defer_runtime_assert
 
     def require(relation: Any, message: str, *args: Any, **kwargs: Any) -> bool:
         frame = None if message.startswith(ASKED) else user_frame()
-        if frame is None or not is_caught(frame):
+        is_made = not relation.free_symbols.isdisjoint(environment.pending_fresh_unbacked_symbols)
+        if frame is None or is_made or not is_caught(frame):
             return defer(relation, message, *args, **kwargs)
         try:
             holds = bool(environment.evaluate_expr(relation))

@@ -109,6 +109,12 @@ def is_caught(frame: types.FrameType | None) -> bool:
     return False
 
 
+def caught_among(errors: Iterable[BaseException]) -> BaseException | None:
+    """The first of some errors that the user's code has caught: where it was, its traceback ends."""
+    raised = ((error, error.__traceback__) for error in errors)
+    return next((e for e, trace in raised if trace and is_users(trace.tb_frame.f_code.co_filename)), None)
+
+
 @functools.lru_cache(4096)
 def _guarded(code: types.CodeType) -> list[range]:
     """The places in a function's bytecode whose errors it handles otherwise than a ``with`` does that it leaves."""

@@ -14,6 +14,7 @@ HEAD = """\
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import itertools
